@@ -1,0 +1,131 @@
+"""The answer to "which kernel, and why": a value that prints itself in 80 columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+from gatewise.contract.criterion import Refusal
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import Work
+from gatewise.contract.problem import Problem
+
+_COLUMNS = 80
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found about one kernel.
+
+    Attributes:
+        kernel: Its name.
+        summary: What it is, in one line.
+        algorithm: Which of its own ways it would take; may be empty.
+        refusals: Every unmet demand; empty when the kernel can run the problem.
+        work: What it would do; None when refused.
+        seconds: Predicted (or measured) time of the call; None when refused.
+        peak_bytes: Predicted peak memory beyond inputs and weights; None when refused.
+        measured: Whether `seconds` was measured on this device.
+    """
+
+    kernel: str
+    summary: str
+    algorithm: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    work: Work | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    measured: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the kernel can run the problem."""
+        return not self.refusals
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """Every kernel's verdict on one problem, and the one that will run.
+
+    Attributes:
+        problem: What is to be computed.
+        device: Where.
+        verdicts: One a kernel, in the order of `gatewise.kernel_names()`.
+        chosen: Name of the kernel that runs; None when the kernel that was named refuses.
+        reason: Why that one, in a few words.
+    """
+
+    problem: Problem
+    device: Device
+    verdicts: tuple[Verdict, ...]
+    chosen: str | None
+    reason: str
+
+    def verdict(self, kernel: str) -> Verdict:
+        """Return the verdict on one kernel."""
+        return next(verdict for verdict in self.verdicts if verdict.kernel == kernel)
+
+    def __str__(self) -> str:
+        """A report of at most 80 columns."""
+        head = [
+            *_wrapped("problem  ", str(self.problem)),
+            *_wrapped("device   ", self._device_line()),
+            *_wrapped("chosen   ", f"{self.chosen or 'none'} ({self.reason})"),
+        ]
+        width = max(len(verdict.kernel) for verdict in self.verdicts)
+        body = [line for verdict in self.verdicts for line in self._verdict_lines(verdict, width)]
+        return "\n".join([*head, "", *body])
+
+    def _device_line(self) -> str:
+        device = self.device
+        if device.kind == "cpu":
+            return device.name
+        major, minor = device.capability
+        cudnn = f", cuDNN {format_cudnn(device.cudnn_version)}" if device.cudnn_version else ", no cuDNN"
+        return f"{device.name} (sm_{major}{minor}, {device.multiprocessors} multiprocessors{cudnn})"
+
+    def _verdict_lines(self, verdict: Verdict, width: int) -> list[str]:
+        mark = "*" if verdict.kernel == self.chosen else " "
+        lead = f"{mark} {verdict.kernel:<{width}}  "
+        if not verdict.accepted:
+            lines = _wrapped(lead, f"refused  {verdict.summary}")
+        else:
+            how = "measured" if verdict.measured else "predicted"
+            figures = f"{format_seconds(verdict.seconds)} {how}, {format_bytes(verdict.peak_bytes)}"
+            lines = _wrapped(lead, f"accepted  {figures}  {verdict.algorithm or verdict.summary}")
+        indent = " " * (len(lead) + 2)
+        for refusal in verdict.refusals:
+            lines += textwrap.wrap(str(refusal), _COLUMNS, initial_indent=indent + "- ", subsequent_indent=indent + "  ")
+        return lines
+
+
+def format_cudnn(version: int) -> str:
+    """Write cuDNN's version number as people do: 91900 is 9.19.0, 8902 is 8.9.2."""
+    scale = 10000 if version >= 90000 else 1000
+    return f"{version // scale}.{version % scale // 100}.{version % 100}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Write a time with three digits in the unit that suits it."""
+    if seconds is None:
+        return "?"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            break
+    return f"{seconds / scale:.3g} {unit}"
+
+
+def format_bytes(count: int | None) -> str:
+    """Write a size with three digits in the binary unit that suits it."""
+    if count is None:
+        return "?"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def _wrapped(lead: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

@@ -1,0 +1,195 @@
+"""The numbers of a device that choosing needs: probed from the machine, or named, so that no GPU is needed to choose."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+
+import torch
+
+from gatewise.contract.errors import ArgumentError, DeviceError, sentence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """A processor as numbers.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        name: As the vendor prints it.
+        capability: CUDA compute capability, (0, 0) on a CPU.
+        multiprocessors: Streaming multiprocessors, or CPU cores.
+        memory_bytes: Device memory.
+        memory_bandwidth: Bytes per second to and from device memory.
+        matmul_rates: Achievable floating-point operations per second in large products, by the names "float64",
+            "float32", "tf32", "float16", "bfloat16".
+        launch_seconds: Time of an empty device kernel when kernels follow each other.
+        issue_seconds: CPU time a library spends to launch one device kernel.
+        operator_seconds: CPU time of one PyTorch operator, from Python to its launch.
+        exchange_seconds: Time for a value stored by one multiprocessor to be read by another.
+        cudnn_version: As `torch.backends.cudnn.version()`, 0 without cuDNN.
+    """
+
+    kind: str
+    name: str
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 1
+    memory_bytes: int = 0
+    memory_bandwidth: float = 2e10
+    matmul_rates: tuple[tuple[str, float], ...] = ()
+    launch_seconds: float = 2.5e-6
+    issue_seconds: float = 5e-6
+    operator_seconds: float = 1e-5
+    exchange_seconds: float = 0.7e-6
+    cudnn_version: int = 0
+
+    def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
+        """Return the achievable rate of large products, in floating-point operations per second.
+
+        Args:
+            dtype: Of the operands.
+            allow_tf32: Whether float32 may run as TF32; counts only where the device has it.
+        """
+        rates = dict(self.matmul_rates)
+        name = str(dtype).removeprefix("torch.")
+        if name == "float32" and allow_tf32 and "tf32" in rates:
+            name = "tf32"
+        return rates.get(name) or min(rates.values(), default=1e10)
+
+    def replace(self, **changes: object) -> Device:
+        """Return a copy with some numbers changed: an invented device."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    @classmethod
+    def named(cls, name: str) -> Device:
+        """Return a device by a short name, whether or not the machine has one.
+
+        Args:
+            name: One of `Device.names()`, in any case.
+
+        Raises:
+            ArgumentError: The name is unknown; the message lists the known ones.
+        """
+        try:
+            return _KNOWN[name.lower()]
+        except KeyError:
+            message = sentence("device", f"one of {', '.join(_KNOWN)}", repr(name), "Or pass a `Device` of your own.")
+            raise ArgumentError(message) from None
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The names that `named` knows."""
+        return tuple(_KNOWN)
+
+    @classmethod
+    def probe(cls, device: torch.device | str) -> Device:
+        """Return the numbers of a device of this machine; read once, then remembered.
+
+        Raises:
+            DeviceError: The device is neither a CPU nor a CUDA device (a meta tensor has no device to choose for).
+        """
+        device = torch.device(device)
+        if device.type == "cpu":
+            return _probe_cpu()
+        if device.type == "cuda":
+            return _probe_cuda(torch.cuda.current_device() if device.index is None else device.index)
+        advice = "Name the device to choose for, as in explain(..., device='h200')."
+        raise DeviceError(sentence("device", "a CPU or CUDA device", f"'{device}'", advice))
+
+
+# Dense rates that large products reach in practice: about 80 % of the vendor's figures, which for the H200 is what was
+# measured (788 TFLOP/s in bfloat16).
+def _known(
+    name: str,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    gigabytes: int,
+    bandwidth: float,
+    *,
+    double: float,
+    single: float,
+    tf32: float,
+    half: float,
+    bfloat16: float,
+) -> Device:
+    rates = {"float64": double, "float32": single, "tf32": tf32, "float16": half, "bfloat16": bfloat16}
+    return Device(
+        kind="cuda",
+        name=name,
+        capability=capability,
+        multiprocessors=multiprocessors,
+        memory_bytes=gigabytes << 30,
+        memory_bandwidth=bandwidth,
+        matmul_rates=tuple((key, rate * 1e12) for key, rate in rates.items() if rate),
+        cudnn_version=91900,
+    )
+
+
+_KNOWN = {
+    "h200": _known(
+        "NVIDIA H200", (9, 0), 132, 140, 4.3e12, double=53, single=53, tf32=390, half=790, bfloat16=790
+    ),
+    "h100": _known(
+        "NVIDIA H100 SXM", (9, 0), 132, 80, 3.0e12, double=53, single=53, tf32=390, half=790, bfloat16=790
+    ),
+    "b200": _known(
+        "NVIDIA B200", (10, 0), 148, 180, 7.2e12, double=30, single=64, tf32=880, half=1800, bfloat16=1800
+    ),
+    "a100": _known(
+        "NVIDIA A100 SXM", (8, 0), 108, 80, 1.8e12, double=15, single=16, tf32=125, half=250, bfloat16=250
+    ),
+    "rtx4090": _known(
+        "NVIDIA GeForce RTX 4090", (8, 9), 128, 24, 0.9e12, double=1, single=66, tf32=66, half=132, bfloat16=132
+    ),
+    "l4": _known("NVIDIA L4", (8, 9), 58, 24, 0.27e12, double=0.4, single=24, tf32=48, half=97, bfloat16=97),
+    "a10": _known("NVIDIA A10", (8, 6), 72, 24, 0.54e12, double=0.4, single=25, tf32=50, half=100, bfloat16=100),
+    "v100": _known("Tesla V100", (7, 0), 80, 32, 0.8e12, double=6, single=12, tf32=0, half=90, bfloat16=0),
+    "t4": _known("Tesla T4", (7, 5), 40, 16, 0.26e12, double=0.2, single=6, tf32=0, half=40, bfloat16=0),
+    "cpu": Device(
+        kind="cpu",
+        name="a CPU with 8 cores",
+        multiprocessors=8,
+        memory_bytes=32 << 30,
+        memory_bandwidth=4e10,
+        matmul_rates=(("float32", 3e11), ("float64", 1.5e11)),
+        launch_seconds=2e-6,
+        issue_seconds=1e-6,
+        operator_seconds=6e-6,
+    ),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _probe_cpu() -> Device:
+    cores = torch.get_num_threads()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return _KNOWN["cpu"].replace(
+        name=f"CPU with {cores} threads",
+        multiprocessors=cores,
+        memory_bytes=memory,
+        matmul_rates=(("float32", 4e10 * cores), ("float64", 2e10 * cores)),
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _probe_cuda(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    cudnn_version = (torch.backends.cudnn.version() or 0) if torch.backends.cudnn.is_available() else 0
+    same_chip = next((known for known in _KNOWN.values() if known.name == properties.name), None)
+    # An unlisted GPU gets the rates of the listed one nearest in generation, by its share of multiprocessors.
+    relative = same_chip or min(
+        (known for known in _KNOWN.values() if known.kind == "cuda"),
+        key=lambda known: abs(10 * (known.capability[0] - capability[0]) + known.capability[1] - capability[1]),
+    )
+    share = properties.multi_processor_count / relative.multiprocessors
+    return relative.replace(
+        name=properties.name,
+        capability=capability,
+        multiprocessors=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
+        memory_bandwidth=relative.memory_bandwidth * share,
+        matmul_rates=tuple((name, rate * share) for name, rate in relative.matmul_rates),
+        cudnn_version=cudnn_version,
+    )

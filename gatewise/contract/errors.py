@@ -1,0 +1,76 @@
+"""Every error that gatewise raises on purpose, and the one form of their sentences.
+
+    GatewiseError
+    ├── ShapeError            (ValueError, RuntimeError)  a rank, size or length does not fit
+    ├── DtypeError            (TypeError)                 a dtype does not fit
+    ├── DeviceError           (ValueError, RuntimeError)  tensors on devices that do not go together
+    ├── ArgumentError         (ValueError)                any other argument out of its range
+    ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
+    ├── MissingExtra          (ImportError)               an optional dependency is not installed
+    ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
+    ├── CorpusError           (ValueError)                text that cannot be trained on
+    └── CheckpointError       (ValueError)                a file that is not a checkpoint of this model
+
+`ShapeError` and `DeviceError` are also `RuntimeError`s because that is what `torch.nn.LSTM` raises for the same
+mistakes: a program that catches it keeps working.
+"""
+
+from __future__ import annotations
+
+
+class GatewiseError(Exception):
+    """The base of every error that gatewise raises on purpose."""
+
+
+class ShapeError(GatewiseError, ValueError, RuntimeError):
+    """A rank, a size or a length does not fit."""
+
+
+class DtypeError(GatewiseError, TypeError):
+    """A dtype does not fit."""
+
+
+class DeviceError(GatewiseError, ValueError, RuntimeError):
+    """Tensors are on devices that do not go together."""
+
+
+class ArgumentError(GatewiseError, ValueError):
+    """An argument is out of its range."""
+
+
+class KernelRefused(GatewiseError, ValueError):
+    """A kernel that was named cannot run this problem, or no kernel has that name.
+
+    The message is the printed `Decision`: every kernel, and each reason it refused for.
+    """
+
+
+class MissingExtra(GatewiseError, ImportError):
+    """An optional dependency is not installed; the message has the pip command."""
+
+    @classmethod
+    def for_package(cls, package: str, purpose: str, extra: str) -> MissingExtra:
+        """Say what is missing, what for, and how to get it."""
+        return cls(f"{purpose} needs `{package}`, which is not installed. Run: pip install 'gatewise[{extra}]'")
+
+
+class OutOfMemoryPredicted(GatewiseError, MemoryError):
+    """The call would not fit in memory; said before anything runs."""
+
+
+class CorpusError(GatewiseError, ValueError):
+    """A text cannot be trained on: missing, empty, not UTF-8, or too short."""
+
+
+class CheckpointError(GatewiseError, ValueError):
+    """A file is not a whole checkpoint of this model."""
+
+
+def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:
+    """Return the one form of error sentences: what must be, what is, and what to do.
+
+    Example:
+        >>> sentence("hidden_size", "a positive integer", 0, "Give the number of hidden units.")
+        '`hidden_size` must be a positive integer, got 0. Give the number of hidden units.'
+    """
+    return f"`{name}` must be {expectation}, got {got}.{' ' + advice if advice else ''}"

@@ -1,0 +1,122 @@
+"""What every way of computing an LSTM offers: criteria, stated work, forward and backward as one unit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of a tensor that does not exist yet.
+
+    Attributes:
+        shape: Its sizes.
+        dtype: Its dtype.
+        exact: False when a library decides the size and the shape is an estimate.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    exact: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """What one pass does, in quantities that do not depend on how fast the device is.
+
+    Attributes:
+        matmul_flops: Floating-point operations in matrix products; a multiply-add counts two.
+        bytes_moved: Bytes read from and written to device memory.
+        launches: Device kernels (on a CPU: parallel regions) that run one after another.
+        operators: PyTorch operators that the CPU issues from Python or C++, each with its dispatch.
+        exchanges: Times that one resident kernel waits for data from another multiprocessor.
+        workspace_bytes: The largest scratch memory alive at once, besides inputs, outputs and what is kept.
+    """
+
+    matmul_flops: float = 0.0
+    bytes_moved: float = 0.0
+    launches: int = 0
+    operators: int = 0
+    exchanges: int = 0
+    workspace_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Work done one after the other: sums, and the larger workspace."""
+        return Work(
+            self.matmul_flops + other.matmul_flops,
+            self.bytes_moved + other.bytes_moved,
+            self.launches + other.launches,
+            self.operators + other.operators,
+            self.exchanges + other.exchanges,
+            max(self.workspace_bytes, other.workspace_bytes),
+        )
+
+
+class Kernel(Protocol):
+    """One way to compute an LSTM, forward and backward.
+
+    A kernel is a module-level object without state. `forward` and `backward` may assume that every criterion holds, that
+    the layout is one of `layouts`, that shapes fit, and that autograd is off; they must leave every input as it was.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name users write: `kernel="cudnn"`."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line for `explain`: what it is."""
+        ...
+
+    @property
+    def layouts(self) -> frozenset[Layout]:
+        """The layouts its `forward` takes; `functional` converts others to one of these."""
+        ...
+
+    @property
+    def single_use(self) -> bool:
+        """Whether `backward` consumes `Result.kept`, so that a second backward must repeat the forward."""
+        ...
+
+    def criteria(self) -> Sequence[Criterion]:
+        """Every demand, in the order they are printed."""
+        ...
+
+    def algorithm(self, problem: Problem, device: Device) -> str:
+        """Which of its own ways it takes for this problem, in a few words; may be empty."""
+        ...
+
+    def work(self, problem: Problem, device: Device) -> Work:
+        """The work of the forward pass, and of the backward pass too when the problem needs a gradient."""
+        ...
+
+    def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+        """The tensors of `Result.kept`, in order; empty when the problem needs no gradient."""
+        ...
+
+    def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        """Compute the outputs and keep what backward needs."""
+        ...
+
+    def backward(
+        self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+    ) -> InputGradients:
+        """Compute the gradients of the inputs from those of the outputs, without repeating the forward pass."""
+        ...

@@ -1,0 +1,135 @@
+"""One LSTM call as shapes, dtypes and flags, without any tensor.
+
+The legend used everywhere in gatewise (shapes in brackets, `[T, B, I]`):
+
+| letter | meaning |
+|---|---|
+| `T` | time steps |
+| `B` | sequences in the batch |
+| `I` | input features |
+| `H` | hidden units |
+| `P` | features of a projected hidden state; 0 without projection |
+| `R` | features of the hidden state: `P` with projection, otherwise `H` |
+| `L` | layers |
+| `D` | directions, 1 or 2 |
+| `N` | tokens of a packed batch: the sum of the lengths |
+| `h`, `c` | hidden state, cell state |
+
+Gates stand in the order `i f g o` (input, forget, cell candidate, output), as in PyTorch and cuDNN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import torch
+
+
+class Layout(enum.Enum):
+    """How the sequences of a batch lie in memory."""
+
+    DENSE = "dense"  # [T, B, I], every sequence T steps long
+    HOST_LENGTHS = "lengths on the CPU"  # [T, B, I] padded at the end, lengths readable without a device sync
+    DEVICE_LENGTHS = "lengths on the GPU"  # [T, B, I] padded at the end, lengths readable only by kernels
+    PACKED = "packed"  # [N, I] as torch's PackedSequence: longest first, batch_sizes on the CPU
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """What is asked of a kernel: hashable, so that choices can be cached and tested without a GPU.
+
+    Attributes:
+        time: T, the number of time steps (the longest sequence's).
+        batch: B, the number of sequences.
+        input_size: I, features of the input.
+        hidden_size: H, hidden units.
+        proj_size: P, features of the projected hidden state; 0 for none.
+        num_layers: L.
+        bidirectional: Whether D is 2.
+        bias: Whether both bias vectors exist.
+        dtype: Of input, state and weights.
+        layout: How sequences of different length are given.
+        dropout: Probability of dropping an output between layers in this call; 0 when not training.
+        needs_grad: Whether a backward pass may follow, so that something must be kept for it.
+        weights_flat: Whether the weights are views of one buffer in cuDNN's order.
+        allow_tf32: Whether float32 products may be rounded to TF32 in this call (the user's PyTorch settings).
+        autocast: Whether autocast chose the dtype.
+        traced: Whether the call is being compiled, so that only tensors can be kept for backward.
+    """
+
+    time: int
+    batch: int
+    input_size: int
+    hidden_size: int
+    proj_size: int = 0
+    num_layers: int = 1
+    bidirectional: bool = False
+    bias: bool = True
+    dtype: torch.dtype = torch.float32
+    layout: Layout = Layout.DENSE
+    dropout: float = 0.0
+    needs_grad: bool = False
+    weights_flat: bool = True
+    allow_tf32: bool = False
+    autocast: bool = False
+    traced: bool = False
+
+    @property
+    def num_directions(self) -> int:
+        """D: 2 when bidirectional, otherwise 1."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def state_size(self) -> int:
+        """R: features of the hidden state that travels between steps and layers."""
+        return self.proj_size or self.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """Features of the output, D * R."""
+        return self.num_directions * self.state_size
+
+    def layer_input_size(self, layer: int) -> int:
+        """Features that layer `layer` (from 0) reads."""
+        return self.input_size if layer == 0 else self.output_size
+
+    @property
+    def weights_per_direction(self) -> int:
+        """How many tensors one direction of one layer has: 2, +2 with bias, +1 with projection."""
+        return 2 + 2 * self.bias + (self.proj_size > 0)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all the weights."""
+        per_direction = [
+            4 * self.hidden_size * (self.layer_input_size(layer) + self.state_size + 2 * self.bias)
+            + self.proj_size * self.hidden_size
+            for layer in range(self.num_layers)
+        ]
+        return self.num_directions * sum(per_direction)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of `dtype`."""
+        return self.dtype.itemsize
+
+    def replace(self, **changes: object) -> Problem:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """One line: sizes, dtype and every flag that differs from the plain case."""
+        sizes = f"T {self.time}, B {self.batch}, I {self.input_size}, H {self.hidden_size}"
+        extras = [
+            f"P {self.proj_size}" if self.proj_size else "",
+            f"{self.num_layers} layers" if self.num_layers != 1 else "",
+            "2 directions" if self.bidirectional else "",
+            "" if self.bias else "no bias",
+            self.layout.value if self.layout is not Layout.DENSE else "",
+            f"dropout {self.dropout:g}" if self.dropout else "",
+            str(self.dtype).removeprefix("torch."),
+            "TF32 allowed" if self.allow_tf32 and self.dtype == torch.float32 else "",
+            "training" if self.needs_grad else "inference",
+        ]
+        return ", ".join([sizes, *filter(None, extras)])

@@ -1,0 +1,1 @@
+"""The ways: every kernel of the library, in the order they are shown to a problem."""

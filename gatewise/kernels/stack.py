@@ -1,0 +1,133 @@
+"""Several layers from one: the driver of the kernels that compute a layer at a time.
+
+Not a kernel. A kernel that knows only single layers hands its layer functions to `forward` and `backward` here, which run
+them over the stack, apply the dropout masks in the gaps and collect states and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.contract.weights import DirectionWeights, by_direction
+
+
+class Layer(NamedTuple):
+    """The inputs of one layer.
+
+    Attributes:
+        x: Input [T, B, I of the layer] or [N, I of the layer].
+        h0: Initial hidden state [D, B, R].
+        c0: Initial cell state [D, B, H].
+        weights: One set for each direction.
+        lengths: As in `Inputs`.
+        batch_sizes: As in `Inputs`.
+    """
+
+    x: Tensor
+    h0: Tensor
+    c0: Tensor
+    weights: list[DirectionWeights]
+    lengths: Tensor | None
+    batch_sizes: Tensor | None
+
+
+class LayerGradients(NamedTuple):
+    """The gradients of one layer's inputs; `weights` in the flat order of the layer's tensors."""
+
+    x: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    weights: tuple[Tensor | None, ...]
+
+
+LayerForward = Callable[[Problem, Layer], Result]
+LayerBackward = Callable[[Problem, Layer, Result, OutputGradients, Needs], LayerGradients]
+
+
+def forward(problem: Problem, inputs: Inputs, layer_forward: LayerForward) -> Result:
+    """Run a layer function over the stack.
+
+    `Result.kept` holds the outputs of the layers below the last, then what each layer kept, layer by layer.
+    """
+    x, outputs, kept, h_n, c_n = inputs.x, [], [], [], []
+    for index in range(problem.num_layers):
+        result = layer_forward(problem, _layer(problem, inputs, index, x))
+        x = result.y
+        h_n.append(result.h_n)
+        c_n.append(result.c_n)
+        kept += result.kept
+        if index < problem.num_layers - 1:
+            outputs.append(x)
+            x = _dropped(problem, inputs, index, x)
+    if problem.num_layers == 1:
+        return Result(x, h_n[0], c_n[0], tuple(kept))
+    return Result(x, torch.cat(h_n), torch.cat(c_n), (*outputs, *kept) if problem.needs_grad else ())
+
+
+def backward(
+    problem: Problem,
+    inputs: Inputs,
+    result: Result,
+    gradients: OutputGradients,
+    needs: Needs,
+    layer_backward: LayerBackward,
+) -> InputGradients:
+    """Run a layer's backward over the stack, from the last layer to the first."""
+    count, directions = problem.num_layers, problem.num_directions
+    outputs = (*result.kept[: count - 1], result.y)
+    kept = result.kept[count - 1 :]
+    share = len(kept) // count
+    dy, states, weights = gradients.y, [], []
+    for index in reversed(range(count)):
+        rows = slice(index * directions, (index + 1) * directions)
+        x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1])
+        layer_result = Result(
+            outputs[index], result.h_n[rows], result.c_n[rows], tuple(kept[index * share : (index + 1) * share])
+        )
+        above = OutputGradients(
+            dy,
+            None if gradients.h_n is None else gradients.h_n[rows],
+            None if gradients.c_n is None else gradients.c_n[rows],
+        )
+        wanted = needs if index == 0 else needs._replace(x=True)
+        below = layer_backward(problem, _layer(problem, inputs, index, x), layer_result, above, wanted)
+        states.append((below.h0, below.c0))
+        weights.append(below.weights)
+        dy = below.x
+        if index > 0 and dy is not None:
+            dy = _dropped(problem, inputs, index - 1, dy)
+    states.reverse()
+    weights.reverse()
+    return InputGradients(
+        dy if needs.x else None,
+        _joined([h0 for h0, _ in states]) if needs.state else None,
+        _joined([c0 for _, c0 in states]) if needs.state else None,
+        tuple(gradient for layer in weights for gradient in layer),
+    )
+
+
+def _layer(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:
+    rows = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
+    per_direction = problem.weights_per_direction
+    flat = inputs.weights[rows.start * per_direction : rows.stop * per_direction]
+    return Layer(
+        x, inputs.h0[rows], inputs.c0[rows], by_direction(flat, per_direction), inputs.lengths, inputs.batch_sizes
+    )
+
+
+def _dropped(problem: Problem, inputs: Inputs, gap: int, tensor: Tensor) -> Tensor:
+    # Dropout is its own adjoint: the same function serves the outputs and their gradients.
+    if not inputs.masks:
+        return tensor
+    scale = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
+    return tensor * inputs.masks[gap] * scale
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
