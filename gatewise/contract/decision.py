@@ -95,7 +95,9 @@ class Decision:
             lines = _wrapped(lead, f"accepted  {figures}  {verdict.algorithm or verdict.summary}")
         indent = " " * (len(lead) + 2)
         for refusal in verdict.refusals:
-            lines += textwrap.wrap(str(refusal), _COLUMNS, initial_indent=indent + "- ", subsequent_indent=indent + "  ")
+            lines += textwrap.wrap(
+                str(refusal), _COLUMNS, initial_indent=indent + "- ", subsequent_indent=indent + "  "
+            )
         return lines
 
 
@@ -109,10 +111,10 @@ def format_seconds(seconds: float | None) -> str:
     """Write a time with three digits in the unit that suits it."""
     if seconds is None:
         return "?"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= scale:
-            break
-    return f"{seconds / scale:.3g} {unit}"
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 def format_bytes(count: int | None) -> str:

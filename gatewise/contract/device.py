@@ -1,4 +1,4 @@
-"""The numbers of a device that choosing needs: probed from the machine, or named, so that no GPU is needed to choose."""
+"""The numbers of a device that choosing needs: probed from the machine, or named, so that no GPU is needed."""
 
 from __future__ import annotations
 
@@ -127,18 +127,10 @@ def _known(
 
 
 _KNOWN = {
-    "h200": _known(
-        "NVIDIA H200", (9, 0), 132, 140, 4.3e12, double=53, single=53, tf32=390, half=790, bfloat16=790
-    ),
-    "h100": _known(
-        "NVIDIA H100 SXM", (9, 0), 132, 80, 3.0e12, double=53, single=53, tf32=390, half=790, bfloat16=790
-    ),
-    "b200": _known(
-        "NVIDIA B200", (10, 0), 148, 180, 7.2e12, double=30, single=64, tf32=880, half=1800, bfloat16=1800
-    ),
-    "a100": _known(
-        "NVIDIA A100 SXM", (8, 0), 108, 80, 1.8e12, double=15, single=16, tf32=125, half=250, bfloat16=250
-    ),
+    "h200": _known("NVIDIA H200", (9, 0), 132, 140, 4.3e12, double=53, single=53, tf32=390, half=790, bfloat16=790),
+    "h100": _known("NVIDIA H100 SXM", (9, 0), 132, 80, 3.0e12, double=53, single=53, tf32=390, half=790, bfloat16=790),
+    "b200": _known("NVIDIA B200", (10, 0), 148, 180, 7.2e12, double=30, single=64, tf32=880, half=1800, bfloat16=1800),
+    "a100": _known("NVIDIA A100 SXM", (8, 0), 108, 80, 1.8e12, double=15, single=16, tf32=125, half=250, bfloat16=250),
     "rtx4090": _known(
         "NVIDIA GeForce RTX 4090", (8, 9), 128, 24, 0.9e12, double=1, single=66, tf32=66, half=132, bfloat16=132
     ),
@@ -172,7 +164,7 @@ def _probe_cpu() -> Device:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _probe_cuda(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)

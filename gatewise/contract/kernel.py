@@ -71,8 +71,9 @@ class Work:
 class Kernel(Protocol):
     """One way to compute an LSTM, forward and backward.
 
-    A kernel is a module-level object without state. `forward` and `backward` may assume that every criterion holds, that
-    the layout is one of `layouts`, that shapes fit, and that autograd is off; they must leave every input as it was.
+    A kernel is a module-level object without state. `forward` and `backward` may assume that every criterion holds,
+    that the layout is one of `layouts`, that shapes fit, and that autograd is off; they must leave every input as it
+    was.
     """
 
     @property

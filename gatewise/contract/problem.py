@@ -110,6 +110,12 @@ class Problem:
         return self.num_directions * sum(per_direction)
 
     @property
+    def matmul_flops(self) -> float:
+        """Floating-point operations of every matrix product of a forward pass; a multiply-add counts two."""
+        biases = 8 * self.hidden_size * self.num_layers * self.num_directions * self.bias
+        return 2.0 * self.time * self.batch * (self.parameter_count - biases)
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one element of `dtype`."""
         return self.dtype.itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -86,6 +87,8 @@ class Saved:
         inputs: The inputs, shared with the caller, not copied.
         result: The outputs and what the kernel kept.
         spent: Whether a single-use `kept` (cuDNN's reserve) has been consumed; the next backward repeats the forward.
+        form: The weights in the nesting the caller gave them in, so that their gradients come back in the same; None
+            for the flat order.
     """
 
     kernel: str
@@ -93,3 +96,4 @@ class Saved:
     inputs: Inputs
     result: Result
     spent: bool = False
+    form: Sequence | None = None

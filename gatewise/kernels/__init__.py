@@ -1,1 +1,10 @@
 """The ways: every kernel of the library, in the order they are shown to a problem."""
+
+from gatewise.contract.kernel import Kernel
+from gatewise.kernels.aten import aten
+from gatewise.kernels.cudnn import cudnn
+from gatewise.kernels.eager import eager
+
+ALL: tuple[Kernel, ...] = (cudnn, aten, eager)
+
+__all__ = ["ALL"]

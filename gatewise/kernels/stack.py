@@ -1,7 +1,7 @@
 """Several layers from one: the driver of the kernels that compute a layer at a time.
 
-Not a kernel. A kernel that knows only single layers hands its layer functions to `forward` and `backward` here, which run
-them over the stack, apply the dropout masks in the gaps and collect states and gradients.
+Not a kernel. A kernel that knows only single layers hands its layer functions to `forward` and `backward` here, which
+run them over the stack, apply the dropout masks in the gaps and collect states and gradients.
 """
 
 from __future__ import annotations

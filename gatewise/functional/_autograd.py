@@ -1,0 +1,77 @@
+"""The explicit passes as one autograd function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
+from gatewise.functional.explicit import run, run_backward
+from gatewise.functional.ragged import conversion
+from gatewise.selection import REFERENCE, differentiable
+
+
+class LSTMFunction(torch.autograd.Function):
+    """Forward keeps what its kernel asks for; backward runs that kernel, or plain torch when it is differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Problem, kernel: str, rest: Inputs, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel chosen for the problem; `rest` carries the inputs that have no gradient."""
+        saved = run(problem, rest._replace(x=x, h0=h0, c0=c0, weights=weights), kernel)
+        y, h_n, c_n, kept = saved.result
+        ctx.save_for_backward(x, h0, c0, *weights, y, h_n, c_n, *kept)
+        ctx.call = (problem, saved.kernel, rest._replace(x=None, h0=None, c0=None, weights=()), len(weights))  # type: ignore[arg-type]
+        ctx.spent = False
+        ctx.set_materialize_grads(False)
+        return y, h_n, c_n
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple:
+        """Return the gradients of x, h0, c0 and the weights."""
+        problem, kernel, rest, count = ctx.call
+        tensors = ctx.saved_tensors
+        x, h0, c0, weights = *tensors[:3], tensors[3 : 3 + count]
+        inputs = rest._replace(x=x, h0=h0, c0=c0, weights=weights)
+        gradients = OutputGradients(dy, dh, dc)
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            return None, None, None, *_differentiable_backward(problem, inputs, gradients, wanted)
+        result = Result(*tensors[3 + count : 6 + count], tuple(tensors[6 + count :]))
+        saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
+        needs = Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
+        found = run_backward(saved, gradients, needs, kernel)
+        ctx.spent = saved.spent
+        return None, None, None, found.x, found.h0, found.c0, *found.weights
+
+
+def _differentiable_backward(
+    problem: Problem, inputs: Inputs, gradients: OutputGradients, wanted: tuple[bool, ...]
+) -> list[Tensor | None]:
+    # No kernel's backward can itself be differentiated; a replay in plain torch, from the same inputs and the same
+    # dropout masks, can.
+    between = conversion(problem, inputs, REFERENCE.layouts)
+    if between is None:
+        result = differentiable(problem, inputs)
+    else:
+        result = between.result_out(differentiable(between.problem(problem), between.inputs(inputs)), inputs)
+    given = [(output, gradient) for output, gradient in zip(result[:3], gradients, strict=True) if gradient is not None]
+    sources = [
+        tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), wanted, strict=True) if want
+    ]
+    if not given:
+        return [None] * len(wanted)
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in given],
+            sources,
+            [gradient for _, gradient in given],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if want else None for want in wanted]

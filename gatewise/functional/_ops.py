@@ -1,0 +1,240 @@
+"""The call as registered operators: the boundary that torch.compile and torch.export see.
+
+Each operator has a fake implementation, which knows only shapes. What a kernel keeps for backward crosses the boundary
+as tensors, after the dropout masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import KernelRefused
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
+from gatewise.functional.explicit import State, probed, run, run_backward
+from gatewise.functional.signature import signature
+from gatewise.functional.validate import prepare
+from gatewise.selection import choose, kernel_named, preference
+
+
+def traced_lstm(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+) -> tuple[Tensor, State]:
+    """Make the call through the registered operators; the kernel is fixed while the graph is being built."""
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.tensor(lengths, dtype=torch.int64)
+    if state is None:
+        found = signature(flat, bidirectional)
+        rows, batch = found.num_layers * (1 + bidirectional), x.shape[1]
+        h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
+        c0 = x.new_zeros(rows, batch, found.hidden_size)
+    else:
+        h0, c0 = state
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
+    y, h_n, c_n, _ = lstm_forward(
+        x, h0, c0, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel)
+    )
+    return y, State(h_n, c_n)
+
+
+@torch.compiler.assume_constant_result
+def _preferred(kernel: str) -> str:
+    return preference(kernel).kernel
+
+
+@torch.library.custom_op("gatewise::lstm_forward", mutates_args=())
+def lstm_forward(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
+    problem, inputs = _prepared(
+        x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, traced=True
+    )
+    result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
+    kept = [*inputs.masks, *result.kept] if needs_grad else []
+    # An operator's results may not be its arguments: an empty sequence hands its state through.
+    y, h_n, c_n = (output.clone() if output is h0 or output is c0 else output for output in result[:3])
+    return y, h_n.clone() if h_n is c_n else h_n, c_n, kept
+
+
+@lstm_forward.register_fake
+def _lstm_forward_fake(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    found = signature(weights, bidirectional)
+    dropped = dropout if found.num_layers > 1 else 0.0
+    output = (*x.shape[:-1], (1 + bidirectional) * (found.proj_size or found.hidden_size))
+    kept: list[Tensor] = []
+    if needs_grad:
+        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped)
+        name = _chosen(problem, x.device, kernel)
+        masks = found.num_layers - 1 if dropped else 0
+        kept = [x.new_empty(output, dtype=torch.bool) for _ in range(masks)]
+        for spec in kernel_named(name).kept(problem, probed(x.device)):
+            shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
+            kept.append(x.new_empty(shape, dtype=spec.dtype))
+    return x.new_empty(output), torch.empty_like(h0), torch.empty_like(c0), kept
+
+
+@torch.library.custom_op("gatewise::lstm_backward", mutates_args=())
+def lstm_backward(
+    dy: Tensor | None,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    y: Tensor,
+    h_n: Tensor,
+    c_n: Tensor,
+    kept: Sequence[Tensor],
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Run the backward pass of the kernel that `lstm_forward` chose."""
+    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True, traced=True)
+    problem = problem.replace(dropout=dropout if problem.num_layers > 1 else 0.0)
+    masks = problem.num_layers - 1 if problem.dropout else 0
+    inputs = inputs._replace(masks=tuple(kept[:masks]))
+    name = _chosen(problem, x.device, kernel)
+    saved = Saved(name, problem, inputs, Result(y, h_n, c_n, tuple(kept[masks:])))
+    found = run_backward(saved, OutputGradients(dy, dh, dc), Needs(), name)
+    dh0, dc0 = (tensor.clone() if tensor is dh or tensor is dc else tensor for tensor in (found.h0, found.c0))
+    dweights = list(found.weights)
+    if problem.bias:
+        # Both biases have one gradient; an operator's results may not share memory.
+        for index in range(2, len(dweights), problem.weights_per_direction):
+            if dweights[index].data_ptr() == dweights[index + 1].data_ptr():
+                dweights[index + 1] = dweights[index].clone()
+    return found.x, dh0, dc0, dweights  # type: ignore[return-value]
+
+
+@lstm_backward.register_fake
+def _lstm_backward_fake(
+    dy: Tensor | None,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Sequence[Tensor],
+    *rest: object,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    empty = torch.empty_like
+    return x.new_empty(x.shape), empty(h0), empty(c0), [weight.new_empty(weight.shape) for weight in weights]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel = inputs
+    y, h_n, c_n, kept = output
+    if not needs_grad:
+        return
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y, h_n, c_n, *weights, *kept)
+    ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel)
+
+
+def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, dkept: object) -> tuple:
+    x, h0, c0, lengths, batch_sizes, y, h_n, c_n, *rest = ctx.saved_tensors
+    weights, kept = rest[: ctx.count], rest[ctx.count :]
+    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, h_n, c_n, kept, *ctx.options)
+    return (*gradients, *[None] * 6)
+
+
+lstm_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _prepared(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    *,
+    traced: bool,
+) -> tuple[Problem, Inputs]:
+    return prepare(
+        x,
+        (h0, c0),
+        tuple(weights),
+        lengths=lengths,
+        batch_sizes=batch_sizes,
+        bidirectional=bidirectional,
+        dropout=dropout,
+        needs_grad=needs_grad,
+        traced=traced,
+    )
+
+
+def _fake_problem(
+    x: Tensor, h0: Tensor, found: Any, lengths: Tensor | None, batch_sizes: Tensor | None, dropout: float
+) -> Problem:
+    from gatewise.contract.problem import Layout
+    from gatewise.functional.validate import tf32_allowed
+
+    layout = Layout.DENSE
+    if batch_sizes is not None:
+        layout = Layout.PACKED
+    elif lengths is not None:
+        layout = Layout.DEVICE_LENGTHS if lengths.device.type == "cuda" else Layout.HOST_LENGTHS
+    return Problem(
+        time=int(len(batch_sizes) if batch_sizes is not None else x.shape[0]),
+        batch=int(h0.shape[1]),
+        input_size=found.input_size,
+        hidden_size=found.hidden_size,
+        proj_size=found.proj_size,
+        num_layers=found.num_layers,
+        bidirectional=found.bidirectional,
+        bias=found.bias,
+        dtype=found.dtype,
+        layout=layout,
+        dropout=dropout,
+        needs_grad=True,
+        allow_tf32=x.device.type == "cuda" and found.dtype == torch.float32 and tf32_allowed(),
+        traced=True,
+    )
+
+
+def _chosen(problem: Problem, device: torch.device, kernel: str) -> str:
+    # Whether the weights are flat can only be seen on real memory; the graph must be right for both.
+    chosen = choose(problem.replace(weights_flat=True), probed(device), kernel).chosen
+    if chosen is None:
+        raise KernelRefused(kernel)
+    return chosen

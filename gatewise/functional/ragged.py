@@ -1,0 +1,202 @@
+"""From the layout a user gives sequences in to the layout a kernel reads, and back, for values and gradients.
+
+Kernels state which layouts they read. A kernel that reads packed batches (cuDNN, PyTorch's native loop) serves lengths
+on the CPU through `_Packing`; a kernel that reads lengths serves packed batches through `_Padding`. Each conversion is
+linear, so one object has the four maps: inputs in, results out, output gradients in, input gradients out.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+
+
+class Conversion(Protocol):
+    """The maps between a user's layout and a kernel's."""
+
+    def problem(self, problem: Problem) -> Problem:
+        """The problem as the kernel sees it."""
+        ...
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """The user's inputs in the kernel's layout."""
+        ...
+
+    def result_out(self, result: Result, inputs: Inputs) -> Result:
+        """The kernel's result in the user's layout."""
+        ...
+
+    def result_in(self, result: Result) -> Result:
+        """The user's result in the kernel's layout again."""
+        ...
+
+    def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
+        """The gradients of the outputs in the kernel's layout."""
+        ...
+
+    def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
+        """The gradients of the inputs in the user's layout."""
+        ...
+
+
+def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> Conversion | None:
+    """Return the conversion to a layout that a kernel reads, or None when it reads the user's.
+
+    Args:
+        problem: The user's problem.
+        inputs: The user's inputs.
+        layouts: What the kernel reads.
+    """
+    if problem.layout in layouts:
+        on_other_device = inputs.lengths is not None and inputs.lengths.device != inputs.x.device
+        return _LengthsToDevice(inputs.x.device) if on_other_device else None
+    if problem.layout is Layout.HOST_LENGTHS and Layout.PACKED in layouts:
+        return _Packing(inputs.lengths, problem.time, inputs.x.device)
+    if problem.layout is Layout.PACKED:
+        return _Padding(inputs.batch_sizes, problem.time, problem.batch, inputs.x.device)
+    message = f"no conversion from {problem.layout} to any of {sorted(layout.name for layout in layouts)}"
+    raise NotImplementedError(message)
+
+
+class _LengthsToDevice:
+    """Lengths given on the CPU, copied beside x without waiting."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def problem(self, problem: Problem) -> Problem:
+        return problem
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        return inputs._replace(lengths=inputs.lengths.to(self._device, non_blocking=True))
+
+    def result_out(self, result: Result, inputs: Inputs) -> Result:
+        return result
+
+    def result_in(self, result: Result) -> Result:
+        return result
+
+    def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
+        return gradients
+
+    def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
+        return gradients
+
+
+class _Packing:
+    """Padded sequences with lengths, read as a packed batch: longest first, rows of length 0 left out."""
+
+    def __init__(self, lengths: Tensor, time: int, device: torch.device) -> None:
+        self._shape = (time, len(lengths))
+        order = torch.argsort(lengths, descending=True, stable=True)
+        alive = int((lengths > 0).sum())
+        longest_first = lengths[order]
+        steps = torch.arange(int(longest_first[0]) if alive else 0)
+        self._batch_sizes = (longest_first[None, :] > steps[:, None]).sum(1)
+        rows = order[None, :].expand(len(steps), -1) + steps[:, None] * len(lengths)
+        token = longest_first[None, :] > steps[:, None]
+        self._tokens = rows[token].to(device, non_blocking=True)
+        self._rows = order[:alive].to(device, non_blocking=True)
+
+    def problem(self, problem: Problem) -> Problem:
+        return problem.replace(layout=Layout.PACKED, time=len(self._batch_sizes), batch=len(self._rows))
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        return Inputs(
+            self._packed(inputs.x),
+            inputs.h0.index_select(1, self._rows),
+            inputs.c0.index_select(1, self._rows),
+            inputs.weights,
+            None,
+            self._batch_sizes,
+            tuple(self._packed(mask) for mask in inputs.masks),
+        )
+
+    def result_out(self, result: Result, inputs: Inputs) -> Result:
+        return Result(
+            self._padded(result.y),
+            inputs.h0.index_copy(1, self._rows, result.h_n),
+            inputs.c0.index_copy(1, self._rows, result.c_n),
+            result.kept,
+        )
+
+    def result_in(self, result: Result) -> Result:
+        h_n, c_n = (state.index_select(1, self._rows) for state in (result.h_n, result.c_n))
+        return Result(self._packed(result.y), h_n, c_n, result.kept)
+
+    def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
+        return OutputGradients(
+            None if gradients.y is None else self._packed(gradients.y),
+            None if gradients.h_n is None else gradients.h_n.index_select(1, self._rows),
+            None if gradients.c_n is None else gradients.c_n.index_select(1, self._rows),
+        )
+
+    def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
+        return InputGradients(
+            None if gradients.x is None else self._padded(gradients.x),
+            self._state_gradient(gradients.h0, above.h_n),
+            self._state_gradient(gradients.c0, above.c_n),
+            gradients.weights,
+        )
+
+    def _state_gradient(self, inner: Tensor | None, passed_through: Tensor | None) -> Tensor | None:
+        # A row of length 0 hands its state through unchanged, and so its gradient.
+        if inner is None:
+            return None
+        if passed_through is None:
+            passed_through = inner.new_zeros(inner.shape[0], self._shape[1], inner.shape[2])
+        return passed_through.index_copy(1, self._rows, inner)
+
+    def _packed(self, padded: Tensor) -> Tensor:
+        return padded.reshape(-1, padded.shape[-1]).index_select(0, self._tokens)
+
+    def _padded(self, packed: Tensor) -> Tensor:
+        time, batch = self._shape
+        flat = packed.new_zeros(time * batch, packed.shape[-1])
+        return flat.index_copy_(0, self._tokens, packed).view(time, batch, -1)
+
+
+class _Padding:
+    """A packed batch, read as padded sequences with lengths."""
+
+    def __init__(self, batch_sizes: Tensor, time: int, batch: int, device: torch.device) -> None:
+        self._shape = (time, batch)
+        alive = torch.arange(batch)[None, :] < batch_sizes[:, None]
+        self._lengths = alive.sum(0).to(device, non_blocking=True)
+        self._tokens = alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
+
+    def problem(self, problem: Problem) -> Problem:
+        return problem.replace(layout=Layout.HOST_LENGTHS)
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        return inputs._replace(
+            x=self._padded(inputs.x),
+            lengths=self._lengths,
+            batch_sizes=None,
+            masks=tuple(self._padded(mask) for mask in inputs.masks),
+        )
+
+    def result_out(self, result: Result, inputs: Inputs) -> Result:
+        return result._replace(y=self._packed(result.y))
+
+    def result_in(self, result: Result) -> Result:
+        return result._replace(y=self._padded(result.y))
+
+    def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
+        return gradients._replace(y=None if gradients.y is None else self._padded(gradients.y))
+
+    def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
+        return gradients._replace(x=None if gradients.x is None else self._packed(gradients.x))
+
+    def _packed(self, padded: Tensor) -> Tensor:
+        return padded.reshape(-1, padded.shape[-1]).index_select(0, self._tokens)
+
+    def _padded(self, packed: Tensor) -> Tensor:
+        time, batch = self._shape
+        flat = packed.new_zeros(time * batch, packed.shape[-1])
+        return flat.index_copy_(0, self._tokens, packed).view(time, batch, -1)

@@ -1,0 +1,120 @@
+"""What a set of weights says about itself: layers, directions, biases, projection, and whether its shapes agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
+
+NestedWeights = Sequence[Sequence[Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """The structure of a flat sequence of weights.
+
+    Attributes:
+        input_size: I.
+        hidden_size: H.
+        proj_size: P, 0 for none.
+        num_layers: L.
+        bidirectional: Whether D is 2.
+        bias: Whether both biases exist.
+        dtype: Of every weight.
+        device: Of every weight.
+    """
+
+    input_size: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    bidirectional: bool
+    bias: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def per_direction(self) -> int:
+        """Tensors of one direction of one layer."""
+        return 2 + 2 * self.bias + (self.proj_size > 0)
+
+    def shapes(self, layer: int) -> list[tuple[int, ...]]:
+        """The shapes that the tensors of one direction of a layer must have."""
+        gates, state = 4 * self.hidden_size, self.proj_size or self.hidden_size
+        features = self.input_size if layer == 0 else state * (1 + self.bidirectional)
+        shapes: list[tuple[int, ...]] = [(gates, features), (gates, state)]
+        if self.bias:
+            shapes += [(gates,), (gates,)]
+        if self.proj_size:
+            shapes.append((self.proj_size, self.hidden_size))
+        return shapes
+
+
+def flattened(weights: NestedWeights | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return weights in torch's flat order, from that order itself or from the form of `module.all_weights`."""
+    if not weights:
+        raise ShapeError(sentence("weights", "at least one direction of one layer", "none"))
+    if isinstance(weights[0], Tensor):
+        return tuple(weights)  # type: ignore[arg-type]
+    return tuple(tensor for direction in weights for tensor in direction if tensor is not None)
+
+
+def nested_like(weights: NestedWeights | Sequence[Tensor], flat: Sequence[Tensor | None]) -> list:
+    """Return `flat` in the nesting of `weights`: gradients in the form the weights were given in."""
+    if isinstance(weights[0], Tensor):
+        return list(flat)
+    values = iter(flat)
+    return [[None if tensor is None else next(values) for tensor in direction] for direction in weights]
+
+
+def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
+    """Read the structure of flat weights and check that every shape, dtype and device agrees with it.
+
+    Args:
+        flat: Weights in torch's flat order.
+        bidirectional: Whether every layer has a reverse direction.
+
+    Raises:
+        ShapeError: A shape does not fit the others, or the count fits no number of layers.
+        DtypeError: The weights are of different dtypes.
+        DeviceError: The weights are on different devices.
+    """
+    first = flat[0]
+    if len(flat) < 2 or first.dim() != 2 or first.shape[0] % 4 or flat[1].dim() != 2:
+        form = "w_ih [4H, I] and w_hh [4H, R] first"
+        raise ShapeError(sentence("weights", form, [tuple(tensor.shape) for tensor in flat[:2]]))
+    hidden_size, state_size = first.shape[0] // 4, flat[1].shape[1]
+    bias = len(flat) > 2 and flat[2].dim() == 1
+    found = Signature(
+        input_size=first.shape[1],
+        hidden_size=hidden_size,
+        proj_size=state_size if state_size != hidden_size else 0,
+        num_layers=0,
+        bidirectional=bidirectional,
+        bias=bias,
+        dtype=first.dtype,
+        device=first.device,
+    )
+    per_layer = found.per_direction * (1 + bidirectional)
+    if len(flat) % per_layer:
+        expectation = f"a multiple of {per_layer} tensors ({found.per_direction} a direction)"
+        raise ShapeError(sentence("weights", expectation, len(flat), "Check `bidirectional`."))
+    found = dataclasses.replace(found, num_layers=len(flat) // per_layer)
+    for layer in range(found.num_layers):
+        expected = found.shapes(layer) * (1 + bidirectional)
+        for position, tensor in enumerate(flat[layer * per_layer : (layer + 1) * per_layer]):
+            _check_weight(tensor, expected[position], found, layer)
+    return found
+
+
+def _check_weight(tensor: Tensor, shape: tuple[int, ...], found: Signature, layer: int) -> None:
+    if tensor.shape != shape:
+        raise ShapeError(sentence("weights", f"shaped {list(shape)} in layer {layer}", list(tensor.shape)))
+    if tensor.dtype != found.dtype:
+        raise DtypeError(sentence("weights", f"all {found.dtype}", tensor.dtype))
+    if tensor.device != found.device:
+        raise DeviceError(sentence("weights", f"all on {found.device}", tensor.device))

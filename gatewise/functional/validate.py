@@ -1,0 +1,170 @@
+"""From a user's arguments to a `Problem` and `Inputs`, or an error that says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Inputs
+from gatewise.functional.flat_buffer import in_one_buffer
+from gatewise.functional.signature import Signature, signature
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def prepare(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    *,
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    autocast: bool = False,
+    traced: bool = False,
+) -> tuple[Problem, Inputs]:
+    """Check every argument and describe the call.
+
+    Returns:
+        The problem, and the inputs with zeros for a missing state, lengths as int64 and dropout masks drawn.
+
+    Raises:
+        ShapeError: A rank, size or length does not fit.
+        DtypeError: A dtype does not fit.
+        DeviceError: Tensors are on devices that do not go together.
+        ArgumentError: `dropout` is outside [0, 1], or both `lengths` and `batch_sizes` are given.
+    """
+    found = signature(flat, bidirectional)
+    time, batch = _check_input(x, found, batch_sizes)
+    layout = Layout.DENSE
+    if batch_sizes is not None:
+        if lengths is not None:
+            raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
+        layout = Layout.PACKED
+    elif lengths is not None:
+        lengths, longest = _checked_lengths(lengths, time, batch, x.device)
+        layout = Layout.DEVICE_LENGTHS if lengths.is_cuda else Layout.HOST_LENGTHS
+        if longest == 0:
+            time = 0
+    h0, c0 = _checked_state(state, x, found, batch)
+    if layout is Layout.DEVICE_LENGTHS:
+        lengths, h0 = _without_sync(lengths, time, h0)
+    if not 0.0 <= dropout <= 1.0:
+        raise ArgumentError(sentence("dropout", "a probability between 0 and 1", dropout))
+    on_gpu = x.is_cuda
+    problem = Problem(
+        time=time,
+        batch=batch,
+        input_size=found.input_size,
+        hidden_size=found.hidden_size,
+        proj_size=found.proj_size,
+        num_layers=found.num_layers,
+        bidirectional=bidirectional,
+        bias=found.bias,
+        dtype=found.dtype,
+        layout=layout,
+        dropout=dropout if found.num_layers > 1 else 0.0,
+        needs_grad=needs_grad,
+        weights_flat=in_one_buffer(flat, found.per_direction) if on_gpu else True,
+        allow_tf32=on_gpu and found.dtype == torch.float32 and tf32_allowed(),
+        autocast=autocast,
+        traced=traced,
+    )
+    return problem, Inputs(x, h0, c0, flat, lengths, batch_sizes, _drawn_masks(problem, x))
+
+
+def tf32_allowed() -> bool:
+    """Whether the user's PyTorch settings let cuDNN's recurrent layers round float32 products to TF32."""
+    return torch.backends.cudnn.allow_tf32
+
+
+def _check_input(x: Tensor, found: Signature, batch_sizes: Tensor | None) -> tuple[int, int]:
+    if batch_sizes is None:
+        rank, shape = 3, "[T, B, I]"
+    else:
+        rank, shape = 2, "[N, I] with batch_sizes"
+    if x.dim() != rank:
+        raise ShapeError(sentence("x", f"of rank {rank}, {shape}", f"rank {x.dim()} with shape {list(x.shape)}"))
+    if x.shape[-1] != found.input_size:
+        advice = "The last dimension of x is the input size of the weights."
+        raise ShapeError(sentence("x", f"of {found.input_size} features", f"{x.shape[-1]} in {list(x.shape)}", advice))
+    if x.dtype != found.dtype:
+        kind = f"{found.dtype} like the weights" if found.dtype in _FLOATS else "a floating-point dtype"
+        raise DtypeError(sentence("x", kind, x.dtype, "Convert one of them with .to(dtype)."))
+    if x.dtype not in _FLOATS:
+        raise DtypeError(sentence("x", "float32, float64, float16 or bfloat16", x.dtype))
+    if x.device != found.device:
+        advice = "Move one of them with .to(device)."
+        raise DeviceError(sentence("x", f"on {found.device} like the weights", f"one on {x.device}", advice))
+    if batch_sizes is None:
+        return x.shape[0], x.shape[1]
+    return len(batch_sizes), int(batch_sizes[0]) if len(batch_sizes) else 0
+
+
+def _checked_state(
+    state: tuple[Tensor, Tensor] | None, x: Tensor, found: Signature, batch: int
+) -> tuple[Tensor, Tensor]:
+    rows = found.num_layers * (1 + found.bidirectional)
+    hidden = (rows, batch, found.proj_size or found.hidden_size)
+    cell = (rows, batch, found.hidden_size)
+    if state is None:
+        h0 = x.new_zeros(hidden)
+        return h0, (h0 if hidden == cell else x.new_zeros(cell))
+    h0, c0 = state
+    for name, tensor, shape in (("h0", h0, hidden), ("c0", c0, cell)):
+        if tensor.shape != shape:
+            meaning = "[L*D, B, R]" if name == "h0" else "[L*D, B, H]"
+            raise ShapeError(sentence(name, f"{list(shape)}, which is {meaning}", list(tensor.shape)))
+        if tensor.dtype != x.dtype:
+            raise DtypeError(sentence(name, f"{x.dtype} like x", tensor.dtype, "Convert it with .to(x.dtype)."))
+        if tensor.device != x.device:
+            raise DeviceError(sentence(name, f"on {x.device} like x", f"one on {tensor.device}"))
+    return h0, c0
+
+
+def _checked_lengths(
+    lengths: Tensor | Sequence[int], time: int, batch: int, device: torch.device
+) -> tuple[Tensor, int | None]:
+    # The second result is the longest length where it can be read without a sync.
+    if not isinstance(lengths, Tensor):
+        lengths = torch.tensor(lengths)
+        if lengths.numel() == 0:
+            lengths = lengths.to(torch.int64)
+    if lengths.dtype.is_floating_point or lengths.dtype == torch.bool or lengths.dtype.is_complex:
+        raise DtypeError(sentence("lengths", "integers", lengths.dtype))
+    if lengths.shape != (batch,):
+        raise ShapeError(sentence("lengths", f"one integer a sequence, [{batch}]", list(lengths.shape)))
+    if lengths.device != device and lengths.device.type != "cpu":
+        if device.type != "cpu":
+            raise DeviceError(sentence("lengths", f"on {device} like x, or on the CPU", f"on {lengths.device}"))
+        lengths = lengths.cpu()
+    lengths = lengths.to(torch.int64)
+    if lengths.device.type != "cpu" or batch == 0:
+        return lengths, None
+    low, high = (int(bound) for bound in torch.aminmax(lengths))
+    if low < 0 or high > time:
+        raise ShapeError(sentence("lengths", f"between 0 and T = {time}", low if low < 0 else high))
+    return lengths, high
+
+
+def _without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
+    # Reading the values back would stop the GPU, so a length out of range cannot raise here. It must not pass for a
+    # right one either: the row's state, and with it everything computed from it, becomes NaN.
+    bounded = lengths.clamp(0, time)
+    return bounded, torch.where((bounded == lengths)[:, None], h0, torch.nan)
+
+
+def _drawn_masks(problem: Problem, x: Tensor) -> tuple[Tensor, ...]:
+    if not problem.dropout:
+        return ()
+    shape = (*x.shape[:-1], problem.output_size)
+    keep = 1.0 - problem.dropout
+    return tuple(
+        torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(keep) for _ in range(problem.num_layers - 1)
+    )

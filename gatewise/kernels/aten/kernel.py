@@ -1,0 +1,80 @@
+"""The `aten` kernel: oneDNN where PyTorch would use it, the native loop elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import TensorSpec, Work
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+from gatewise.kernels.aten import native, onednn
+from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY
+
+_TRACEABLE = Criterion(
+    "compiled call",
+    allowed="problems that oneDNN takes (its state is tensors; the native loop's is an autograd graph)",
+    actual=lambda problem, device: f"{problem.dtype} on {device.kind}".replace("torch.", ""),
+    holds=lambda problem, device: not (problem.traced and problem.needs_grad) or onednn.takes(problem, device),
+    violation=lambda problem, device: (
+        problem.replace(traced=True, needs_grad=True, dtype=torch.float64),
+        device,
+    ),
+)
+
+
+class _Aten:
+    """PyTorch's own LSTM without cuDNN, as one kernel with two algorithms."""
+
+    name = "aten"
+    summary = "PyTorch without cuDNN: oneDNN or the native loop"
+    layouts = frozenset({Layout.DENSE, Layout.PACKED})
+    single_use = False
+
+    def criteria(self) -> Sequence[Criterion]:
+        return (NOT_EMPTY, LENGTHS_READABLE, _TRACEABLE)
+
+    def algorithm(self, problem: Problem, device: Device) -> str:
+        if onednn.takes(problem, device):
+            return "oneDNN, one primitive a layer and direction"
+        return "native loop, operators for every step"
+
+    def work(self, problem: Problem, device: Device) -> Work:
+        passes = 3 if problem.needs_grad else 1
+        layers = problem.num_layers * problem.num_directions
+        tokens = problem.time * problem.batch
+        traffic = passes * layers * tokens * 12 * problem.hidden_size * problem.element_bytes
+        flops = passes * problem.matmul_flops
+        if onednn.takes(problem, device):
+            steps = layers * problem.time * passes
+            return Work(flops, traffic, launches=steps, operators=10 * layers * passes)
+        # A fused cell on the GPU is one launch beside the recurrent product; on the CPU a cell is about ten operators.
+        launches, operators = (2, 4) if device.kind == "cuda" else (10, 10)
+        steps = layers * problem.time * (3 if problem.needs_grad else 1)
+        return Work(flops, 2 * traffic, launches=launches * steps, operators=operators * steps)
+
+    def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+        if not problem.needs_grad:
+            return ()
+        if onednn.takes(problem, device):
+            return onednn.kept(problem)
+        return native.kept(problem)
+
+    def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        if onednn.takes(problem, Device.probe(inputs.x.device)):
+            return stack.forward(problem, inputs, onednn.layer_forward)
+        return native.forward(problem, inputs)
+
+    def backward(
+        self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+    ) -> InputGradients:
+        if onednn.takes(problem, Device.probe(inputs.x.device)):
+            return stack.backward(problem, inputs, result, gradients, needs, onednn.layer_backward)
+        return native.backward(problem, inputs, result, gradients, needs)
+
+
+aten = _Aten()

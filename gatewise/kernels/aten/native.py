@@ -1,0 +1,105 @@
+"""PyTorch's native LSTM loop; what it keeps for backward is an autograd graph of its own.
+
+On a GPU this is the loop that PyTorch runs without cuDNN: one product and one fused cell for every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.kernel import TensorSpec
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+
+
+def kept(problem: Problem) -> tuple[TensorSpec, ...]:
+    """An estimate of what the graph holds: gates, cells and hidden states of every step."""
+    tokens = problem.time * problem.batch * problem.num_layers * problem.num_directions
+    return (TensorSpec((tokens, 7 * problem.hidden_size), problem.dtype, exact=False),)
+
+
+def forward(problem: Problem, inputs: Inputs) -> Result:
+    """Run the loop; keeps the outputs with their graph, then the leaves that the graph starts from."""
+    if not problem.needs_grad:
+        return Result(*_run(problem, inputs))
+    leaves = [tensor.detach().requires_grad_() for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
+    with torch.enable_grad():
+        shadow = inputs._replace(x=leaves[0], h0=leaves[1], c0=leaves[2], weights=tuple(leaves[3:]))
+        outputs = _run(problem, shadow)
+    y, h_n, c_n = (output.detach() for output in outputs)
+    return Result(y, h_n, c_n, (*outputs, *leaves))
+
+
+def backward(
+    problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+) -> InputGradients:
+    """Walk the graph back; only to the leaves that are wanted."""
+    outputs, leaves = result.kept[:3], result.kept[3:]
+    wanted = [needs.x, needs.state, needs.state, *[needs.weights] * (len(leaves) - 3)]
+    given = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
+    found: Iterator[Tensor | None] = iter(())
+    if given and any(wanted):
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in given],
+                [leaf for leaf, want in zip(leaves, wanted, strict=True) if want],
+                [gradient for _, gradient in given],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+    all_gradients = [
+        next(found, torch.zeros_like(leaf)) if want else None for leaf, want in zip(leaves, wanted, strict=True)
+    ]
+    return InputGradients(all_gradients[0], all_gradients[1], all_gradients[2], tuple(all_gradients[3:]))
+
+
+def _run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    if not problem.dropout:
+        return _layers(problem, inputs.x, inputs.h0, inputs.c0, inputs.weights, inputs.batch_sizes)
+    x, hidden, cell = inputs.x, [], []
+    scale = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
+    rows, share = problem.num_directions, problem.num_directions * problem.weights_per_direction
+    for index in range(problem.num_layers):
+        if index:
+            x = x * inputs.masks[index - 1] * scale
+        x, h_n, c_n = _layers(
+            problem.replace(num_layers=1),
+            x,
+            inputs.h0[index * rows : (index + 1) * rows],
+            inputs.c0[index * rows : (index + 1) * rows],
+            inputs.weights[index * share : (index + 1) * share],
+            inputs.batch_sizes,
+        )
+        hidden.append(h_n)
+        cell.append(c_n)
+    return x, torch.cat(hidden), torch.cat(cell)
+
+
+def _layers(
+    problem: Problem, x: Tensor, h0: Tensor, c0: Tensor, weights: tuple[Tensor, ...], batch_sizes: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
+    with _without_cudnn(x):
+        if batch_sizes is None:
+            return torch._VF.lstm(x, (h0, c0), list(weights), *options, False)
+        return torch._VF.lstm(x, batch_sizes, (h0, c0), list(weights), *options)
+
+
+@contextlib.contextmanager
+def _without_cudnn(x: Tensor) -> Iterator[None]:
+    # PyTorch has no argument for this; the switch is its own, process-wide, and put back at once.
+    if not x.is_cuda:
+        yield
+        return
+    enabled = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(enabled)

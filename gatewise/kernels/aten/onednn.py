@@ -1,0 +1,124 @@
+"""oneDNN's LSTM through PyTorch's own operators, one primitive a direction of a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import TensorSpec
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs, OutputGradients, Result
+from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.stack import Layer, LayerGradients
+
+_LSTM = 2
+
+
+def takes(problem: Problem, device: Device) -> bool:
+    """Whether PyTorch would run this problem through oneDNN.
+
+    float32; bfloat16 where the processor has it; float16 where the processor has it and nothing needs a gradient; no
+    projection, not packed, not empty (`use_mkldnn` in ATen's RNN.cpp).
+    """
+    if device.kind != "cpu" or problem.proj_size or problem.layout is not Layout.DENSE:
+        return False
+    if not torch.backends.mkldnn.is_available() or not torch._C._get_mkldnn_enabled():
+        return False
+    if problem.time * problem.batch * problem.input_size == 0:
+        return False
+    if problem.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if problem.dtype == torch.float16:
+        return not problem.needs_grad and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return problem.dtype == torch.float32
+
+
+def kept(problem: Problem) -> tuple[TensorSpec, ...]:
+    """The outputs below the last layer, then a workspace for each layer and direction.
+
+    A workspace's size is oneDNN's own affair; the estimate is the gates, the cell and the hidden state of every step.
+    """
+    tokens = problem.time * problem.batch
+    outputs = [TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)] * (problem.num_layers - 1)
+    workspace = TensorSpec((tokens * 6 * problem.hidden_size * problem.element_bytes,), torch.uint8, exact=False)
+    return (*outputs, *[workspace] * (problem.num_layers * problem.num_directions))
+
+
+def layer_forward(problem: Problem, layer: Layer) -> Result:
+    """Run one layer; keeps one workspace for each direction."""
+    x = layer.x.detach().contiguous()
+    # The operator writes a workspace only in grad mode. Its arguments are detached, so no graph is recorded.
+    with torch.set_grad_enabled(problem.needs_grad):
+        parts = [
+            torch.ops.aten.mkldnn_rnn_layer(
+                x,
+                *(tensor.detach() for tensor in _four(weights)),
+                layer.h0[direction].detach(),
+                layer.c0[direction].detach(),
+                bool(direction),
+                [],
+                _LSTM,
+                problem.hidden_size,
+                1,
+                problem.bias,
+                False,
+                False,
+                problem.needs_grad,
+            )
+            for direction, weights in enumerate(layer.weights)
+        ]
+    outputs, hidden, cell, workspaces = zip(*parts, strict=True)
+    if len(parts) == 1:
+        return Result(outputs[0], hidden[0][None], cell[0][None], workspaces)
+    return Result(torch.cat(outputs, -1), torch.stack(hidden), torch.stack(cell), workspaces)
+
+
+def layer_backward(
+    problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
+) -> LayerGradients:
+    """Run one layer's backward; oneDNN computes every gradient whether or not it is wanted."""
+    x = layer.x.contiguous()
+    parts = [
+        torch.ops.aten.mkldnn_rnn_layer_backward(
+            x,
+            *_four(weights),
+            layer.h0[direction],
+            layer.c0[direction],
+            _share(result.y, direction, problem),
+            result.h_n[direction],
+            result.c_n[direction],
+            None if gradients.y is None else _share(gradients.y, direction, problem),
+            None if gradients.h_n is None else gradients.h_n[direction].contiguous(),
+            None if gradients.c_n is None else gradients.c_n[direction].contiguous(),
+            bool(direction),
+            _LSTM,
+            problem.hidden_size,
+            1,
+            problem.bias,
+            True,
+            False,
+            [],
+            False,
+            result.kept[direction],
+        )
+        for direction, weights in enumerate(layer.weights)
+    ]
+    dx = parts[0][0] if len(parts) == 1 else parts[0][0] + parts[1][0]
+    weights = [tensor for part in parts for tensor in part[1 : 5 if problem.bias else 3]]
+    return LayerGradients(
+        dx, torch.stack([part[5] for part in parts]), torch.stack([part[6] for part in parts]), tuple(weights)
+    )
+
+
+def _four(weights: DirectionWeights) -> tuple[Tensor, ...]:
+    # oneDNN's operator wants four tensors even without biases; these two are never read as biases then.
+    if weights.b_ih is not None and weights.b_hh is not None:
+        return weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh
+    return weights.w_ih, weights.w_hh, torch.zeros_like(weights.w_ih), torch.zeros_like(weights.w_hh)
+
+
+def _share(tensor: Tensor, direction: int, problem: Problem) -> Tensor:
+    if not problem.bidirectional:
+        return tensor.contiguous()
+    return tensor[..., direction * problem.hidden_size : (direction + 1) * problem.hidden_size].contiguous()

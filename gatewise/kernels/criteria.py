@@ -1,0 +1,23 @@
+"""Demands that more than one kernel makes, so that they read the same wherever they stand."""
+
+from __future__ import annotations
+
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.problem import Layout
+
+NOT_EMPTY = Criterion(
+    "time x batch",
+    allowed="at least 1",
+    actual=lambda problem, device: f"{problem.time} x {problem.batch}",
+    holds=lambda problem, device: problem.time > 0 and problem.batch > 0,
+    violation=lambda problem, device: (problem.replace(time=0), device),
+)
+
+LENGTHS_READABLE = Criterion(
+    "layout",
+    allowed="equal lengths, a packed batch, or lengths on the CPU",
+    actual=lambda problem, device: problem.layout.value,
+    holds=lambda problem, device: problem.layout is not Layout.DEVICE_LENGTHS,
+    violation=lambda problem, device: (problem.replace(layout=Layout.DEVICE_LENGTHS), device),
+    advice="pass lengths.cpu() once a batch if a wait for the GPU is acceptable",
+)

@@ -1,0 +1,5 @@
+"""cuDNN's LSTM, through PyTorch's own operators."""
+
+from gatewise.kernels.cudnn.kernel import cudnn
+
+__all__ = ["cudnn"]

@@ -1,0 +1,195 @@
+"""The `cudnn` kernel: explicit forward and backward, with cuDNN's reserve as what is kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import TensorSpec, Work
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+from gatewise.kernels.cudnn import criteria
+from gatewise.kernels.stack import Layer, LayerGradients
+
+_LSTM = 2
+
+
+class _Cudnn:
+    """cuDNN's LSTM.
+
+    Without dropout the whole stack is one call. With dropout cuDNN would draw from a state of its own that no seed
+    resets, so the layers are called one by one and the masks, drawn from PyTorch's generator, are applied between them.
+    """
+
+    name = "cudnn"
+    summary = "cuDNN through PyTorch's operators"
+    layouts = frozenset({Layout.DENSE, Layout.PACKED})
+    single_use = True  # cuDNN's backward writes into the reserve
+
+    def criteria(self) -> Sequence[Criterion]:
+        return criteria.CRITERIA
+
+    def algorithm(self, problem: Problem, device: Device) -> str:
+        return criteria.algorithm(problem, device)
+
+    def work(self, problem: Problem, device: Device) -> Work:
+        passes = 3 if problem.needs_grad else 1
+        layers = problem.num_layers * problem.num_directions
+        steps = problem.time * layers
+        tokens = problem.batch * steps
+        traffic = passes * tokens * 12 * problem.hidden_size * problem.element_bytes
+        # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
+        recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+        traffic += passes * steps * recurrent // 10
+        repack = 0 if problem.weights_flat else 2 * problem.parameter_count * problem.element_bytes
+        stored = problem.parameter_count * problem.element_bytes if repack or problem.dropout else 0
+        flops, operators = passes * problem.matmul_flops, 6 * passes
+        if criteria.runs_persistent(problem, device):
+            return Work(flops, traffic + repack, 10 * passes, operators, exchanges=3 * passes * steps)
+        # One product and one element-wise kernel for every step; backward has two more for each of its products.
+        launches = steps * (6 if problem.needs_grad else 2)
+        return Work(flops, traffic + repack, launches, operators, workspace_bytes=stored)
+
+    def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+        if not problem.needs_grad:
+            return ()
+        tokens = problem.time * problem.batch * problem.num_directions
+
+        def reserve(layers: int) -> TensorSpec:
+            return TensorSpec((layers * tokens * 6 * problem.hidden_size * problem.element_bytes,), torch.uint8, False)
+
+        if not _layer_by_layer(problem):
+            return (reserve(problem.num_layers),)
+        output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
+        return (*[output] * (problem.num_layers - 1), *[reserve(1)] * problem.num_layers)
+
+    def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        if _layer_by_layer(problem):
+            return stack.forward(problem, inputs, _layer_forward)
+        return _forward(problem, inputs, problem.num_layers, problem.weights_flat)
+
+    def backward(
+        self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+    ) -> InputGradients:
+        if _layer_by_layer(problem):
+            return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
+        return _backward(problem, inputs, result, gradients, needs, problem.num_layers, problem.weights_flat)
+
+
+def _layer_by_layer(problem: Problem) -> bool:
+    return problem.dropout > 0
+
+
+def _layer_forward(problem: Problem, layer: Layer) -> Result:
+    return _forward(problem, _layer_inputs(layer), 1, False)
+
+
+def _layer_backward(
+    problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
+) -> LayerGradients:
+    found = _backward(problem, _layer_inputs(layer), result, gradients, needs, 1, False)
+    return LayerGradients(found.x, found.h0, found.c0, found.weights)
+
+
+def _layer_inputs(layer: Layer) -> Inputs:
+    flat = tuple(tensor for direction in layer.weights for tensor in direction.tensors())
+    return Inputs(layer.x, layer.h0, layer.c0, flat, layer.lengths, layer.batch_sizes)
+
+
+def _forward(problem: Problem, inputs: Inputs, num_layers: int, flat: bool) -> Result:
+    y, h_n, c_n, reserve, _ = torch.ops.aten._cudnn_rnn(
+        inputs.x.contiguous(),
+        list(inputs.weights),
+        problem.weights_per_direction,
+        _buffer(inputs.weights) if flat else None,
+        inputs.h0.contiguous(),
+        inputs.c0.contiguous(),
+        _LSTM,
+        problem.hidden_size,
+        problem.proj_size,
+        num_layers,
+        False,
+        0.0,
+        problem.needs_grad,
+        problem.bidirectional,
+        _steps(inputs),
+        None,
+    )
+    return Result(y, h_n, c_n, (reserve,) if problem.needs_grad else ())
+
+
+def _backward(
+    problem: Problem,
+    inputs: Inputs,
+    result: Result,
+    gradients: OutputGradients,
+    needs: Needs,
+    num_layers: int,
+    flat: bool,
+) -> InputGradients:
+    weights = list(inputs.weights)
+    buffer = _buffer(inputs.weights) if flat else _repacked(problem, inputs, num_layers)
+    dx, dh0, dc0, dweights = torch.ops.aten._cudnn_rnn_backward(
+        inputs.x.contiguous(),
+        weights,
+        problem.weights_per_direction,
+        buffer,
+        inputs.h0.contiguous(),
+        inputs.c0.contiguous(),
+        result.y,
+        gradients.y,
+        gradients.h_n,
+        gradients.c_n,
+        _LSTM,
+        problem.hidden_size,
+        problem.proj_size,
+        num_layers,
+        False,
+        0.0,
+        True,
+        problem.bidirectional,
+        _steps(inputs),
+        None,
+        result.kept[-1],
+        [needs.x, needs.state, needs.state, needs.weights],
+    )
+    return InputGradients(
+        dx if needs.x else None,
+        dh0 if needs.state else None,
+        dc0 if needs.state else None,
+        tuple(dweights) if needs.weights else (None,) * len(weights),
+    )
+
+
+def _buffer(weights: tuple[Tensor, ...]) -> Tensor:
+    first = weights[0]
+    count = sum(weight.numel() for weight in weights)
+    return torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage(), 0, (count,), (1,))
+
+
+def _repacked(problem: Problem, inputs: Inputs, num_layers: int) -> Tensor:
+    # The flattening operator makes its arguments views of the buffer; copies keep the caller's weights as they were.
+    copies = [weight.detach().clone() for weight in inputs.weights]
+    return torch._cudnn_rnn_flatten_weight(
+        copies,
+        problem.weights_per_direction,
+        inputs.x.shape[-1],
+        _LSTM,
+        problem.hidden_size,
+        problem.proj_size,
+        num_layers,
+        False,
+        problem.bidirectional,
+    )
+
+
+def _steps(inputs: Inputs) -> list[int]:
+    return [] if inputs.batch_sizes is None else inputs.batch_sizes.tolist()
+
+
+cudnn = _Cudnn()

@@ -1,0 +1,20 @@
+"""The choice: which kernel computes a problem, and why."""
+
+from gatewise.selection.admit import kernel_named, kernel_names
+from gatewise.selection.choose import choose, decide
+from gatewise.selection.explain import explain
+from gatewise.selection.preference import AUTO, preference, use_kernel
+from gatewise.selection.reference import REFERENCE, differentiable
+
+__all__ = [
+    "AUTO",
+    "REFERENCE",
+    "choose",
+    "decide",
+    "differentiable",
+    "explain",
+    "kernel_named",
+    "kernel_names",
+    "preference",
+    "use_kernel",
+]

@@ -1,0 +1,42 @@
+"""Showing a problem to every kernel: refusals, stated work, predicted time and memory."""
+
+from __future__ import annotations
+
+from gatewise.contract.decision import Verdict
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import Kernel
+from gatewise.contract.problem import Problem
+from gatewise.kernels import ALL
+from gatewise.selection import cost
+
+
+def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
+    """Return what one kernel says to a problem."""
+    checks = (criterion.check(problem, device) for criterion in kernel.criteria())
+    refusals = tuple(refusal for refusal in checks if refusal is not None)
+    if refusals:
+        return Verdict(kernel.name, kernel.summary, refusals=refusals)
+    work = kernel.work(problem, device)
+    return Verdict(
+        kernel.name,
+        kernel.summary,
+        algorithm=kernel.algorithm(problem, device),
+        work=work,
+        seconds=cost.seconds(work, problem, device),
+        peak_bytes=cost.peak_bytes(kernel, work, problem, device),
+    )
+
+
+def verdicts(problem: Problem, device: Device) -> tuple[Verdict, ...]:
+    """Return what every kernel says to a problem."""
+    return tuple(verdict(kernel, problem, device) for kernel in ALL)
+
+
+def kernel_names() -> tuple[str, ...]:
+    """Return the names of all kernels, in the order they are asked."""
+    return tuple(kernel.name for kernel in ALL)
+
+
+def kernel_named(name: str) -> Kernel:
+    """Return a kernel by its name; the caller has checked the name."""
+    return next(kernel for kernel in ALL if kernel.name == name)

@@ -1,0 +1,149 @@
+"""The policy "measure": time every kernel that accepts, once for each kind of problem, and remember the times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gatewise._version import __version__
+from gatewise.contract.decision import Decision
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Inputs, Needs, OutputGradients
+from gatewise.selection import admit
+from gatewise.selection.timing import time_callable
+
+
+def measured(problem: Problem, device: Device) -> Decision:
+    """Choose the kernel with the least measured time.
+
+    Times are remembered in `cache_folder()` by bucketed problem (time and batch rounded up to a power of two), device
+    and versions, so that a new batch size seldom measures again.
+    """
+    return _measured(bucketed(problem), problem, device)
+
+
+def bucketed(problem: Problem) -> Problem:
+    """Return the problem that stands for its kind: time and batch rounded up to a power of two, one layout."""
+    return problem.replace(
+        time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), autocast=False, weights_flat=True
+    )
+
+
+def cache_folder() -> Path:
+    """Return where measured times are kept: GATEWISE_CACHE, otherwise the user's cache folder."""
+    configured = os.environ.get("GATEWISE_CACHE")
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gatewise"
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(kind: Problem, problem: Problem, device: Device) -> Decision:
+    verdicts = admit.verdicts(problem, device)
+    accepted = [verdict.kernel for verdict in verdicts if verdict.accepted]
+    if len(accepted) == 1 or kind.time * kind.batch == 0:
+        return Decision(problem, device, verdicts, accepted[0], "the only kernel that accepts")
+    times = _remembered(kind, device, tuple(accepted))
+    with_times = tuple(
+        dataclasses.replace(verdict, seconds=times[verdict.kernel], measured=True) if verdict.accepted else verdict
+        for verdict in verdicts
+    )
+    best = min(accepted, key=times.__getitem__)
+    return Decision(problem, device, with_times, best, "least measured time")
+
+
+def _remembered(kind: Problem, device: Device, kernels: tuple[str, ...]) -> dict[str, float]:
+    path = cache_folder() / "measured.json"
+    versions = f"gatewise {__version__}, torch {torch.__version__}, cuDNN {device.cudnn_version}"
+    key = f"{kind}{', traced' if kind.traced else ''} | {device.name} | {versions}"
+    known = _read(path)
+    times = known.get(key, {})
+    missing = [name for name in kernels if name not in times]
+    if missing:
+        times = times | {name: _time(name, kind, device) for name in missing}
+        _write(path, _read(path) | {key: times})
+    return times
+
+
+def _time(name: str, kind: Problem, device: Device) -> float:
+    kernel = admit.kernel_named(name)
+    problem = kind.replace(layout=_readable_layout(kind.layout, kernel.layouts))
+    inputs = _random_inputs(problem, device)
+    gradient = OutputGradients(torch.ones(()), None, None)
+
+    def call() -> None:
+        result = kernel.forward(problem, inputs)
+        if problem.needs_grad:
+            kernel.backward(problem, inputs, result, gradient._replace(y=torch.ones_like(result.y)), Needs())
+
+    with torch.no_grad():
+        return time_callable(call, device=inputs.x.device).median
+
+
+def _readable_layout(layout: Layout, readable: frozenset[Layout]) -> Layout:
+    # Lengths are measured at their full length: what a kernel does with the layout it would be given.
+    if layout in readable:
+        return layout
+    return Layout.PACKED if Layout.PACKED in readable else Layout.HOST_LENGTHS
+
+
+def _random_inputs(problem: Problem, device: Device) -> Inputs:
+    where = torch.device("cuda" if device.kind == "cuda" else "cpu")
+    generator = torch.Generator(device=where).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=generator, device=where) * 0.1).to(problem.dtype)
+
+    rows = problem.num_layers * problem.num_directions
+    weights: list[Tensor] = []
+    for layer in range(problem.num_layers):
+        for _ in range(problem.num_directions):
+            gates = 4 * problem.hidden_size
+            weights += [random(gates, problem.layer_input_size(layer)), random(gates, problem.state_size)]
+            weights += [random(gates), random(gates)] if problem.bias else []
+            weights += [random(problem.proj_size, problem.hidden_size)] if problem.proj_size else []
+    time, batch = problem.time, problem.batch
+    packed = problem.layout is Layout.PACKED
+    sequence = (time * batch,) if packed else (time, batch)
+    ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
+    masks = [torch.ones(*sequence, problem.output_size, dtype=torch.bool, device=where)] * (problem.num_layers - 1)
+    return Inputs(
+        random(*sequence, problem.input_size),
+        random(rows, batch, problem.state_size),
+        random(rows, batch, problem.hidden_size),
+        tuple(weights),
+        torch.full((batch,), time, device=where) if ragged else None,
+        torch.full((time,), batch) if packed else None,
+        tuple(masks) if problem.dropout else (),
+    )
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+
+
+def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
+    # A cache that cannot be written costs a measurement in the next process, nothing else.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(known, file, indent=1)
+        Path(file.name).replace(path)
+    except OSError:
+        return

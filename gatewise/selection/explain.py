@@ -1,0 +1,111 @@
+"""`gatewise.explain`: the decision for a call that need not be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.decision import Decision
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.problem import Layout, Problem
+from gatewise.selection.choose import decide
+from gatewise.selection.preference import AUTO
+
+
+@runtime_checkable
+class LSTMLike(Protocol):
+    """The attributes that `gatewise.LSTM` and `torch.nn.LSTM` share."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    proj_size: int
+    training: bool
+
+
+def explain(
+    module: LSTMLike,
+    x: Tensor | Sequence[int],
+    *,
+    lengths: Tensor | Sequence[int] | bool | None = None,
+    device: Device | torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    training: bool | None = None,
+    kernel: str | None = None,
+) -> Decision:
+    """Say which kernel a call would run, what every other one says, and what it would cost; run nothing.
+
+    Args:
+        module: A `gatewise.LSTM` (or a `torch.nn.LSTM`: the decision is the one after `gatewise.accelerate`).
+        x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
+        lengths: Lengths, or True when there would be some on x's device.
+        device: Where it would run: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
+            `Device` of your own. Default: x's device, otherwise that of the module's weights.
+        dtype: Of input and weights. Default: x's, otherwise that of the module's weights.
+        training: Whether a backward pass follows. Default: the module's mode.
+        kernel: As the argument of a call. Default: the module's own.
+
+    Returns:
+        A `Decision`; print it. `decision.chosen` is None when a kernel was named that refuses.
+
+    Raises:
+        ShapeError: The shape does not fit the module.
+        DeviceError: The device cannot be probed (a meta tensor): name one.
+
+    Example:
+        >>> import gatewise
+        >>> lstm = gatewise.LSTM(512, 512, device="meta")
+        >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
+        'cudnn'
+    """
+    weight = next(module.parameters())  # type: ignore[attr-defined]
+    shape = tuple(x.shape if isinstance(x, Tensor) else x)
+    if len(shape) not in (2, 3) or shape[-1] != module.input_size:
+        expectation = f"(T, B, {module.input_size}), with batch_first (B, T, {module.input_size})"
+        raise ShapeError(sentence("x", f"a tensor or shape {expectation}", shape))
+    if len(shape) == 2:
+        time, batch = shape[0], 1
+    else:
+        time, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
+    where = _device(device if device is not None else x.device if isinstance(x, Tensor) else weight.device)
+    number_type = dtype or (x.dtype if isinstance(x, Tensor) else weight.dtype)
+    training = module.training if training is None else training
+    problem = Problem(
+        time=time,
+        batch=batch,
+        input_size=module.input_size,
+        hidden_size=module.hidden_size,
+        proj_size=module.proj_size,
+        num_layers=module.num_layers,
+        bidirectional=module.bidirectional,
+        bias=module.bias,
+        dtype=number_type,
+        layout=_layout(lengths, where),
+        dropout=module.dropout if training and module.num_layers > 1 else 0.0,
+        needs_grad=training,
+        allow_tf32=where.kind == "cuda" and number_type == torch.float32 and torch.backends.cudnn.allow_tf32,
+    )
+    return decide(problem, where, kernel or getattr(module, "kernel", AUTO))
+
+
+def _device(device: Device | torch.device | str) -> Device:
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and device.lower() in Device.names() and device != "cpu":
+        return Device.named(device)
+    return Device.probe(device)
+
+
+def _layout(lengths: Tensor | Sequence[int] | bool | None, device: Device) -> Layout:
+    if lengths is None or lengths is False:
+        return Layout.DENSE
+    on_gpu = lengths.is_cuda if isinstance(lengths, Tensor) else lengths is True and device.kind == "cuda"
+    return Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS

@@ -1,0 +1,81 @@
+"""What the user asked for: by argument, by `use_kernel`, by environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
+from gatewise.selection.admit import kernel_names
+
+AUTO = "auto"
+_POLICIES = ("predict", "measure")
+
+
+class Preference(NamedTuple):
+    """A kernel's name or "auto", the policy for "auto", and who asked."""
+
+    kernel: str
+    policy: str
+    source: str
+
+
+# The one piece of state: what `use_kernel` set for the running context.
+_context: ContextVar[tuple[str, str | None] | None] = ContextVar("gatewise_preference", default=None)
+
+
+@contextlib.contextmanager
+def use_kernel(kernel: str, *, policy: str | None = None) -> Iterator[None]:
+    """Run every LSTM in the block on one kernel; a kernel that cannot run a call raises instead of falling back.
+
+    Args:
+        kernel: One of `gatewise.kernel_names()`, or "auto" to choose freely again inside another block.
+        policy: How "auto" chooses: "predict" (from stated work; pure, reproducible) or "measure" (times the kernels
+            that accept once for each kind of problem, and remembers). Default: the surrounding policy.
+
+    Raises:
+        KernelRefused: No kernel has that name (at once), or the kernel refuses a call (there, with the decision).
+        ArgumentError: The policy is unknown.
+
+    Example:
+        >>> import torch, gatewise
+        >>> lstm = gatewise.LSTM(4, 8)
+        >>> with gatewise.use_kernel("eager"):
+        ...     y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
+    """
+    check_name(kernel, "kernel")
+    if policy is not None and policy not in _POLICIES:
+        raise ArgumentError(sentence("policy", " or ".join(map(repr, _POLICIES)), repr(policy)))
+    token = _context.set((kernel, policy))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def preference(argument: str = AUTO) -> Preference:
+    """Return what applies to a call: argument, then `use_kernel`, then GATEWISE_KERNEL, then "auto"."""
+    context = _context.get()
+    policy = (context and context[1]) or os.environ.get("GATEWISE_POLICY") or _POLICIES[0]
+    if policy not in _POLICIES:
+        raise ArgumentError(sentence("GATEWISE_POLICY", " or ".join(map(repr, _POLICIES)), repr(policy)))
+    if argument != AUTO:
+        check_name(argument, "kernel")
+        return Preference(argument, policy, "named by the argument `kernel`")
+    if context is not None:
+        return Preference(context[0], policy, "named by `use_kernel`" if context[0] != AUTO else "")
+    named = os.environ.get("GATEWISE_KERNEL")
+    if named and named != AUTO:
+        check_name(named, "GATEWISE_KERNEL")
+        return Preference(named, policy, "named by GATEWISE_KERNEL")
+    return Preference(AUTO, policy, "")
+
+
+def check_name(name: str, argument: str) -> None:
+    """Raise `KernelRefused`, listing the known names, unless a kernel has this name."""
+    if name != AUTO and name not in kernel_names():
+        known = ", ".join(map(repr, (AUTO, *kernel_names())))
+        raise KernelRefused(sentence(argument, f"one of {known}", repr(name)))
