@@ -38,11 +38,11 @@ class Layer(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """The gradients of one layer's inputs; `weights` in the flat order of the layer's tensors."""
+    """The gradients of one layer's inputs, None where not wanted; `weights` in the flat order of the layer's tensors."""
 
     x: Tensor | None
-    h0: Tensor
-    c0: Tensor
+    h0: Tensor | None
+    c0: Tensor | None
     weights: tuple[Tensor | None, ...]
 
 
@@ -106,8 +106,8 @@ def backward(
     weights.reverse()
     return InputGradients(
         dy if needs.x else None,
-        _joined([h0 for h0, _ in states]) if needs.state else None,
-        _joined([c0 for _, c0 in states]) if needs.state else None,
+        joined([h0 for h0, _ in states]) if needs.state else None,
+        joined([c0 for _, c0 in states]) if needs.state else None,
         tuple(gradient for layer in weights for gradient in layer),
     )
 
@@ -129,5 +129,22 @@ def _dropped(problem: Problem, inputs: Inputs, gap: int, tensor: Tensor) -> Tens
     return tensor * inputs.masks[gap] * scale
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return states or gradients of several layers as one tensor; None if any is not wanted."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    if len(present) < len(tensors):
+        return None
+    return present[0] if len(present) == 1 else torch.cat(present)
+
+
+def stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return what each direction of a layer gave as one tensor [D, ...]; None if any is not wanted."""
+    return joined([None if tensor is None else tensor.unsqueeze(0) for tensor in tensors])
+
+
+def summed(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the sum over the directions of a layer; None if any is not wanted."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = None if total is None or tensor is None else total + tensor
+    return total

@@ -1,0 +1,155 @@
+"""The `eager` kernel: the mathematics of `gatewise.cells` as it stands, on any device, in any float dtype.
+
+It has no criteria, so that choosing always ends, and it is the reference for double backward, where its forward pass is
+replayed under autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gatewise.cells import lstm, unroll
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import TensorSpec, Work
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+
+# Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
+# adjoint the recurrent product, product, sum of products. Casts (half types) and projection products are added below.
+# Operators count the views too, which cost the CPU about as much as a launch.
+_FORWARD_LAUNCHES, _FORWARD_VIEWS = 7, 4
+_BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
+_LAYER_OPERATORS = 12
+
+
+class _Eager:
+    """Plain torch operators, one step after another."""
+
+    name = "eager"
+    summary = "plain torch operators, any device and float dtype"
+    layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
+    single_use = False
+
+    def criteria(self) -> Sequence[Criterion]:
+        """None: this kernel takes everything."""
+        return ()
+
+    def algorithm(self, problem: Problem, device: Device) -> str:
+        """Name the only way it has."""
+        return "one product and a few pointwise operators a step"
+
+    def work(self, problem: Problem, device: Device) -> Work:
+        """Operators grow with the number of steps, whatever their size."""
+        layers = problem.num_layers * problem.num_directions
+        steps, tokens = layers * problem.time, layers * problem.time * problem.batch
+        half = lstm.state_dtype(problem.dtype) != problem.dtype
+        projected = problem.proj_size > 0
+        state_bytes = lstm.state_dtype(problem.dtype).itemsize
+        launches = _FORWARD_LAUNCHES + 2 * half + projected
+        # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
+        forward = Work(
+            matmul_flops=problem.matmul_flops,
+            bytes_moved=tokens * problem.hidden_size * (26 * state_bytes + 12 * problem.element_bytes)
+            + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
+            launches=steps * launches + layers * _LAYER_OPERATORS,
+            operators=steps * (launches + _FORWARD_VIEWS) + layers * _LAYER_OPERATORS,
+            workspace_bytes=problem.time * problem.batch * 6 * problem.hidden_size * state_bytes,
+        )
+        if not problem.needs_grad:
+            return forward
+        launches = _BACKWARD_LAUNCHES + half + projected
+        blocks = unroll.blocks(problem.time, problem.batch, problem.hidden_size) * layers
+        bulk = blocks * unroll.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
+        return forward + Work(
+            matmul_flops=2 * problem.matmul_flops,
+            bytes_moved=tokens * problem.hidden_size * (80 * state_bytes + 16 * problem.element_bytes)
+            + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
+            launches=steps * launches + bulk,
+            operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
+            workspace_bytes=unroll.backward_workspace(problem),
+        )
+
+    def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+        """Outputs of the layers below the last, then `unroll.Kept` of every layer and direction."""
+        if not problem.needs_grad:
+            return ()
+        output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
+        directions = problem.num_layers * problem.num_directions
+        return (output,) * (problem.num_layers - 1) + unroll.Kept.specs(problem) * directions
+
+    def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        """Run every layer and direction, one after another."""
+        return stack.forward(problem, inputs, _layer_forward)
+
+    def backward(
+        self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+    ) -> InputGradients:
+        """Run the adjoints from the last layer to the first."""
+        return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
+
+
+eager = _Eager()
+
+
+def differentiable(problem: Problem, inputs: Inputs) -> Result:
+    """Run the forward pass so that autograd can differentiate it, to any order, while autograd records.
+
+    Args:
+        problem: Its layout must be one of `eager.layouts`.
+        inputs: As for `eager.forward`.
+
+    Returns:
+        The outputs, attached to autograd's graph; `kept` is empty.
+    """
+    return stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
+
+
+def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
+    runs = [
+        unroll.forward(
+            layer.x,
+            layer.h0[direction],
+            layer.c0[direction],
+            weights,
+            reverse=direction == 1,
+            lengths=layer.lengths,
+            keep=problem.needs_grad,
+        )
+        for direction, weights in enumerate(layer.weights)
+    ]
+    kept = tuple(tensor for run in runs if run.kept is not None for tensor in run.kept)
+    y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
+    return Result(y, torch.stack([run.h_n for run in runs]), torch.stack([run.c_n for run in runs]), kept)
+
+
+def _layer_backward(
+    problem: Problem, layer: stack.Layer, result: Result, gradients: OutputGradients, needs: Needs
+) -> stack.LayerGradients:
+    size = problem.state_size
+    runs = [
+        unroll.backward(
+            layer.x,
+            layer.h0[direction],
+            layer.c0[direction],
+            weights,
+            result.y[..., direction * size : (direction + 1) * size],
+            unroll.Kept(*result.kept[2 * direction : 2 * direction + 2]),
+            None if gradients.y is None else gradients.y[..., direction * size : (direction + 1) * size],
+            None if gradients.h_n is None else gradients.h_n[direction],
+            None if gradients.c_n is None else gradients.c_n[direction],
+            reverse=direction == 1,
+            lengths=layer.lengths,
+            needs=needs,
+        )
+        for direction, weights in enumerate(layer.weights)
+    ]
+    return stack.LayerGradients(
+        stack.summed([run.x for run in runs]),
+        stack.stacked([run.h0 for run in runs]),
+        stack.stacked([run.c0 for run in runs]),
+        tuple(gradient for run in runs for gradient in run.weights),
+    )
