@@ -1,5 +1,50 @@
-"""LSTMs at the speed of the hardware."""
+"""LSTMs at the speed of the hardware: a drop-in for `torch.nn.LSTM` that picks the fastest kernel and says why.
 
+Example:
+    >>> import torch, gatewise
+    >>> lstm = gatewise.LSTM(input_size=4, hidden_size=8)
+    >>> y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
+    >>> decision = gatewise.explain(lstm, (5, 2, 4))
+"""
+
+from gatewise import functional
 from gatewise._version import __version__
+from gatewise.contract.decision import Decision
+from gatewise.contract.device import Device
+from gatewise.contract.errors import (
+    ArgumentError,
+    CheckpointError,
+    CorpusError,
+    DeviceError,
+    DtypeError,
+    GatewiseError,
+    KernelRefused,
+    MissingExtra,
+    OutOfMemoryPredicted,
+    ShapeError,
+)
+from gatewise.nn import LSTM, LSTMCell, accelerate
+from gatewise.selection import explain, kernel_names, use_kernel
 
-__all__ = ["__version__"]
+__all__ = [
+    "LSTM",
+    "ArgumentError",
+    "CheckpointError",
+    "CorpusError",
+    "Decision",
+    "Device",
+    "DeviceError",
+    "DtypeError",
+    "GatewiseError",
+    "KernelRefused",
+    "LSTMCell",
+    "MissingExtra",
+    "OutOfMemoryPredicted",
+    "ShapeError",
+    "__version__",
+    "accelerate",
+    "explain",
+    "functional",
+    "kernel_names",
+    "use_kernel",
+]

@@ -31,20 +31,20 @@ class LSTMFunction(torch.autograd.Function):
         return y, h_n, c_n
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
         problem, kernel, rest, count = ctx.call
         tensors = ctx.saved_tensors
         x, h0, c0, weights = *tensors[:3], tensors[3 : 3 + count]
         inputs = rest._replace(x=x, h0=h0, c0=c0, weights=weights)
-        gradients = OutputGradients(dy, dh, dc)
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return None, None, None, *_differentiable_backward(problem, inputs, gradients, wanted)
-        result = Result(*tensors[3 + count : 6 + count], tuple(tensors[6 + count :]))
+            return None, None, None, *_differentiable_backward(problem, inputs, OutputGradients(*gradients), wanted)
+        y, h_n, c_n, *kept = tensors[3 + count :]
+        result = Result(y, h_n, c_n, tuple(kept))
         saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
         needs = Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-        found = run_backward(saved, gradients, needs, kernel)
+        found = run_backward(saved, OutputGradients(*gradients), needs, kernel)
         ctx.spent = saved.spent
         return None, None, None, found.x, found.h0, found.c0, *found.weights
 

@@ -132,14 +132,7 @@ def lstm_backward(
     name = _chosen(problem, x.device, kernel)
     saved = Saved(name, problem, inputs, Result(y, h_n, c_n, tuple(kept[masks:])))
     found = run_backward(saved, OutputGradients(dy, dh, dc), Needs(), name)
-    dh0, dc0 = (tensor.clone() if tensor is dh or tensor is dc else tensor for tensor in (found.h0, found.c0))
-    dweights = list(found.weights)
-    if problem.bias:
-        # Both biases have one gradient; an operator's results may not share memory.
-        for index in range(2, len(dweights), problem.weights_per_direction):
-            if dweights[index].data_ptr() == dweights[index + 1].data_ptr():
-                dweights[index + 1] = dweights[index].clone()
-    return found.x, dh0, dc0, dweights  # type: ignore[return-value]
+    return _unaliased([found.x, found.h0, found.c0, *found.weights], given=[dy, dh, dc])
 
 
 @lstm_backward.register_fake
@@ -175,6 +168,21 @@ def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None,
 
 
 lstm_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _unaliased(
+    found: Sequence[Tensor | None], given: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    # An operator's results may share memory neither with its arguments nor with each other; both biases have one
+    # gradient, and an empty sequence hands its state's gradient through.
+    seen = {tensor.data_ptr() for tensor in given if tensor is not None}
+    apart: list[Tensor] = []
+    for tensor in found:
+        if tensor is None:
+            raise RuntimeError("a kernel left out a gradient that was asked for")
+        apart.append(tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor)
+        seen.add(tensor.data_ptr())
+    return apart[0], apart[1], apart[2], apart[3:]
 
 
 def _prepared(

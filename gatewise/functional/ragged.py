@@ -53,11 +53,11 @@ def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> 
         layouts: What the kernel reads.
     """
     if problem.layout in layouts:
-        on_other_device = inputs.lengths is not None and inputs.lengths.device != inputs.x.device
-        return _LengthsToDevice(inputs.x.device) if on_other_device else None
-    if problem.layout is Layout.HOST_LENGTHS and Layout.PACKED in layouts:
+        lengths = inputs.lengths
+        return None if lengths is None or lengths.device == inputs.x.device else _LengthsToDevice(lengths, inputs.x)
+    if inputs.lengths is not None and Layout.PACKED in layouts:
         return _Packing(inputs.lengths, problem.time, inputs.x.device)
-    if problem.layout is Layout.PACKED:
+    if inputs.batch_sizes is not None:
         return _Padding(inputs.batch_sizes, problem.time, problem.batch, inputs.x.device)
     message = f"no conversion from {problem.layout} to any of {sorted(layout.name for layout in layouts)}"
     raise NotImplementedError(message)
@@ -66,14 +66,14 @@ def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> 
 class _LengthsToDevice:
     """Lengths given on the CPU, copied beside x without waiting."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, lengths: Tensor, x: Tensor) -> None:
+        self._lengths = lengths.to(x.device, non_blocking=True)
 
     def problem(self, problem: Problem) -> Problem:
         return problem
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        return inputs._replace(lengths=inputs.lengths.to(self._device, non_blocking=True))
+        return inputs._replace(lengths=self._lengths)
 
     def result_out(self, result: Result, inputs: Inputs) -> Result:
         return result

@@ -42,19 +42,19 @@ def prepare(
     """
     found = signature(flat, bidirectional)
     time, batch = _check_input(x, found, batch_sizes)
-    layout = Layout.DENSE
+    layout, row_lengths = Layout.DENSE, None
     if batch_sizes is not None:
         if lengths is not None:
             raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
         layout = Layout.PACKED
     elif lengths is not None:
-        lengths, longest = _checked_lengths(lengths, time, batch, x.device)
-        layout = Layout.DEVICE_LENGTHS if lengths.is_cuda else Layout.HOST_LENGTHS
+        row_lengths, longest = _checked_lengths(lengths, time, batch, x.device)
+        layout = Layout.DEVICE_LENGTHS if row_lengths.is_cuda else Layout.HOST_LENGTHS
         if longest == 0:
             time = 0
     h0, c0 = _checked_state(state, x, found, batch)
-    if layout is Layout.DEVICE_LENGTHS:
-        lengths, h0 = _without_sync(lengths, time, h0)
+    if row_lengths is not None and row_lengths.is_cuda:
+        row_lengths, h0 = _without_sync(row_lengths, time, h0)
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(sentence("dropout", "a probability between 0 and 1", dropout))
     on_gpu = x.is_cuda
@@ -76,7 +76,7 @@ def prepare(
         autocast=autocast,
         traced=traced,
     )
-    return problem, Inputs(x, h0, c0, flat, lengths, batch_sizes, _drawn_masks(problem, x))
+    return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes, _drawn_masks(problem, x))
 
 
 def tf32_allowed() -> bool:
