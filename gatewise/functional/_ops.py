@@ -48,9 +48,13 @@ def traced_lstm(
     return y, State(h_n, c_n)
 
 
-@torch.compiler.assume_constant_result
 def _preferred(kernel: str) -> str:
     return preference(kernel).kernel
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler with the package: the preference is
+# read while the graph is built.
+_preferred._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @torch.library.custom_op("gatewise::lstm_forward", mutates_args=())
