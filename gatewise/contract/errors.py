@@ -2,17 +2,17 @@
 
     GatewiseError
     ├── ShapeError            (ValueError, RuntimeError)  a rank, size or length does not fit
-    ├── DtypeError            (TypeError)                 a dtype does not fit
+    ├── DtypeError            (TypeError, ValueError)     a dtype does not fit
     ├── DeviceError           (ValueError, RuntimeError)  tensors on devices that do not go together
-    ├── ArgumentError         (ValueError)                any other argument out of its range
+    ├── ArgumentError         (ValueError, TypeError)     any other argument of a wrong type or out of its range
     ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
     ├── MissingExtra          (ImportError)               an optional dependency is not installed
     ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
     ├── CorpusError           (ValueError)                text that cannot be trained on
     └── CheckpointError       (ValueError)                a file that is not a checkpoint of this model
 
-`ShapeError` and `DeviceError` are also `RuntimeError`s because that is what `torch.nn.LSTM` raises for the same
-mistakes: a program that catches it keeps working.
+Where an error has two built-in bases, that is because `torch.nn.LSTM` raises the second for some of the same mistakes:
+a program that catches it keeps working.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ShapeError(GatewiseError, ValueError, RuntimeError):
     """A rank, a size or a length does not fit."""
 
 
-class DtypeError(GatewiseError, TypeError):
+class DtypeError(GatewiseError, TypeError, ValueError):
     """A dtype does not fit."""
 
 
@@ -34,8 +34,8 @@ class DeviceError(GatewiseError, ValueError, RuntimeError):
     """Tensors are on devices that do not go together."""
 
 
-class ArgumentError(GatewiseError, ValueError):
-    """An argument is out of its range."""
+class ArgumentError(GatewiseError, ValueError, TypeError):
+    """An argument is of a wrong type or out of its range."""
 
 
 class KernelRefused(GatewiseError, ValueError):

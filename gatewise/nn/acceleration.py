@@ -1,0 +1,120 @@
+"""Exchanging the LSTM layers of a finished model."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import weakref
+from typing import TypeVar
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn.lstm import LSTM
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# What torch.nn.LSTM remembers about its parameters; gatewise.LSTM looks them up in every call instead.
+_BOOKKEEPING = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Swap:
+    """What `accelerate` would do with one `torch.nn.LSTM` of a model.
+
+    Attributes:
+        names: Every dotted name the module is registered under; "" is the model itself.
+        module: The module.
+        obstacle: Why it stays; empty when it is exchanged.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module
+    obstacle: str = ""
+
+    def __str__(self) -> str:
+        """One line: where it is, and what happens to it."""
+        where = ", ".join(name or "the model itself" for name in self.names)
+        return f"{where}: {self.obstacle or 'becomes gatewise.LSTM'}"
+
+
+def accelerate(model: Model) -> Model:
+    """Exchange every `torch.nn.LSTM` in a model for a `gatewise.LSTM`, in place, and return the model.
+
+    The new layers hold the very same Parameter objects, so optimizers made before keep working and `state_dict` stays.
+    The training flag, hooks, frozen parameters and other attributes stay as well, and a layer registered in two places
+    stays one layer. A model that is itself a `torch.nn.LSTM` is returned as a new module. Running it again changes
+    nothing.
+
+    Left alone, each named with its reason in one warning and listed by `planned_swaps`: subclasses of `torch.nn.LSTM`, layers
+    with parametrizations, with a `forward` of their own, or already compiled. Layers that are not registered as
+    submodules (in a plain list, say) are not found.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: `model` is not a `torch.nn.Module`.
+    """
+    swaps = planned_swaps(model)
+    left = [swap for swap in swaps if swap.obstacle]
+    if left:
+        warnings.warn("\n  ".join(["accelerate leaves torch.nn.LSTM in place:", *map(str, left)]), stacklevel=2)
+    for swap in swaps:
+        if swap.obstacle:
+            continue
+        replacement = _converted(swap.module)
+        if swap.module is model:
+            return replacement  # type: ignore[return-value]
+        for name in swap.names:
+            parent, _, child = name.rpartition(".")
+            model.get_submodule(parent).register_module(child, replacement)
+    return model
+
+
+def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
+    """Tell what `accelerate` would exchange and what it would leave, without changing anything.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        One record for every `torch.nn.LSTM`, in the order of `model.named_modules()`.
+
+    Raises:
+        ArgumentError: `model` is not a `torch.nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        advice = "Give the model, or one of its layers."
+        raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, advice))
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.LSTM):
+            found.setdefault(module, []).append(name)
+    return tuple(Swap(tuple(names), module, _obstacle(module)) for module, names in found.items())
+
+
+def _obstacle(module: nn.LSTM) -> str:
+    if parametrize.is_parametrized(module):
+        return "has parametrizations; build it as gatewise.LSTM and register them there"
+    if type(module) is not nn.LSTM:
+        return f"is a subclass, {type(module).__qualname__}, whose own behaviour would be lost"
+    if "forward" in vars(module):
+        return "has a forward of its own, which would be lost"
+    if module._compiled_call_impl is not None:
+        return "is compiled; accelerate the model before .compile()"
+    return ""
+
+
+def _converted(module: nn.LSTM) -> LSTM:
+    # One dictionary of parameters, hooks and attributes serves both, so handles of hooks keep working too.
+    replacement = LSTM.__new__(LSTM)
+    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in _BOOKKEEPING})
+    for hook in replacement._load_state_dict_pre_hooks.values():
+        if hook.with_module:
+            hook.module = weakref.ref(replacement)
+    return replacement

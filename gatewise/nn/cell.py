@@ -1,0 +1,112 @@
+"""One step of an LSTM as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.nn import init
+
+
+class LSTMCell(nn.Module):
+    r"""One step of one LSTM layer, a drop-in for `torch.nn.LSTMCell`.
+
+    $$\begin{aligned}
+    i &= \sigma(W_{ii} x + b_{ii} + W_{hi} h + b_{hi}) & f &= \sigma(W_{if} x + b_{if} + W_{hf} h + b_{hf}) \\
+    g &= \tanh(W_{ig} x + b_{ig} + W_{hg} h + b_{hg}) & o &= \sigma(W_{io} x + b_{io} + W_{ho} h + b_{ho}) \\
+    c' &= f \odot c + i \odot g & h' &= o \odot \tanh(c')
+    \end{aligned}$$
+
+    Computed by PyTorch's own fused operator (`torch.lstm_cell`): a single step leaves nothing to choose. Programs that
+    loop over time are faster with `gatewise.LSTM`.
+
+    Args:
+        input_size: I, features of the input.
+        hidden_size: H, hidden units.
+        bias: Whether the two bias vectors exist.
+        device: Where the parameters are made.
+        dtype: Of the parameters.
+
+    Raises:
+        ArgumentError: An argument is of the wrong type or out of its range.
+    """
+
+    bias_ih: nn.Parameter | None
+    bias_hh: nn.Parameter | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {"input_size": input_size, "hidden_size": hidden_size}.items():
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bool(bias)
+        gates = 4 * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty((gates, input_size), device=device, dtype=dtype))
+        self.weight_hh = nn.Parameter(torch.empty((gates, hidden_size), device=device, dtype=dtype))
+        for name in ("bias_ih", "bias_hh"):
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(gates, device=device, dtype=dtype)) if bias else None
+            )
+        self.reset_parameters()
+
+    def forward(
+        self,
+        input: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute one step.
+
+        Args:
+            input: [B, I], or [I] without a batch.
+            hx: Hidden and cell state, [B, H] or [H] each; zeros when None.
+
+        Returns:
+            The next hidden and cell state, shaped like `hx`.
+
+        Raises:
+            ShapeError: A rank or size does not fit.
+            DtypeError: A dtype differs from the parameters', outside of autocast.
+        """
+        self._check(input, hx)
+        if input.dim() == 2:
+            return self._step(input, hx)
+        h, c = self._step(input.unsqueeze(0), None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0)))
+        return h.squeeze(0), c.squeeze(0)
+
+    def _step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        if state is None:
+            zeros = x.new_zeros(x.shape[0], self.hidden_size)
+            state = (zeros, zeros)
+        return torch.lstm_cell(x, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+
+    def _check(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> None:
+        if x.dim() not in (1, 2):
+            expectation = "[B, I], or [I] without a batch"
+            raise ShapeError(sentence("input", expectation, f"rank {x.dim()} with shape {list(x.shape)}"))
+        if x.shape[-1] != self.input_size:
+            raise ShapeError(sentence("input", f"of {self.input_size} features", f"{x.shape[-1]} in {list(x.shape)}"))
+        expected = (*x.shape[:-1], self.hidden_size)
+        for index, value in enumerate(state or ()):
+            if value.shape != expected:
+                raise ShapeError(sentence(f"hx[{index}]", f"of shape {list(expected)}", list(value.shape)))
+        if x.dtype != self.weight_ih.dtype and not torch._C._is_any_autocast_enabled():
+            advice = "Convert one of them with .to(dtype)."
+            raise DtypeError(sentence("input", f"{self.weight_ih.dtype} like the parameters", x.dtype, advice))
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew from U(-1/sqrt(H), 1/sqrt(H))."""
+        init.uniform_(self.parameters(), self.hidden_size)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and the bias when there is none."""
+        return f"{self.input_size}, {self.hidden_size}{'' if self.bias else ', bias=False'}"

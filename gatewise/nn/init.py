@@ -1,0 +1,24 @@
+"""How the weights of recurrent layers start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def uniform_(parameters: Iterable[Tensor], hidden_size: int) -> None:
+    r"""Fill the parameters of a recurrent layer in place, as `torch.nn.LSTM` does.
+
+    Every element is drawn from $\mathcal{U}(-1/\sqrt{H}, 1/\sqrt{H})$, tensor by tensor in the order given, so that the
+    same seed gives the same numbers as PyTorch.
+
+    Args:
+        parameters: Weights and biases.
+        hidden_size: H, hidden units.
+    """
+    bound = 1.0 / math.sqrt(hidden_size) if hidden_size > 0 else 0.0
+    for parameter in parameters:
+        torch.nn.init.uniform_(parameter, -bound, bound)

@@ -1,0 +1,318 @@
+"""The LSTM layer: parameters, the shapes users give, and the call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.functional import lstm
+from gatewise.functional.flat_buffer import in_one_buffer
+from gatewise.nn import init
+
+_CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
+
+# Attributes that did not exist when a module was pickled, and what they stood at then.
+_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto"}
+
+
+class LSTM(nn.Module):
+    r"""A stack of LSTM layers, a drop-in for `torch.nn.LSTM`.
+
+    For every call the fastest way to compute it is chosen; `gatewise.explain(module, input)` says which and why. For
+    each layer and time step
+
+    $$\begin{aligned}
+    i &= \sigma(W_{ii} x + b_{ii} + W_{hi} h + b_{hi}) & f &= \sigma(W_{if} x + b_{if} + W_{hf} h + b_{hf}) \\
+    g &= \tanh(W_{ig} x + b_{ig} + W_{hg} h + b_{hg}) & o &= \sigma(W_{io} x + b_{io} + W_{ho} h + b_{ho}) \\
+    c' &= f \odot c + i \odot g & h' &= o \odot \tanh(c')
+    \end{aligned}$$
+
+    and with a projection $h' = W_{hr} (o \odot \tanh(c'))$. Parameters have the names, shapes and order of
+    `torch.nn.LSTM`: `weight_ih_l{k}` [4H, I or D*R], `weight_hh_l{k}` [4H, R], `bias_ih_l{k}` [4H], `bias_hh_l{k}`
+    [4H], `weight_hr_l{k}` [P, H], and the same with `_reverse`; gates stand in the order `i f g o`. A `state_dict` of
+    either class loads into the other, and the same seed initialises both to the same numbers.
+
+    Args:
+        input_size: I, features of the input.
+        hidden_size: H, hidden units.
+        num_layers: L, layers, each reading the output of the one below.
+        bias: Whether the two bias vectors exist.
+        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; states never are.
+        dropout: Probability of dropping each output of every layer but the last, in training mode.
+        bidirectional: Whether a second set of weights reads the sequence from its end; D is then 2.
+        proj_size: P, features of the projected hidden state; 0 for none. R is P with a projection, otherwise H.
+        device: Where the parameters are made.
+        dtype: Of the parameters.
+        kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
+
+    Raises:
+        ArgumentError: An argument is of the wrong type or out of its range.
+
+    Example:
+        >>> layer = LSTM(10, 20, num_layers=2)
+        >>> y, (h_n, c_n) = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])
+        >>> y.shape, h_n.shape
+        (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
+    ) -> None:
+        super().__init__()
+        _check_sizes(input_size, hidden_size, num_layers, proj_size)
+        _check_options(bias, batch_first, dropout, kernel)
+        if dropout > 0 and num_layers == 1:
+            message = sentence(
+                "dropout",
+                "0 when num_layers is 1",
+                dropout,
+                "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it.",
+            )
+            warnings.warn(message, stacklevel=2)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bool(bidirectional)
+        self.proj_size = proj_size
+        self.kernel = kernel
+        self._weight_names = self._names_by_direction()
+        for index, names in enumerate(self._weight_names):
+            shapes = self._shapes_of_layer(index // (1 + self.bidirectional))
+            for name, shape in zip(names, shapes, strict=True):
+                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.flatten_parameters()
+        self.reset_parameters()
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: tuple[Tensor, Tensor] | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """Run the layers over a batch of sequences.
+
+        Args:
+            input: [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
+            hx: Initial hidden state [L*D, B, R] and cell state [L*D, B, H], without B for one sequence; zeros when
+                None.
+            lengths: How many steps of each sequence count: B integers in [0, T], in any order, on any device. What
+                follows a sequence's end is not read, `output` is zero there, and final states are those at the end.
+                Lengths on the GPU are never copied to the CPU.
+
+        Returns:
+            The output of the last layer, [T, B, D*R] in the arrangement of `input`, and the final states of every layer
+            and direction, `(h_n [L*D, B, R], c_n [L*D, B, H])`.
+
+        Raises:
+            ShapeError: A rank, size or length does not fit.
+            DtypeError: A dtype differs from the parameters', outside of autocast.
+            DeviceError: Tensors are on devices that do not go together.
+            ArgumentError: `lengths` is given with a `PackedSequence` or with one sequence.
+            KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx, lengths)
+        rank = input.dim()
+        if rank == 2:
+            return self._forward_one(input, hx, lengths)
+        if rank != 3:
+            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
+            expectation = f"{arrangement}, or [T, I] for one sequence"
+            raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
+        if self.batch_first:
+            y, state = self._run(input.transpose(0, 1), hx, lengths=lengths)
+            return y.transpose(0, 1), state
+        return self._run(input, hx, lengths=lengths)
+
+    def _run(
+        self,
+        x: Tensor,
+        state: tuple[Tensor, Tensor] | None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        batch_sizes: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
+        y, (h_n, c_n) = lstm(
+            x,
+            state,
+            [getattr(self, name) for names in self._weight_names for name in names],
+            lengths=lengths,
+            batch_sizes=batch_sizes,
+            bidirectional=self.bidirectional,
+            dropout=self.dropout if self.training else 0.0,
+            kernel=self.kernel,
+        )
+        return y, (h_n, c_n)
+
+    def _forward_one(
+        self, x: Tensor, hx: tuple[Tensor, Tensor] | None, lengths: Tensor | Sequence[int] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if lengths is not None:
+            advice = "Cut the sequence instead: input[:length]."
+            raise ArgumentError(sentence("lengths", "None for one sequence [T, I]", lengths, advice))
+        if hx is not None:
+            _check_pair(hx, 2, "[L*D, R] and [L*D, H] like the input without a batch")
+            hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+        y, (h_n, c_n) = self._run(x.unsqueeze(1), hx)
+        return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx: tuple[Tensor, Tensor] | None, lengths: Tensor | Sequence[int] | None
+    ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
+        if lengths is not None:
+            advice = "The packed batch has its own lengths; give the padded tensor to use others."
+            raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
+        data, batch_sizes, sorted_indices, unsorted_indices = packed
+        if hx is not None and sorted_indices is not None:
+            _check_pair(hx, 3, "[L*D, B, R] and [L*D, B, H]", batch=len(sorted_indices))
+            hx = (hx[0].index_select(1, sorted_indices), hx[1].index_select(1, sorted_indices))
+        y, (h_n, c_n) = self._run(data, hx, batch_sizes=batch_sizes)
+        if unsorted_indices is not None:
+            h_n, c_n = h_n.index_select(1, unsorted_indices), c_n.index_select(1, unsorted_indices)
+        return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), (h_n, c_n)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights, one list for each direction of each layer: what `gatewise.functional.lstm` takes."""
+        return [[getattr(self, name) for name in names] for names in self._weight_names]
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew from U(-1/sqrt(H), 1/sqrt(H))."""
+        init.uniform_(self.parameters(), self.hidden_size)
+
+    def flatten_parameters(self) -> None:
+        """Move the parameters into one buffer in cuDNN's order, which spares cuDNN a copy in every call.
+
+        Done by itself when the layer is made, moved, converted, copied or unpickled; worth calling after parameters
+        were replaced, as `load_state_dict(assign=True)` does. The Parameter objects and their values stay. Nothing
+        happens off CUDA, without cuDNN, or when weights are parametrised, tied to each other, of a tensor subclass or
+        of several dtypes.
+        """
+        found = [self._parameters.get(name) for names in self._weight_names for name in names]
+        weights = [weight for weight in found if type(weight) is nn.Parameter and _uses_cudnn(weight)]
+        if len(weights) < len(found):
+            return
+        if len({(weight.dtype, weight.device) for weight in weights}) > 1:
+            return
+        if len({weight.data_ptr() for weight in weights}) < len(weights):
+            return
+        per_direction = len(self._weight_names[0])
+        if in_one_buffer(weights, per_direction) or not torch._use_cudnn_rnn_flatten_weight():
+            return
+        # The operator writes the new storage into the parameters, which autograd must not see.
+        with torch.cuda.device_of(weights[0]), torch.no_grad():
+            torch._cudnn_rnn_flatten_weight(
+                weights,
+                per_direction,
+                self.input_size,
+                _CUDNN_LSTM_MODE,
+                self.hidden_size,
+                self.proj_size,
+                self.num_layers,
+                self.batch_first,
+                self.bidirectional,
+            )
+
+    def extra_repr(self) -> str:
+        """Return the sizes and every option that differs from its default."""
+        options = {
+            "proj_size": 0,
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0,
+            "bidirectional": False,
+            "kernel": "auto",
+        }
+        given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *(f"{name}={value}" for name, value in given)])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
+        super()._apply(fn, recurse)
+        self.flatten_parameters()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**_DEFAULTS, **state})
+        self._weight_names = self._names_by_direction()
+        self.flatten_parameters()
+
+    def _names_by_direction(self) -> tuple[tuple[str, ...], ...]:
+        kinds = ["weight_ih", "weight_hh"]
+        if self.bias:
+            kinds += ["bias_ih", "bias_hh"]
+        if self.proj_size:
+            kinds.append("weight_hr")
+        suffixes = ("", "_reverse") if self.bidirectional else ("",)
+        return tuple(
+            tuple(f"{kind}_l{layer}{suffix}" for kind in kinds)
+            for layer in range(self.num_layers)
+            for suffix in suffixes
+        )
+
+    def _shapes_of_layer(self, layer: int) -> list[tuple[int, ...]]:
+        gates, state_size = 4 * self.hidden_size, self.proj_size or self.hidden_size
+        features = self.input_size if layer == 0 else state_size * (1 + self.bidirectional)
+        shapes: list[tuple[int, ...]] = [(gates, features), (gates, state_size)]
+        if self.bias:
+            shapes += [(gates,), (gates,)]
+        if self.proj_size:
+            shapes.append((self.proj_size, self.hidden_size))
+        return shapes
+
+
+def _uses_cudnn(weight: Tensor) -> bool:
+    # torch.backends.cudnn.is_acceptable leaves bfloat16 out, which PyTorch's cuDNN LSTM does take.
+    cudnn = torch.backends.cudnn
+    return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()
+
+
+def _check_sizes(input_size: int, hidden_size: int, num_layers: int, proj_size: int) -> None:
+    sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+    if not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+        expectation = f"an integer from 0 to hidden_size - 1 = {hidden_size - 1}"
+        raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
+
+
+def _check_options(bias: bool, batch_first: bool, dropout: float, kernel: str) -> None:
+    for name, value in {"bias": bias, "batch_first": batch_first}.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(sentence(name, "True or False", repr(value)))
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
+        advice = "It is the probability of dropping an output between layers."
+        raise ArgumentError(sentence("dropout", "a number from 0 to 1", repr(dropout), advice))
+    if not isinstance(kernel, str):
+        advice = "gatewise.kernel_names() lists them."
+        raise ArgumentError(sentence("kernel", "'auto' or the name of a kernel", repr(kernel), advice))
+
+
+def _check_pair(hx: tuple[Tensor, Tensor], rank: int, form: str, batch: int | None = None) -> None:
+    for index, state in enumerate(hx):
+        if state.dim() != rank or (batch is not None and state.shape[1] != batch):
+            where = form if batch is None else f"{form} with B = {batch}"
+            raise ShapeError(sentence(f"hx[{index}]", f"a state of {where}", list(state.shape)))

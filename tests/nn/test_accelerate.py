@@ -1,0 +1,227 @@
+"""accelerate: what it exchanges, what it keeps, what it leaves and says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import gatewise
+from gatewise.nn import LSTM, Swap, accelerate, planned_swaps
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.encoder = nn.LSTM(6, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.stages = nn.ModuleList([nn.LSTM(8, 5, proj_size=3), nn.LSTM(3, 3)])
+        self.also = self.stages[1]
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, tokens):
+        y, _ = self.encoder(self.embed(tokens))
+        y = y.transpose(0, 1)
+        for stage in self.stages:
+            y, _ = stage(y)
+        return self.head(self.also(y)[0])
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Tagger()
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(1))
+
+
+def lstms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, nn.LSTM | LSTM)]
+
+
+def test_every_lstm_is_exchanged_and_results_stay(model, tokens):
+    expected = model(tokens)
+    assert accelerate(model) is model
+    assert [type(module) for module in lstms(model)] == [LSTM] * 3
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def test_is_the_public_function():
+    assert gatewise.accelerate is accelerate
+
+
+def test_a_shared_layer_stays_shared(model):
+    accelerate(model)
+    assert model.also is model.stages[1]
+
+
+def test_parameters_are_the_very_same_objects_in_the_same_order(model):
+    before = [(name, id(parameter)) for name, parameter in model.named_parameters()]
+    state = copy.deepcopy(model.state_dict())
+    accelerate(model)
+    assert [(name, id(parameter)) for name, parameter in model.named_parameters()] == before
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_an_optimizer_made_before_trains_it(model, tokens):
+    twin = copy.deepcopy(model)
+    losses = []
+    for network, convert in ((model, True), (twin, False)):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
+        if convert:
+            accelerate(network)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = network(tokens).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses)
+
+
+def test_a_model_that_is_an_lstm_comes_back_as_a_new_module():
+    layer = nn.LSTM(3, 4)
+    x = torch.randn(5, 2, 3)
+    expected = layer(x)
+    found = accelerate(layer)
+    assert type(found) is LSTM
+    assert found.weight_ih_l0 is layer.weight_ih_l0
+    torch.testing.assert_close(found(x), expected)
+
+
+def test_again_changes_nothing(model):
+    accelerate(model)
+    before = lstms(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert accelerate(model) is model
+    assert all(a is b for a, b in zip(lstms(model), before, strict=True))
+    layer = LSTM(3, 4)
+    assert accelerate(layer) is layer
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_options_training_flag_and_frozen_weights_stay(training):
+    layer = nn.LSTM(3, 4, 2, bias=False, batch_first=True, dropout=0.25, bidirectional=True, proj_size=2)
+    layer.train(training)
+    layer.weight_hh_l1.requires_grad_(False)
+    layer.note = "kept"
+    found = accelerate(nn.Sequential(layer))[0]
+    assert repr(found) == repr(layer)
+    assert found.training is training
+    assert found.kernel == "auto"
+    assert found.note == "kept"
+    assert not found.weight_hh_l1.requires_grad
+    assert found.weight_hh_l0.requires_grad
+
+
+def test_hooks_stay_and_their_handles_still_remove_them():
+    layer = nn.LSTM(3, 4)
+    seen = []
+    handles = [
+        layer.register_forward_pre_hook(lambda module, args: seen.append(("before", type(module)))),
+        layer.register_forward_hook(
+            lambda module, args, kwargs, y: seen.append(("after", type(module))), with_kwargs=True
+        ),
+        layer.register_full_backward_hook(lambda module, dx, dy: seen.append(("backward", type(module)))),
+        layer.register_state_dict_pre_hook(lambda module, prefix, keep: seen.append(("save", type(module)))),
+        layer.register_load_state_dict_pre_hook(lambda module, *rest: seen.append(("load", type(module)))),
+    ]
+    model = nn.Sequential(layer)
+    del layer
+    accelerate(model)
+    x = torch.randn(5, 2, 3, requires_grad=True)
+
+    def exercise():
+        model[0](x)[0].sum().backward()
+        model.load_state_dict(model.state_dict())
+
+    exercise()
+    assert seen == [(name, LSTM) for name in ("before", "after", "backward", "save", "load")]
+    for handle in handles:
+        handle.remove()
+    exercise()
+    assert len(seen) == 5
+
+
+class Custom(nn.LSTM):
+    def forward(self, x, hx=None):
+        return super().forward(2 * x, hx)
+
+
+def left_alone():
+    parametrised = nn.LSTM(3, 4)
+    parametrizations.weight_norm(parametrised, "weight_hh_l0")
+    patched = nn.LSTM(3, 4)
+    patched.forward = lambda x, hx=None: (x, None)
+    compiled = nn.LSTM(3, 4)
+    compiled.compile(backend="eager")
+    return {
+        "subclass": (Custom(3, 4), "is a subclass, Custom, whose own behaviour would be lost"),
+        "parametrised": (parametrised, "has parametrizations"),
+        "patched": (patched, "has a forward of its own"),
+        "compiled": (compiled, "is compiled"),
+    }
+
+
+@pytest.mark.parametrize("case", ["subclass", "parametrised", "patched", "compiled"])
+def test_what_is_left_alone_is_said_once_with_its_reason(case):
+    layer, reason = left_alone()[case]
+    model = nn.ModuleDict({"odd": layer, "odd_again": layer, "plain": nn.LSTM(3, 4)})
+    with pytest.warns(UserWarning, match="leaves torch.nn.LSTM in place") as caught:
+        accelerate(model)
+    assert len(caught) == 1
+    assert f"odd, odd_again: {reason}" in str(caught[0].message)
+    assert "plain" not in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert model["odd"] is layer
+    assert type(model["plain"]) is LSTM
+
+
+def test_a_root_that_is_left_alone_is_returned():
+    layer = Custom(3, 4)
+    with pytest.warns(UserWarning, match="the model itself: is a subclass, Custom"):
+        assert accelerate(layer) is layer
+
+
+def test_plan_changes_nothing_and_lists_everything(model):
+    model.custom = Custom(3, 4)
+    plan = planned_swaps(model)
+    assert [type(module) for module in lstms(model)] == [nn.LSTM] * 3 + [Custom]
+    assert plan[0] == Swap(("encoder",), model.encoder)
+    assert [swap.names for swap in plan] == [("encoder",), ("stages.0",), ("stages.1", "also"), ("custom",)]
+    assert [bool(swap.obstacle) for swap in plan] == [False, False, False, True]
+    assert str(plan[2]) == "stages.1, also: becomes gatewise.LSTM"
+
+
+def test_the_result_copies_and_pickles(model, tokens):
+    accelerate(model)
+    expected = model(tokens)
+    torch.testing.assert_close(copy.deepcopy(model)(tokens), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(tokens), expected)
+
+
+def test_a_model_without_lstm_is_returned_unchanged():
+    model = nn.Sequential(nn.Linear(3, 4), nn.GRU(4, 4))
+    assert accelerate(model) is model
+    assert planned_swaps(model) == ()
+
+
+def test_meta_model():
+    model = accelerate(nn.Sequential(nn.LSTM(3, 4, device="meta")))
+    assert type(model[0]) is LSTM
+    assert model[0].weight_ih_l0.is_meta
+
+
+def test_something_else_than_a_module_is_refused():
+    with pytest.raises(gatewise.ArgumentError, match="`model` must be a torch.nn.Module, got list. Give the model"):
+        accelerate([nn.LSTM(3, 4)])

@@ -1,0 +1,170 @@
+"""What the layers say about arguments that do not fit, and that torch refuses the same calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import gatewise
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from gatewise.nn import LSTM, LSTMCell
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 0}, "`hidden_size` must be a positive integer, got 0."),
+        ({"hidden_size": 4.0}, "`hidden_size` must be a positive integer, got 4.0."),
+        ({"input_size": 0}, "`input_size` must be a positive integer, got 0."),
+        ({"input_size": "10"}, "`input_size` must be a positive integer, got '10'."),
+        ({"num_layers": 0}, "`num_layers` must be a positive integer, got 0."),
+        ({"bias": 1}, "`bias` must be True or False, got 1."),
+        ({"batch_first": "False"}, "`batch_first` must be True or False, got 'False'."),
+        ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, got 1.5."),
+        ({"dropout": -0.1}, "`dropout` must be a number from 0 to 1, got -0.1."),
+        ({"dropout": True}, "`dropout` must be a number from 0 to 1, got True."),
+        ({"proj_size": 4}, "`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got 4."),
+        ({"proj_size": -1}, "`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got -1."),
+    ],
+)
+def test_constructor_refuses_what_torch_refuses(options, message):
+    options = {"input_size": 3, "hidden_size": 4} | options
+    with pytest.raises(ArgumentError) as raised:
+        LSTM(**options)
+    assert str(raised.value).startswith(message)
+    with pytest.raises((ValueError, TypeError)) as theirs:
+        nn.LSTM(**options)
+    assert isinstance(raised.value, theirs.type)
+
+
+def test_constructor_refuses_a_kernel_that_is_no_name():
+    with pytest.raises(ArgumentError, match="`kernel` must be 'auto' or the name of a kernel, got None"):
+        LSTM(3, 4, kernel=None)
+
+
+def test_dropout_without_a_gap_warns_as_torch_does():
+    with pytest.warns(UserWarning, match=r"`dropout` must be 0 when num_layers is 1, got 0\.5"):
+        LSTM(3, 4, dropout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "states", "message"),
+    [
+        ((3,), None, "`input` must be [T, B, I], or [T, I] for one sequence, got rank 1 with shape [3]."),
+        ((2, 5, 2, 3), None, "`input` must be [T, B, I], or [T, I] for one sequence, got rank 4"),
+        ((5, 2, 7), None, "of 3 features, got 7"),
+        ((5, 7), None, "of 3 features, got 7"),
+        ((5, 2, 3), ((2, 3, 4), (2, 2, 4)), "must be [2, 2, 4], which is [L*D, B, R], got [2, 3, 4]"),
+        ((5, 2, 3), ((2, 2, 4), (2, 2, 5)), "must be [2, 2, 4], which is [L*D, B, H], got [2, 2, 5]"),
+        ((5, 2, 3), ((2, 4), (2, 4)), "[2, 2, 4]"),
+        ((5, 3), ((2, 1, 4), (2, 1, 4)), "`hx[0]` must be a state of [L*D, R] and [L*D, H]"),
+        ((5, 3), ((2, 4), (2, 1, 4)), "`hx[1]` must be a state of [L*D, R] and [L*D, H]"),
+    ],
+)
+def test_call_refuses_shapes_that_torch_refuses(shape, states, message):
+    x = torch.randn(shape)
+    hx = None if states is None else tuple(torch.randn(state) for state in states)
+    with pytest.raises(ShapeError) as raised:
+        LSTM(3, 4, num_layers=2)(x, hx)
+    assert message in str(raised.value)
+    with pytest.raises((ValueError, RuntimeError)) as theirs:
+        nn.LSTM(3, 4, num_layers=2)(x, hx)
+    assert isinstance(raised.value, theirs.type)
+
+
+def test_batch_first_is_named_in_the_message():
+    with pytest.raises(ShapeError, match=r"`input` must be \[B, T, I\], or"):
+        LSTM(3, 4, batch_first=True)(torch.randn(3))
+
+
+def test_dtypes_must_agree_outside_of_autocast():
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    with pytest.raises(DtypeError, match=r"torch\.float32 like the weights, got torch\.float64") as raised:
+        LSTM(3, 4)(x)
+    with pytest.raises((ValueError, RuntimeError)) as theirs:
+        nn.LSTM(3, 4)(x)
+    assert isinstance(raised.value, theirs.type)
+    with pytest.raises(DtypeError, match="like x"):
+        LSTM(3, 4)(x.float(), (torch.zeros(1, 2, 4).double(), torch.zeros(1, 2, 4).double()))
+    with pytest.raises(DtypeError):
+        LSTM(3, 4)(torch.ones(5, 2, 3, dtype=torch.int64))
+
+
+def test_devices_must_agree():
+    with pytest.raises(DeviceError, match="on meta like the weights, got one on cpu"):
+        LSTM(3, 4, device="meta")(torch.randn(5, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([5, -1], ShapeError, "`lengths` must be between 0 and T = 5, got -1."),
+        ([6, 5], ShapeError, "`lengths` must be between 0 and T = 5, got 6."),
+        ([5], ShapeError, "`lengths` must be one integer a sequence, [2], got [1]."),
+        (torch.tensor([[5, 5]]), ShapeError, "`lengths` must be one integer a sequence, [2], got [1, 2]."),
+        (torch.tensor([5.0, 5.0]), DtypeError, "`lengths` must be integers, got torch.float32."),
+    ],
+)
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_lengths_are_checked(lengths, error, message, batch_first):
+    x = torch.randn(2, 5, 3) if batch_first else torch.randn(5, 2, 3)
+    with pytest.raises(error) as raised:
+        LSTM(3, 4, batch_first=batch_first)(x, lengths=lengths)
+    assert message in str(raised.value)
+
+
+def test_lengths_go_with_padded_batches_only():
+    with pytest.raises(ArgumentError, match=r"None for one sequence \[T, I\], got \[5\]. Cut the sequence"):
+        LSTM(3, 4)(torch.randn(5, 3), lengths=[5])
+    with pytest.raises(ArgumentError, match="None for a PackedSequence"):
+        LSTM(3, 4)(pack_sequence([torch.randn(5, 3)]), lengths=[5])
+
+
+def test_packed_sequence_needs_a_state_of_its_batch():
+    packed = pack_sequence([torch.randn(2, 3), torch.randn(5, 3)], enforce_sorted=False)
+    for batch in (1, 3):
+        state = torch.zeros(1, batch, 4)
+        with pytest.raises(ShapeError, match=r"`hx\[0\]` must be a state of .* with B = 2"):
+            LSTM(3, 4)(packed, (state, state))
+
+
+def test_every_message_reads_as_one_sentence_form():
+    with pytest.raises(gatewise.GatewiseError) as raised:
+        LSTM(3, 4, proj_size=9)
+    assert str(raised.value) == (
+        "`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got 9. 0 means no projection."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "state", "message"),
+    [
+        ((3, 11), (3, 20), "`input` must be of 10 features, got 11 in [3, 11]."),
+        ((3, 10), (3, 21), "`hx[0]` must be of shape [3, 20], got [3, 21]."),
+        ((3, 10), (5, 20), "`hx[0]` must be of shape [3, 20], got [5, 20]."),
+        ((3, 10), (3, 1, 1, 20), "`hx[0]` must be of shape [3, 20], got [3, 1, 1, 20]."),
+        ((2, 3, 10), (3, 20), "`input` must be [B, I], or [I] without a batch, got rank 3 with shape [2, 3, 10]."),
+    ],
+)
+def test_cell_refuses_shapes_that_torch_refuses(shape, state, message):
+    x, hx = torch.randn(shape), (torch.randn(state), torch.randn(state))
+    with pytest.raises(ShapeError) as raised:
+        LSTMCell(10, 20)(x, hx)
+    assert str(raised.value) == message
+    with pytest.raises((ValueError, RuntimeError)) as theirs:
+        nn.LSTMCell(10, 20)(x, hx)
+    assert isinstance(raised.value, theirs.type)
+
+
+def test_cell_refuses_another_dtype():
+    with pytest.raises(DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64"):
+        LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["input_size", "hidden_size"])
+@pytest.mark.parametrize("value", [0, -1, 2.0])
+def test_cell_needs_positive_sizes(name, value):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got {value}"):
+        LSTMCell(**({"input_size": 3, "hidden_size": 4} | {name: value}))

@@ -1,0 +1,207 @@
+"""PyTorch's own samples of LSTM and LSTMCell (its module database), checked as its test suite does, with our classes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import gatewise.nn
+
+pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
+from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
+from torch.testing._internal.common_utils import freeze_rng_state, gradcheck, gradgradcheck
+
+OURS = {nn.LSTM: gatewise.nn.LSTM, nn.LSTMCell: gatewise.nn.LSTMCell}
+ENTRIES = [entry for entry in module_db if entry.module_cls in OURS]
+DTYPES = [torch.float32, torch.float64]
+
+each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.module_cls.__name__)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def test_the_database_has_both():
+    assert {entry.module_cls for entry in ENTRIES} == set(OURS)
+
+
+def samples(entry, dtype, training, requires_grad=False):
+    """Our module, the arguments of its call and PyTorch's reference function, for every sample."""
+    found = entry.module_inputs_func(entry, device="cpu", dtype=dtype, requires_grad=requires_grad, training=training)
+    for sample in found:
+        with freeze_rng_state():
+            torch.manual_seed(0)
+            module = OURS[entry.module_cls](*sample.constructor_input.args, **sample.constructor_input.kwargs)
+        module.to("cpu").to(dtype).train(training)
+        yield module, sample
+
+
+def tensors(tree):
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@each_entry
+@each_dtype
+@each_mode
+def test_forward_equals_the_reference(entry, dtype, training):
+    count = 0
+    for module, sample in samples(entry, dtype, training):
+        call = sample.forward_input
+        with freeze_rng_state():
+            outputs = module(*call.args, **call.kwargs)
+        expected = sample.reference_fn(module, *call.args, **call.kwargs)
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+        count += 1
+    assert count
+
+
+@each_entry
+@each_dtype
+def test_forward_equals_the_class_of_torch(entry, dtype):
+    for module, sample in samples(entry, dtype, training=True):
+        theirs = entry.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).to(dtype)
+        theirs.load_state_dict(module.state_dict())
+        call = sample.forward_input
+        torch.testing.assert_close(module(*call.args, **call.kwargs), theirs(*call.args, **call.kwargs))
+
+
+@each_entry
+@each_dtype
+def test_factory_arguments(entry, dtype):
+    for _, sample in samples(entry, dtype, training=True):
+        constructor = sample.constructor_input
+        module = OURS[entry.module_cls](*constructor.args, **constructor.kwargs, device="cpu", dtype=dtype)
+        assert {(str(p.device), p.dtype) for p in module.parameters()} == {("cpu", dtype)}
+
+
+@each_entry
+@each_mode
+def test_pickle(entry, training):
+    for module, sample in samples(entry, torch.float32, training):
+        call = sample.forward_input
+        with freeze_rng_state():
+            expected = module(*call.args, **call.kwargs)
+        with io.BytesIO() as file:
+            torch.save(module, file)
+            file.seek(0)
+            other = torch.load(file, weights_only=False)
+        with freeze_rng_state():
+            torch.testing.assert_close(other(*call.args, **call.kwargs), expected, rtol=0, atol=0)
+
+
+@each_entry
+def test_repr_and_str(entry):
+    for module, _ in samples(entry, torch.float32, training=True):
+        assert repr(module) == str(module)
+        assert type(module).__name__ in repr(module)
+
+
+@each_entry
+def test_save_and_load_state_dict(entry):
+    for module, sample in samples(entry, torch.float32, training=True):
+        other = OURS[entry.module_cls](*sample.constructor_input.args, **sample.constructor_input.kwargs)
+        other.load_state_dict(module.state_dict())
+        call = sample.forward_input
+        torch.testing.assert_close(other(*call.args, **call.kwargs), module(*call.args, **call.kwargs))
+
+
+def noncontiguous(tree):
+    def spread(leaf):
+        if not isinstance(leaf, torch.Tensor) or leaf.numel() <= 1:
+            return leaf
+        wide = torch.repeat_interleave(leaf.detach(), 2, dim=-1)[..., ::2]
+        return wide.requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(spread, tree)
+
+
+@each_entry
+@each_dtype
+@each_mode
+def test_noncontiguous_inputs_and_parameters(entry, dtype, training):
+    for module, sample in samples(entry, dtype, training, requires_grad=True):
+        call = sample.forward_input
+
+        def outcome(args, module=module):
+            module.zero_grad()
+            for leaf in tensors(args):
+                leaf.grad = None
+            outputs = tensors(module(*args))
+            sum(output.sum() for output in outputs).backward()
+            gradients = [leaf.grad for leaf in tensors(args)] + [p.grad.clone() for p in module.parameters()]
+            return [output.detach() for output in outputs], gradients
+
+        expected = outcome(call.args)
+        torch.testing.assert_close(outcome(noncontiguous(call.args)), expected, rtol=1e-5, atol=1e-5)
+        for parameter in module.parameters():
+            parameter.data = noncontiguous(parameter.data)
+        torch.testing.assert_close(outcome(noncontiguous(call.args)), expected, rtol=1e-5, atol=1e-5)
+
+
+def check_gradients(check, entry, training):
+    for module, sample in samples(entry, torch.float64, training, requires_grad=True):
+        args = sample.forward_input.args
+        leaves, structure = pytree.tree_flatten(args)
+        parameters = dict(module.named_parameters())
+
+        def call(*flat, module=module, structure=structure, names=tuple(parameters)):
+            count = len(flat) - len(names)
+            given = pytree.tree_unflatten(list(flat[:count]), structure)
+            weights = dict(zip(names, flat[count:], strict=True))
+            with freeze_rng_state():
+                return tuple(tensors(torch.func.functional_call(module, weights, given)))
+
+        assert check(call, (*leaves, *parameters.values()), nondet_tol=entry.gradcheck_nondet_tol)
+
+
+@each_entry
+@each_mode
+def test_gradcheck(entry, training):
+    check_gradients(gradcheck, entry, training)
+
+
+@each_entry
+@each_mode
+def test_gradgradcheck(entry, training):
+    assert entry.supports_gradgrad
+    check_gradients(gradgradcheck, entry, training)
+
+
+@each_entry
+def test_if_train_and_eval_modes_differ(entry):
+    # The database says whether they may; its samples have no dropout, so results are the same and the flag is free.
+    for module, sample in samples(entry, torch.float32, training=True):
+        call = sample.forward_input
+        trained = module(*call.args, **call.kwargs)
+        torch.testing.assert_close(module.eval()(*call.args, **call.kwargs), trained)
+
+
+@each_entry
+def test_deepcopy(entry):
+    for module, sample in samples(entry, torch.float32, training=True):
+        call = sample.forward_input
+        torch.testing.assert_close(
+            copy.deepcopy(module)(*call.args, **call.kwargs), module(*call.args, **call.kwargs), rtol=0, atol=0
+        )
+
+
+@each_entry
+@each_dtype
+def test_errors_are_raised_in_the_same_situations(entry, dtype):
+    found = entry.module_error_inputs_func(entry, device="cpu", dtype=dtype, requires_grad=False, training=False)
+    assert found
+    for sample in found:
+        given = sample.module_error_input
+        args, kwargs = given.constructor_input.args, given.constructor_input.kwargs
+        at_construction = sample.error_on == ModuleErrorEnum.CONSTRUCTION_ERROR
+        raises = pytest.raises(sample.error_type, match=r"^`\w+(\[\d\])?` must be .*, got ")
+        with raises if at_construction else contextlib.nullcontext():
+            module = OURS[entry.module_cls](*args, **kwargs)
+        if not at_construction:
+            with raises:
+                module(*given.forward_input.args, **given.forward_input.kwargs)
