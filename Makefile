@@ -1,0 +1,79 @@
+# Every target does its own set-up. Python 3.11+ and make are all that a machine must have.
+#
+#   make test                               in .venv, made and filled on the first run
+#   make test PYTHON=python3.12             with another interpreter
+#   make gpu-test VENV= PYTHON=python3      with that interpreter as it is: nothing is made, nothing is installed
+
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+
+# The first interpreter that is new enough; nothing when there is none.
+PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11 python,\
+	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
+VENV ?= .venv
+# Test workers; each runs torch on one thread.
+WORKERS ?= auto
+# More options for pip, such as PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu", which saves some
+# gigabytes on a Linux machine without an NVIDIA GPU.
+PIP_OPTIONS ?=
+
+ifeq ($(strip $(VENV)),)
+RUN = $(PYTHON)
+BIN :=
+TRAIN_READY :=
+DEV_READY :=
+else
+RUN := $(VENV)/bin/python
+BIN := $(VENV)/bin/
+TRAIN_READY := $(VENV)/.ready-train
+DEV_READY := $(VENV)/.ready-dev
+endif
+
+.PHONY: help demo test lint format gpu-test bench docs clean
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(TRAIN_READY) ## train a small language model on this machine and sample from it
+	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
+
+test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) -m "not gpu"
+
+lint: $(DEV_READY) ## style, formatting, types and import order
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+	$(BIN)lint-imports --no-logo
+
+format: $(DEV_READY) ## rewrite the sources in the project's format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+gpu-test: $(DEV_READY) ## the tests that need a CUDA device
+	$(RUN) -m pytest -m gpu
+
+bench: $(TRAIN_READY) ## the classic table: words per second of a language model, one row per way to compute it
+	$(RUN) -m gatewise bench lm
+
+docs: $(DEV_READY) ## build the documentation into site/
+	$(RUN) -m mkdocs build --strict
+
+clean: ## remove what the targets made, the environment too
+	rm -rf .venv site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+define install
+	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(1)]'
+	@touch $@
+endef
+
+$(VENV)/.ready-train: pyproject.toml constraints.txt
+	$(call install,train)
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(VENV)/.ready-train
