@@ -1,1 +1,1 @@
-"""The mathematics: the steps of LSTM variants with their hand-derived adjoints, in plain torch, any dtype, any device."""
+"""The mathematics: steps of LSTM variants and their hand-derived adjoints, in plain torch, any dtype, any device."""

@@ -18,8 +18,8 @@ The adjoint of a step is linear in (dm, dc), and its coefficients depend on the 
     dz_o = dm * tanh(c) o (1 - o)
     dc'  = dc_total * f
 
-With dc_total substituted, every line is `dm * p + dc * q`. `coefficients` computes p and q for many steps at once, so that
-the chain through time, which is all that cannot run in parallel, is left with two pointwise operators a step.
+With dc_total substituted, every line is `dm * p + dc * q`. `coefficients` computes p and q for many steps at once, so
+that the chain through time, which is all that cannot run in parallel, is left with two pointwise operators a step.
 
 Source: Hochreiter & Schmidhuber, "Long short-term memory" (1997), with the forget gate of Gers et al. (2000) and the
 projection of Sak et al. (2014): the cell of `torch.nn.LSTM`.
@@ -51,10 +51,10 @@ class Coefficients(NamedTuple):
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that c, dc and everything pointwise are computed in.
 
-    float32 for half types, else the dtype itself. c is a sum over time and is never rounded by a matrix product, so kept in a
-    half type it would lose a bit of every small increment; activations rounded one by one would add about six roundings a
-    step. With float32 in between, a half step rounds z and h once each: what fused half kernels do, and less than
-    PyTorch's own loop, which also stores c in the half type.
+    float32 for half types, else the dtype itself. c is a sum over time: kept in a half type it would lose increments
+    smaller than its last bit, and activations rounded one by one would add about six roundings a step. With float32 in
+    between, a half step rounds z and h, the operands of matrix products, and nothing else: what fused half kernels do,
+    and less than PyTorch's native loop, which stores c in the half type too.
     """
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 

@@ -1,8 +1,9 @@
 """The order a direction reads sequences in, and which of the padded entries are real.
 
-A reverse direction is a forward direction over reversed sequences, each row reversed within its own length. Turning x before
-the recurrence, and y after it, leaves one recurrence to write, and its loop needs no masks: padding stands at the end of every
-row in either direction, steps on it compute with zeros, and their results are never used. Nothing here waits for the device.
+A reverse direction is a forward direction over reversed sequences, each row reversed within its own length. Turning x
+before the recurrence, and y after it, leaves one recurrence to write, and its loop needs no masks: padding stands at
+the end of every row in either direction, steps on it compute with zeros, and their results are never used. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations

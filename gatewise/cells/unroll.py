@@ -4,8 +4,8 @@ Forward: all input projections in one matrix product, then one small product and
 Backward: the chain through time gives dz of every step; every other gradient is one large product with all of dz.
 
 `forward` is made of differentiable operators only: run while autograd records, it has right derivatives of every order.
-(While autograd does not record, each step's product is added to its projected input where that lies, which saves a copy of
-z and one device kernel a step.) `backward` is not differentiable and does not need to be.
+(While autograd does not record, each step's product is added to its projected input where that lies, which saves a copy
+of z and one device kernel a step.) `backward` is not differentiable and does not need to be.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 
-# Coefficients of the adjoint are computed for a block of steps at once: many enough that their operators, about 20, are few
-# beside those of the steps, and not all, so that scratch memory stays bounded.
+# Coefficients of the adjoint are computed for a block of steps at once: enough steps that their operators are few
+# beside those of the steps, and not always all steps, so that scratch memory stays bounded.
 _BLOCK_ELEMENTS = 1 << 22
 _BLOCK_STEPS = 16
 BLOCK_OPERATORS = 26
@@ -33,9 +33,9 @@ BLOCK_OPERATORS = 26
 class Kept(NamedTuple):
     """What a forward pass keeps for its backward pass, besides inputs and outputs; both in reading order.
 
-    Reading order is the order of computation: step 0 is a row's first step, or its own last one in the reverse direction.
-    Entries past a row's end are finite unless the row itself is not, and meaningless. Both live until the backward pass is
-    done with them; it does not change them.
+    Reading order is the order of computation: step 0 is a row's first step, or its own last one in the reverse
+    direction. Entries past a row's end are meaningless. Both tensors live until the backward pass is done; it does not
+    change them.
 
     Attributes:
         z: Pre-activations of the four gates [T, B, 4H], in the dtype of x.
@@ -98,7 +98,7 @@ def forward(
         c0: Initial cell state [B, H].
         weights: Of this direction.
         reverse: Whether each row is read from its own last step to its first.
-        lengths: Steps of each row [B], integers in [0, T], any device; None when every row has T. Never synchronised with.
+        lengths: Steps of each row [B], integers in [0, T], any device; None when every row has T. Never waited for.
         keep: Whether to return what `backward` needs.
 
     Returns:
@@ -141,7 +141,7 @@ def backward(
     *,
     reverse: bool = False,
     lengths: Tensor | None = None,
-    needs: Needs = Needs(),
+    needs: Needs = Needs(),  # noqa: B008  an immutable tuple
 ) -> Gradients:
     """Return the gradients of one direction of one layer, from those of its outputs.
 
@@ -180,7 +180,7 @@ def blocks(time: int, batch: int, hidden_size: int) -> int:
 
 
 def backward_workspace(problem: Problem) -> int:
-    """Return the bytes of scratch memory of one direction's backward pass: rows, dz, dh, h and a block of coefficients."""
+    """Return the bytes of scratch memory of one direction's backward pass: rows, dz, dh, h, a block of coefficients."""
     tokens = problem.time * problem.batch
     block = min(problem.time, _block_steps(problem.batch, problem.hidden_size)) * problem.batch
     coefficients = 4 * (lstm.CELL + 1) * block * problem.hidden_size

@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """The gradients of one layer's inputs, None where not wanted; `weights` in the flat order of the layer's tensors."""
+    """The gradients of one layer's inputs, None where not wanted; `weights` in the layer's flat order."""
 
     x: Tensor | None
     h0: Tensor | None

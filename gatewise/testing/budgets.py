@@ -1,0 +1,111 @@
+"""How far from the float64 oracle a result may be: derived from the data, never tuned.
+
+    budget = 2 * (error of PyTorch's result in the same precision + one rounding band)
+
+A nudge moves every element of the inputs by one unit (the dtype's machine epsilon, relative), up or down at random. The
+rounding band of a tensor is how far the oracle moves under a nudge, plus one unit for rounding the result: it says how
+precisely the question was asked, and grows where the problem is ill-conditioned. PyTorch's error is the largest of those
+on the inputs themselves and on a few nudges of them, because on a tiny problem one result can be right by luck.
+
+Errors are relative norms: |value - oracle| / |oracle|, Frobenius. In float64 nothing wider is at hand to measure
+PyTorch's error against; there the budget is float32's, scaled by the ratio of the two units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+from gatewise.testing.oracle import oracle, reference
+
+_NUDGES = 3
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    """Return |value - exact| / |exact|; infinity where one of them is NaN and the other is not.
+
+    Args:
+        value: Any float dtype, any device.
+        exact: The oracle's, same shape.
+    """
+    value, exact = value.detach().to("cpu", torch.float64), exact.detach().to("cpu", torch.float64)
+    if value.shape != exact.shape or not torch.equal(value.isnan(), exact.isnan()):
+        return float("inf")
+    difference = torch.where(value == exact, 0.0, value - exact).nan_to_num(nan=0.0, posinf=float("inf"))
+    error, size = difference.norm().item(), exact.nan_to_num(nan=0.0).norm().item()
+    if error == 0:
+        return 0.0
+    return error / size if size > 0 else float("inf")
+
+
+def named(problem: Problem, result: Result, gradients: InputGradients | None = None) -> dict[str, Tensor]:
+    """Return every output and gradient there is, by name: `y`, `h_n`, `c_n`, `dx`, `dh0`, `dc0`, `dweight_ih_l0`..."""
+    tensors: dict[str, Tensor | None] = {"y": result.y, "h_n": result.h_n, "c_n": result.c_n}
+    if gradients is not None:
+        tensors |= {"dx": gradients.x, "dh0": gradients.h0, "dc0": gradients.c0}
+        tensors |= {f"d{name}": tensor for name, tensor in zip(_weight_names(problem), gradients.weights, strict=True)}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def budgets(
+    problem: Problem,
+    inputs: Inputs,
+    gradients: OutputGradients | None,
+    exact: Mapping[str, Tensor],
+    device: torch.device | str,
+) -> dict[str, float]:
+    """Return the budget of every tensor of `named`, as a relative norm.
+
+    Args:
+        problem: What was computed; its dtype is the precision.
+        inputs: Its inputs.
+        gradients: Of its outputs; None for a forward pass alone.
+        exact: The oracle's tensors, by name.
+        device: Where PyTorch computes the result it is compared with.
+    """
+    unit = torch.finfo(problem.dtype).eps
+    wide = problem.dtype == torch.float64
+    precision = torch.float32 if wide else problem.dtype
+    scale = unit / torch.finfo(precision).eps
+    errors, bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
+    for draw in range(_NUDGES + 1):
+        moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, torch.finfo(precision).eps, draw)
+        there = exact if draw == 0 else named(problem, *oracle(problem, *moved))
+        theirs = named(problem, *reference(problem, *moved, dtype=precision, device=device))
+        for name, value in exact.items():
+            errors[name] = max(errors[name], scale * relative_error(theirs[name], there[name]))
+            bands[name] = max(bands[name], scale * relative_error(there[name], value))
+    return {name: 2 * (errors[name] + bands[name] + unit) for name in exact}
+
+
+def _nudged(
+    inputs: Inputs, gradients: OutputGradients | None, unit: float, seed: int
+) -> tuple[Inputs, OutputGradients | None]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def moved(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        return tensor.detach().to("cpu", torch.float64) * (1 + unit * signs)
+
+    x, h0, c0 = moved(inputs.x), moved(inputs.h0), moved(inputs.c0)
+    weights = tuple(moved(weight) for weight in inputs.weights)
+    others = inputs._replace(x=x, h0=h0, c0=c0, weights=weights)  # type: ignore[arg-type]
+    return others, None if gradients is None else OutputGradients(*(moved(gradient) for gradient in gradients))
+
+
+def _weight_names(problem: Problem) -> list[str]:
+    kinds = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if problem.bias else [])]
+    kinds += ["weight_hr"] if problem.proj_size else []
+    directions = ["", "_reverse"][: problem.num_directions]
+    return [
+        f"{kind}_l{layer}{direction}"
+        for layer in range(problem.num_layers)
+        for direction in directions
+        for kind in kinds
+    ]

@@ -1,0 +1,143 @@
+"""The float64 reference: `torch.nn.LSTM` on the CPU, one layer at a time, ragged batches one row at a time.
+
+Nothing of gatewise's own mathematics is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+
+
+def oracle(
+    problem: Problem, inputs: Inputs, gradients: OutputGradients | None = None
+) -> tuple[Result, InputGradients | None]:
+    """Return outputs and input gradients in float64 on the CPU.
+
+    Args:
+        problem: What is to be computed; its dtype is not looked at.
+        inputs: In any dtype, on any device.
+        gradients: Of the outputs; None leaves the input gradients out.
+    """
+    return reference(problem, inputs, gradients, dtype=torch.float64, device="cpu")
+
+
+def reference(
+    problem: Problem,
+    inputs: Inputs,
+    gradients: OutputGradients | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[Result, InputGradients | None]:
+    """Return what PyTorch gives for a problem in some dtype on some device.
+
+    Args:
+        problem: What is to be computed; its dtype is not looked at.
+        inputs: In any dtype, on any device; cast and moved first.
+        gradients: Of the outputs; None leaves the input gradients out.
+        dtype: To compute in.
+        device: To compute on.
+    """
+    with torch.enable_grad():
+
+        def leaf(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, dtype).contiguous().clone().requires_grad_(gradients is not None)
+
+        x, h0, c0 = leaf(inputs.x), leaf(inputs.h0), leaf(inputs.c0)
+        modules = _modules(problem, inputs, dtype, device)
+        y, h_n, c_n = _stack(problem, inputs, x, h0, c0, modules)
+        result = Result(y.detach(), h_n.detach(), c_n.detach())
+        if gradients is None:
+            return result, None
+        weights = [weight for module in modules for weights in module.all_weights for weight in weights]
+        leaves = [x, h0, c0, *weights]
+        given = [
+            (output, gradient.detach().to(device, dtype))
+            for output, gradient in zip((y, h_n, c_n), gradients, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        if not given:
+            found = [torch.zeros_like(tensor) for tensor in leaves]
+        else:
+            outputs, above = zip(*given, strict=True)
+            found = torch.autograd.grad(outputs, leaves, above, materialize_grads=True)
+    return result, InputGradients(found[0], found[1], found[2], tuple(found[3:]))
+
+
+def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str) -> list[torch.nn.LSTM]:
+    modules, values = [], iter(inputs.weights)
+    for layer in range(problem.num_layers):
+        module = torch.nn.LSTM(
+            problem.layer_input_size(layer),
+            problem.hidden_size,
+            bias=problem.bias,
+            bidirectional=problem.bidirectional,
+            proj_size=problem.proj_size,
+            dtype=dtype,
+            device=device,
+        )
+        with torch.no_grad():
+            for direction in module.all_weights:
+                for weight in direction:
+                    weight.copy_(next(values))
+        modules.append(module)
+    return modules
+
+
+def _stack(
+    problem: Problem, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, modules: Sequence[torch.nn.LSTM]
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = None if problem.layout is Layout.DENSE else _rows(inputs)
+    finals = []
+    for index, module in enumerate(modules):
+        there = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
+        if index and inputs.masks:
+            scale = 1 / (1 - problem.dropout) if problem.dropout < 1 else 0.0
+            x = x * inputs.masks[index - 1].to(x.device) * scale
+        x, final = _layer(module, x, h0[there], c0[there], rows)
+        finals.append(final)
+    return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
+
+
+def _layer(
+    module: torch.nn.LSTM, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    output_size = (module.proj_size or module.hidden_size) * h0.shape[0]
+    if rows is None:
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            return x.new_zeros(*x.shape[:2], output_size), (h0, c0)
+        return module(x, (h0.contiguous(), c0.contiguous()))
+    flat = x.reshape(-1, x.shape[-1])
+    y, finals = flat.new_zeros(flat.shape[0], output_size), []
+    for row, tokens in enumerate(rows):
+        h, c = h0[:, row : row + 1].contiguous(), c0[:, row : row + 1].contiguous()
+        if tokens:
+            index = torch.tensor(tokens, device=x.device)
+            out, (h, c) = module(flat.index_select(0, index).unsqueeze(1), (h, c))
+            y = y.index_copy(0, index, out.squeeze(1))
+        finals.append((h, c))
+    if not finals:
+        return y.view(*x.shape[:-1], output_size), (h0, c0)
+    h_n, c_n = (torch.cat(states, 1) for states in zip(*finals, strict=True))
+    return y.view(*x.shape[:-1], output_size), (h_n, c_n)
+
+
+def _rows(inputs: Inputs) -> list[list[int]]:
+    # For each sequence, where its steps lie in the flattened input.
+    if inputs.batch_sizes is not None:
+        rows: list[list[int]] = [[] for _ in range(inputs.h0.shape[1])]
+        token = 0
+        for alive in inputs.batch_sizes.tolist():
+            for row in range(alive):
+                rows[row].append(token)
+                token += 1
+        return rows
+    assert inputs.lengths is not None
+    batch = inputs.x.shape[1]
+    return [[step * batch + row for step in range(length)] for row, length in enumerate(inputs.lengths.tolist())]
