@@ -89,21 +89,21 @@ def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
         raise ShapeError(sentence("weights", form, [tuple(tensor.shape) for tensor in flat[:2]]))
     hidden_size, state_size = first.shape[0] // 4, flat[1].shape[1]
     bias = len(flat) > 2 and flat[2].dim() == 1
+    per_direction = 2 + 2 * bias + (state_size != hidden_size)
+    per_layer = per_direction * (1 + bidirectional)
+    if len(flat) % per_layer:
+        expectation = f"a multiple of {per_layer} tensors ({per_direction} a direction)"
+        raise ShapeError(sentence("weights", expectation, len(flat), "Check `bidirectional`."))
     found = Signature(
         input_size=first.shape[1],
         hidden_size=hidden_size,
         proj_size=state_size if state_size != hidden_size else 0,
-        num_layers=0,
+        num_layers=len(flat) // per_layer,
         bidirectional=bidirectional,
         bias=bias,
         dtype=first.dtype,
         device=first.device,
     )
-    per_layer = found.per_direction * (1 + bidirectional)
-    if len(flat) % per_layer:
-        expectation = f"a multiple of {per_layer} tensors ({found.per_direction} a direction)"
-        raise ShapeError(sentence("weights", expectation, len(flat), "Check `bidirectional`."))
-    found = dataclasses.replace(found, num_layers=len(flat) // per_layer)
     for layer in range(found.num_layers):
         expected = found.shapes(layer) * (1 + bidirectional)
         for position, tensor in enumerate(flat[layer * per_layer : (layer + 1) * per_layer]):

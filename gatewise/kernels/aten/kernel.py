@@ -65,7 +65,8 @@ class _Aten:
         return native.kept(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        if onednn.takes(problem, Device.probe(inputs.x.device)):
+        # Without a backward to follow PyTorch's own call does the whole stack, on oneDNN where it would.
+        if problem.needs_grad and onednn.takes(problem, Device.probe(inputs.x.device)):
             return stack.forward(problem, inputs, onednn.layer_forward)
         return native.forward(problem, inputs)
 

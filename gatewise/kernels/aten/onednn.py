@@ -104,11 +104,11 @@ def layer_backward(
         )
         for direction, weights in enumerate(layer.weights)
     ]
-    dx = parts[0][0] if len(parts) == 1 else parts[0][0] + parts[1][0]
-    weights = [tensor for part in parts for tensor in part[1 : 5 if problem.bias else 3]]
-    return LayerGradients(
-        dx, torch.stack([part[5] for part in parts]), torch.stack([part[6] for part in parts]), tuple(weights)
-    )
+    weights = tuple(tensor for part in parts for tensor in part[1 : 5 if problem.bias else 3])
+    if len(parts) == 1:
+        return LayerGradients(parts[0][0], parts[0][5][None], parts[0][6][None], weights)
+    one, other = parts
+    return LayerGradients(one[0] + other[0], torch.stack([one[5], other[5]]), torch.stack([one[6], other[6]]), weights)
 
 
 def _four(weights: DirectionWeights) -> tuple[Tensor, ...]:
