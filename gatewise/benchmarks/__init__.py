@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can repeat: cases, plain PyTorch rivals, records and reports."""

@@ -1,0 +1,125 @@
+"""No speed for a wrong answer: every way is held against float64 before it is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.precision import FLOAT64, Precision
+from gatewise.benchmarks.rivals import Way, torch_lstm
+from gatewise.benchmarks.training_step import TrainingStep, new_model, parameter_shapes
+from gatewise.data import Window
+
+YARDSTICK = Way("nn.LSTM", torch_lstm)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one training step computed.
+
+    Attributes:
+        tensors: By name: the loss of every token of the first batch, the gradient of every parameter, and the loss of
+            every token of the second batch, after one update and from the carried state.
+    """
+
+    tensors: dict[str, Tensor]
+
+    def errors(self, truth: Evidence) -> dict[str, float]:
+        """Return how far each tensor is from the truth, as a share of the truth's norm."""
+        return {
+            name: float((self.tensors[name].double() - expected.double()).norm() / expected.double().norm())
+            for name, expected in truth.tensors.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """The worst of one way's errors, measured against its allowance.
+
+    Attributes:
+        quantity: Which tensor.
+        error: Its distance from float64, as a share of its norm.
+        allowed: What it may be.
+    """
+
+    quantity: str
+    error: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every error is allowed; an error that is not a number is not."""
+        return self.error <= self.allowed
+
+    def __str__(self) -> str:
+        """One sentence."""
+        relation = "within" if self.agrees else "more than"
+        return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}"
+
+
+class Judge:
+    """Judges ways on one model, one start and two batches, without dropout.
+
+    The allowance is the house's: twice the sum of what `torch.nn.LSTM` in the same precision is off by and one rounding
+    of the precision's coarsest format. It is derived for each tensor and each run, never tuned.
+
+    Args:
+        case: The model's sizes.
+        vocabulary: V.
+        start: The weights that every way starts from.
+        batches: Two or more.
+    """
+
+    def __init__(
+        self, case: LanguageModelCase, vocabulary: int, start: Sequence[Tensor], batches: Sequence[Window]
+    ) -> None:
+        self._case = case
+        self._vocabulary = vocabulary
+        self._start = start
+        self._batches = batches[:2]
+        self._truth = self._evidence(YARDSTICK, FLOAT64)
+        self._allowed: dict[str, dict[str, float]] = {}
+
+    def judge(self, way: Way, precision: Precision) -> Finding:
+        """Return the error of one way that is largest beside its allowance."""
+        errors = self._evidence(way, precision).errors(self._truth)
+        allowed = self._allowance(precision)
+        # A NaN compares false with everything, so it is looked for, not left to `max`.
+        shares = {name: error / allowed[name] for name, error in errors.items()}
+        worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
+        return Finding(worst, errors[worst], allowed[worst])
+
+    def _allowance(self, precision: Precision) -> dict[str, float]:
+        if precision.name not in self._allowed:
+            errors = self._evidence(YARDSTICK, precision).errors(self._truth)
+            self._allowed[precision.name] = {name: 2 * (error + precision.rounding) for name, error in errors.items()}
+        return self._allowed[precision.name]
+
+    def _evidence(self, way: Way, precision: Precision) -> Evidence:
+        device = self._start[0].device
+        model = new_model(way, self._case, self._vocabulary, precision, device, dropout=0.0, start=self._start)
+        names = parameter_shapes(self._case, self._vocabulary)
+        with precision.applied():
+            step = TrainingStep(model, self._batches, self._case, precision)
+            before = step.losses()
+            before.sum().div(self._case.batch).backward()
+            gradients = [_gradient(parameter) for parameter in model.parameters()]
+            step.update()
+            with torch.no_grad():
+                after = step.losses()
+        tensors = {"loss": before.detach(), "loss after one step": after}
+        tensors |= {f"gradient of {name}": gradient for name, gradient in zip(names, gradients, strict=True)}
+        return Evidence(tensors)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    # A way that forgets a parameter is wrong, as one whose gradient is not a number.
+    if parameter.grad is None:
+        return torch.full_like(parameter, math.nan, requires_grad=False)
+    # A copy: the update that follows clips the gradient in place.
+    return parameter.grad.clone()

@@ -1,0 +1,110 @@
+"""What is measured, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LSTMCase:
+    """One LSTM call of the grid; input and hidden size are the same.
+
+    Attributes:
+        name: What people call it, or T-B-H.
+        time: T.
+        batch: B.
+        hidden_size: I and H.
+        num_layers: L.
+        directions: D.
+        ragged: Whether lengths are uniform in [T/4, T] instead of all T.
+    """
+
+    name: str
+    time: int
+    batch: int
+    hidden_size: int
+    num_layers: int = 1
+    directions: int = 1
+    ragged: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LanguageModelCase:
+    """A size of the classic PTB language model; T 35 and B 20 in all of them.
+
+    Attributes:
+        name: "ptb_small", "ptb_medium" or "ptb_large".
+        hidden_size: I and H.
+        dropout: Probability, on the embeddings, between the layers and before the decoder.
+        clip_norm: The gradient is scaled down to this norm.
+        initial_scale: Weights start uniform in plus or minus this.
+        num_layers: L.
+        time: T, steps of truncated backpropagation.
+        batch: B.
+    """
+
+    name: str
+    hidden_size: int
+    dropout: float
+    clip_norm: float
+    initial_scale: float
+    num_layers: int = 2
+    time: int = 35
+    batch: int = 20
+
+    @property
+    def words(self) -> int:
+        """Words of one batch."""
+        return self.time * self.batch
+
+
+# Zaremba et al., "Recurrent Neural Network Regularization" (2014), section 4.1; the small one has T 20 there.
+LANGUAGE_MODELS = {
+    "small": LanguageModelCase("ptb_small", 200, dropout=0.0, clip_norm=5.0, initial_scale=0.1),
+    "medium": LanguageModelCase("ptb_medium", 650, dropout=0.5, clip_norm=5.0, initial_scale=0.05),
+    "large": LanguageModelCase("ptb_large", 1500, dropout=0.65, clip_norm=10.0, initial_scale=0.04),
+}
+
+# Small enough for a CPU and a test: every way runs, no figure means anything.
+QUICK_LANGUAGE_MODEL = LanguageModelCase(
+    "ptb_quick", 32, dropout=0.5, clip_norm=5.0, initial_scale=0.1, time=6, batch=4
+)
+
+
+def _plain(time: int, batch: int, hidden_size: int) -> LSTMCase:
+    return LSTMCase(f"{time}-{batch}-{hidden_size}", time, batch, hidden_size)
+
+
+_SPEECH = LSTMCase("speech", 512, 32, 256)
+_TAGGER = LSTMCase("tagger", 40, 64, 256, num_layers=2, directions=2)
+
+LSTM_GRID = (
+    LSTMCase("ptb_small", 35, 20, 200, num_layers=2),
+    LSTMCase("ptb_medium", 35, 20, 650, num_layers=2),
+    LSTMCase("ptb_large", 35, 20, 1500, num_layers=2),
+    LSTMCase("awd", 70, 80, 1150, num_layers=3),
+    LSTMCase("chars", 1000, 16, 128),
+    _SPEECH,
+    LSTMCase("asr", 500, 32, 512, num_layers=5, directions=2),
+    _TAGGER,
+    LSTMCase("nmt_encoder", 50, 128, 512, num_layers=2, directions=2),
+    LSTMCase("flashrnn_cell", 1024, 16, 768),
+    _plain(100, 16, 256),
+    _plain(100, 64, 256),
+    _plain(200, 8, 512),
+    _plain(100, 64, 512),
+    _plain(50, 128, 512),
+    _plain(200, 1, 1024),
+    _plain(100, 16, 1024),
+    _plain(100, 64, 1024),
+    _plain(50, 256, 512),
+    _plain(50, 256, 1024),
+    _plain(50, 512, 1024),
+    _plain(100, 64, 2048),
+    dataclasses.replace(_SPEECH, name="speech_ragged", ragged=True),
+    dataclasses.replace(_TAGGER, name="tagger_ragged", ragged=True),
+    LSTMCase("decode_1_512", 1, 1, 512),
+    LSTMCase("decode_64_512", 1, 64, 512),
+    LSTMCase("decode_1_1024", 1, 1, 1024),
+    LSTMCase("decode_64_1024", 1, 64, 1024),
+)

@@ -1,0 +1,237 @@
+"""`gatewise bench lm`: the PTB language model, one row for every way to compute its LSTM, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from gatewise.benchmarks import rivals
+from gatewise.benchmarks.agreement import Judge
+from gatewise.benchmarks.cases import QUICK_LANGUAGE_MODEL, LanguageModelCase
+from gatewise.benchmarks.precision import Precision
+from gatewise.benchmarks.record import AGREED, FAILED, REFUSED, WRONG, Record, Run
+from gatewise.benchmarks.rivals import Way
+from gatewise.benchmarks.training_step import TrainingStep, new_model, starting_weights
+from gatewise.contract.errors import ArgumentError, CorpusError, KernelRefused, sentence
+from gatewise.data import TokenStream, Window, WordTokenizer, read_text
+from gatewise.selection.explain import explain
+from gatewise.selection.timing import Timing, peak_memory, sample_in_turn
+
+BENCHMARK = "lm"
+QUICK_BENCHMARK = "lm_quick"  # trials have a file of their own, so that no report takes one for a figure
+_SEED = 1
+_BATCHES = 8  # distinct batches, used in turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What to run.
+
+    Attributes:
+        case: Size of the model; its dropout is what the timed model uses.
+        vocabularies: V, one table each.
+        precisions: One table each.
+        device: Where.
+        runs: Samples of each way.
+        calls: Steps a sample.
+        warmups: Steps of each way before the first sample.
+        corpus: A text to take tokens from; None for random tokens.
+        only: Parts of ways' names: other ways are left out; empty for all.
+    """
+
+    case: LanguageModelCase
+    vocabularies: tuple[int, ...]
+    precisions: tuple[Precision, ...]
+    device: torch.device
+    runs: int = 20
+    calls: int = 5
+    warmups: int = 3
+    corpus: Path | None = None
+    only: tuple[str, ...] = ()
+
+
+class Observer(Protocol):
+    """Who is told how far a run is."""
+
+    def begin(self, table: str, steps: int) -> None:
+        """A table begins, of so many steps."""
+        ...
+
+    def step(self, doing: str) -> None:
+        """One of its steps begins."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        records: One a row, table by table.
+        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
+    """
+
+    records: list[Record]
+    interrupted: bool
+
+
+def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = None) -> Outcome:
+    """Check every way, time those that agree, and describe each in a record.
+
+    Args:
+        settings: What to run.
+        observer: Who is told how far it is.
+        ways: What to compare; None for every rival and every kernel.
+
+    Raises:
+        ArgumentError: No way is left to run.
+        CorpusError: The text cannot be used.
+    """
+    ways = [way for way in (rivals.ways() if ways is None else ways) if _wanted(way, settings.only)]
+    if not ways:
+        known = ", ".join(way.name for way in rivals.ways())
+        raise ArgumentError(sentence("--way", f"part of one of: {known}", ", ".join(settings.only)))
+    about = Run.now(settings.device)
+    records: list[Record] = []
+    try:
+        for vocabulary in settings.vocabularies:
+            tables = _Tables(settings, vocabulary, about)
+            for precision in settings.precisions:
+                observer.begin(f"{vocabulary:,} words, {precision.name}", len(ways) * (1 + settings.runs))
+                tables.run(precision, ways, observer, records)
+    except KeyboardInterrupt:
+        return Outcome(records, True)
+    return Outcome(records, False)
+
+
+class _Tables:
+    """The tables of one vocabulary: they share tokens, starting weights and the float64 truth."""
+
+    def __init__(self, settings: Settings, vocabulary: int, about: Run) -> None:
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._about = about
+        self._batches = _batches(settings, vocabulary)
+        self._start = starting_weights(settings.case, vocabulary, settings.device, _SEED)
+        self._judge: Judge | None = None
+
+    def run(self, precision: Precision, ways: Sequence[Way], observer: Observer, finished: list[Record]) -> None:
+        """Check and time every way in one precision; what is finished is added even when Ctrl-C ends it."""
+        rows: dict[str, Record] = {}
+        steps: dict[str, TrainingStep] = {}
+        samples: dict[str, list[float]] = {}
+        try:
+            for way in ways:
+                observer.step(f"checking {way.name}")
+                rows[way.name], step = self._checked(way, precision)
+                if step is not None:
+                    steps[way.name] = step
+            with precision.applied():
+                self._sample(steps, samples, observer)
+        finally:
+            for name, seconds in samples.items():
+                rows[name] = rows[name].timed(Timing.of(seconds), self._settings.case.words)
+            finished += (row for row in rows.values() if row.status != AGREED)
+
+    def _checked(self, way: Way, precision: Precision) -> tuple[Record, TrainingStep | None]:
+        """Return what is known before timing, and the step to time when there is one."""
+        if self._judge is None:
+            self._judge = Judge(self._settings.case, self._vocabulary, self._start, self._batches)
+        try:
+            finding = self._judge.judge(way, precision)
+            record = self._record(way, precision, AGREED if finding.agrees else WRONG, str(finding))
+            record = dataclasses.replace(record, error=finding.error, allowed=finding.allowed)
+            if not finding.agrees:
+                return record, None
+            step = self._new_step(way, precision)
+            with precision.applied():
+                step()  # makes what stays for good, such as libraries' workspaces
+                return dataclasses.replace(record, peak_bytes=peak_memory(step, self._settings.device)), step
+        except KernelRefused as refusal:
+            return self._record(way, precision, REFUSED, self._reason(way, precision, refusal)), None
+        except RuntimeError as error:  # out of memory, or a library's own error: the other ways still run
+            return self._record(way, precision, FAILED, _first_line(error)), None
+
+    def _sample(self, steps: dict[str, TrainingStep], samples: dict[str, list[float]], observer: Observer) -> None:
+        settings = self._settings
+        for name, seconds in sample_in_turn(
+            steps, device=settings.device, runs=settings.runs, warmups=settings.warmups, calls=settings.calls
+        ):
+            observer.step(f"timing {name}")
+            samples.setdefault(name, []).append(seconds)
+
+    def _new_step(self, way: Way, precision: Precision) -> TrainingStep:
+        settings = self._settings
+        model = new_model(
+            way,
+            settings.case,
+            self._vocabulary,
+            precision,
+            settings.device,
+            dropout=settings.case.dropout,
+            start=self._start,
+        )
+        return TrainingStep(model, self._batches, settings.case, precision)
+
+    def _reason(self, way: Way, precision: Precision, refusal: KernelRefused) -> str:
+        case = self._settings.case
+        if way.kernel is not None:
+            layer: nn.Module = way.layer(case.hidden_size, case.num_layers, 0.0)
+            shape = (case.time, case.batch, case.hidden_size)
+            with precision.applied():
+                decision = explain(layer, shape, device=self._settings.device, dtype=precision.compute_dtype)  # type: ignore[arg-type]
+            refusals = decision.verdict(way.kernel).refusals
+            if refusals:
+                return str(refusals[0])
+        return _first_line(refusal)
+
+    def _record(self, way: Way, precision: Precision, status: str, note: str) -> Record:
+        settings, case = self._settings, self._settings.case
+        return Record(
+            benchmark=QUICK_BENCHMARK if case.name == QUICK_LANGUAGE_MODEL.name else BENCHMARK,
+            case=case.name,
+            settings={
+                **dataclasses.asdict(case),
+                "vocabulary": self._vocabulary,
+                "corpus": settings.corpus.name if settings.corpus else "random tokens",
+                "steps_a_sample": settings.calls,
+            },
+            way=way.name,
+            kernel=way.kernel,
+            dtype=precision.name,
+            status=status,
+            note=note,
+            run=self._about,
+        )
+
+
+def _wanted(way: Way, only: Sequence[str]) -> bool:
+    return not only or any(part.lower() in way.name.lower() for part in only)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _batches(settings: Settings, vocabulary: int) -> list[Window]:
+    case = settings.case
+    if settings.corpus is None:
+        generator = torch.Generator().manual_seed(_SEED)
+        columns = torch.randint(vocabulary, (case.batch, _BATCHES * case.time + 1), generator=generator)
+        tokens = columns.flatten()
+    else:
+        text = read_text(settings.corpus)
+        tokens = WordTokenizer.from_text(text, vocabulary).encode(text)
+        needed = case.batch * (2 * case.time + 1)
+        if len(tokens) < needed:
+            found = f"{len(tokens):,} words in {settings.corpus}"
+            raise CorpusError(sentence("--train", f"a text of at least {needed:,} words, two batches", found))
+    stream = TokenStream(tokens, case.batch, case.time, device=settings.device)
+    whole = (window for window in stream.windows() if window.count == case.words)
+    return list(itertools.islice(whole, _BATCHES))

@@ -1,0 +1,82 @@
+"""The number formats a benchmark runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gatewise.contract.errors import ArgumentError, sentence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Precision:
+    """How numbers are stored and multiplied.
+
+    Attributes:
+        name: As it is written in tables and after `--dtype`.
+        dtype: Of the parameters.
+        rounding: The spacing of the coarsest format in use, relative to the number.
+        tf32: Whether float32 products may run as TF32.
+        autocast: Whether the forward pass runs under bfloat16 autocast.
+    """
+
+    name: str
+    dtype: torch.dtype
+    rounding: float
+    tf32: bool = False
+    autocast: bool = False
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that an LSTM computes in."""
+        return torch.bfloat16 if self.autocast else self.dtype
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set PyTorch's TF32 switches to this precision, and back."""
+        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+    def autocasting(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the forward pass."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
+
+    def of_model(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Move a model to the device and dtype."""
+        return model.to(device=device, dtype=self.dtype)
+
+
+FLOAT64 = Precision("fp64", torch.float64, 2.0**-52)
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("fp32", torch.float32, 2.0**-23),
+        Precision("tf32", torch.float32, 2.0**-10, tf32=True),
+        Precision("bf16", torch.bfloat16, 2.0**-7, tf32=True),
+        Precision("bf16-autocast", torch.float32, 2.0**-7, tf32=True, autocast=True),
+    )
+}
+
+
+def chosen(names: list[str], device: torch.device) -> list[Precision]:
+    """Return the precisions of these names; without names all on a GPU, and fp32 on a CPU.
+
+    Raises:
+        ArgumentError: A name is unknown, or TF32 is asked of a CPU.
+    """
+    if not names:
+        names = list(PRECISIONS) if device.type == "cuda" else ["fp32"]
+    for name in names:
+        if name not in PRECISIONS:
+            raise ArgumentError(sentence("--dtype", f"one of {', '.join(PRECISIONS)}", repr(name)))
+        if name == "tf32" and device.type != "cuda":
+            raise ArgumentError(sentence("--dtype", "other than tf32 on a CPU, which has no TF32", "'tf32'"))
+    return [PRECISIONS[name] for name in dict.fromkeys(names)]

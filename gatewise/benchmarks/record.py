@@ -1,0 +1,244 @@
+"""Records: one JSON line for each row of each run, appended and never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gatewise._version import __version__
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.selection.timing import Timing
+
+RESULTS = Path("benchmarks/results")
+REPORTS = Path("benchmarks/reports")
+
+# What became of a row; one that agreed waits to be measured, and is never written.
+AGREED, MEASURED, REFUSED, WRONG, FAILED = "agreed", "measured", "refused", "wrong", "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Where, when and with what a run was made: the same in all its records.
+
+    Attributes:
+        date: UTC, to the second, ISO 8601; with the process it also tells runs apart.
+        command: The command line.
+        device: The processor's name.
+        driver: Version of the GPU's driver; empty on a CPU.
+        python: Version.
+        torch: Version.
+        cuda: Version that PyTorch was built for; empty without.
+        cudnn: As `torch.backends.cudnn.version()`; 0 without.
+        gatewise: Version.
+        commit: Of the checkout that gatewise was imported from; empty when it is not one.
+        dirty: Whether the package's files differ from that commit.
+    """
+
+    date: str
+    command: str
+    device: str
+    driver: str
+    python: str
+    torch: str
+    cuda: str
+    cudnn: int
+    gatewise: str
+    commit: str
+    dirty: bool
+
+    @classmethod
+    def now(cls, device: torch.device) -> Run:
+        """Describe this process."""
+        probed = Device.probe(device)
+        on_gpu = device.type == "cuda"
+        commit, dirty = _checkout()
+        return cls(
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=shlex.join(["gatewise", *sys.argv[1:]]),
+            device=probed.name if on_gpu else f"{_processor()}, {torch.get_num_threads()} threads",
+            driver=_driver() if on_gpu else "",
+            python=platform.python_version(),
+            torch=torch.__version__,
+            cuda=torch.version.cuda or "",
+            cudnn=probed.cudnn_version,
+            gatewise=__version__,
+            commit=commit,
+            dirty=dirty,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One row: one way on one case.
+
+    Attributes:
+        benchmark: "lm", ...
+        case: Name of the case.
+        settings: Everything that defines the case, by name.
+        way: What was timed.
+        kernel: The gatewise kernel; None for plain PyTorch.
+        dtype: Name of the precision.
+        status: "measured", "refused", "wrong" or "failed".
+        note: Why, when not measured; otherwise how well it agreed.
+        median: Seconds a batch; None when not measured.
+        q20: 20 % quantile, seconds.
+        q80: 80 % quantile, seconds.
+        runs: Samples.
+        words_per_second: Words of a batch over the median.
+        peak_bytes: Memory of one step beyond weights and state; None on a CPU.
+        error: The error that is largest beside its allowance, as a share of the norm.
+        allowed: That allowance.
+        run: Where, when and with what.
+    """
+
+    benchmark: str
+    case: str
+    settings: dict[str, Any]
+    way: str
+    kernel: str | None
+    dtype: str
+    status: str
+    note: str
+    run: Run
+    median: float | None = None
+    q20: float | None = None
+    q80: float | None = None
+    runs: int = 0
+    words_per_second: float | None = None
+    peak_bytes: int | None = None
+    error: float | None = None
+    allowed: float | None = None
+
+    def timed(self, timing: Timing, words: int) -> Record:
+        """Return the record with its times filled in."""
+        return dataclasses.replace(
+            self,
+            status=MEASURED,
+            median=timing.median,
+            q20=timing.q20,
+            q80=timing.q80,
+            runs=timing.runs,
+            words_per_second=words / timing.median,
+        )
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The median, in milliseconds a batch."""
+        return None if self.median is None else 1e3 * self.median
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        """Read one line of a file."""
+        fields = json.loads(line)
+        return cls(**fields | {"run": Run(**fields["run"])})
+
+
+def path_of(folder: Path, benchmark: str) -> Path:
+    """Return the file of a benchmark's records."""
+    return folder / f"{benchmark}.jsonl"
+
+
+def append(records: Iterable[Record], folder: Path) -> Path | None:
+    """Append records to the file of their benchmark; returns the file, None without records."""
+    path = None
+    for record in records:
+        path = path_of(folder, record.benchmark)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Raise before a run, not after it, when its records could not be written.
+
+    Raises:
+        ArgumentError: The folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(sentence("--results", "a folder that can be made", f"'{folder}' ({error})")) from error
+    if not os.access(folder, os.W_OK):
+        raise ArgumentError(sentence("--results", "a folder that can be written to", f"'{folder}'"))
+
+
+def read(path: Path) -> list[Record]:
+    """Return every record of a file, oldest first.
+
+    Raises:
+        ArgumentError: There is no such file, or a line of it is not a record.
+    """
+    if not path.is_file():
+        advice = "Run `gatewise bench lm` first, or give the folder with --results."
+        raise ArgumentError(sentence("--results", "a folder with records", f"'{path}', which is no file", advice))
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(Record.from_line(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArgumentError(
+                sentence("--results", "whole records", f"line {number} of '{path}' ({error})")
+            ) from error
+    return records
+
+
+def newest(records: Sequence[Record], device: str = "") -> list[Record]:
+    """Return the records of the newest run on a device, in their order.
+
+    Args:
+        records: All of a file, oldest first.
+        device: Part of the device's name, in any case; empty for any device.
+
+    Raises:
+        ArgumentError: No run was on such a device; the message lists those there are.
+    """
+    fitting = [record for record in records if device.lower() in record.run.device.lower()]
+    if not fitting:
+        known = ", ".join(dict.fromkeys(record.run.device for record in records)) or "none"
+        raise ArgumentError(sentence("--device", f"part of a recorded device's name: {known}", repr(device)))
+    return [record for record in fitting if record.run == fitting[-1].run]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    lines = _output(query).splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def _checkout() -> tuple[str, bool]:
+    package = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(package)]
+    # An installed copy may lie inside someone else's checkout: only a file that git tracks belongs to the commit.
+    if not _output([*git, "ls-files", "__init__.py"]):
+        # A copy without its .git, as on a machine that was sent the files alone, may be told where it comes from.
+        return os.environ.get("GATEWISE_COMMIT", ""), False
+    return _output([*git, "rev-parse", "HEAD"]).strip(), bool(_output([*git, "status", "--porcelain", "--", "."]))
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

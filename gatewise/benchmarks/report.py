@@ -1,0 +1,208 @@
+"""Reports: from records to a table on screen, Markdown and a plot; no figure is ever typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gatewise.benchmarks.record import MEASURED, REFUSED, Record
+from gatewise.contract.decision import format_bytes, format_cudnn
+from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
+
+_STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
+
+
+def speed_up(record: Record, beside: Sequence[Record]) -> float | None:
+    """Return how many times as fast a record is as the first measured one of its table; None without a speed."""
+    first = next((other for other in beside if other.words_per_second), None)
+    if first is None or not record.words_per_second:
+        return None
+    return record.words_per_second / first.words_per_second
+
+
+def tables(records: Sequence[Record]) -> dict[tuple[int, str], list[Record]]:
+    """Return the records by vocabulary and precision, in the order in which they came."""
+    found: dict[tuple[int, str], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.settings["vocabulary"], record.dtype), []).append(record)
+    return found
+
+
+def on_screen(records: Sequence[Record]) -> RenderableType:
+    """Return the tables of one run for a terminal of 80 columns, the reasons of rows without a speed below each."""
+    parts: list[RenderableType] = []
+    for (vocabulary, dtype), rows in tables(records).items():
+        title = f"{rows[0].case}, {vocabulary:,} words, {dtype}"
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+        )
+        table.add_column("way", no_wrap=True)
+        for heading in ("words/s", "ms/batch", "20-80 %", "peak memory", "speed-up"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for record in rows:
+            table.add_row(*_cells(record, rows), style=_STYLES.get(record.status, "bold red"))
+        parts.append(table)
+        parts += [
+            Text(f"{record.way}: {record.status}. {record.note}", style=_STYLES.get(record.status, "red"))
+            for record in rows
+            if record.status != MEASURED
+        ]
+        parts.append(Text(""))
+    parts.append(Text(provenance(records[0]) if records else "No row was finished."))
+    return Group(*parts)
+
+
+def provenance(record: Record) -> str:
+    """Say in one sentence where a run's figures come from, and what they time."""
+    run = record.run
+    versions = [f"PyTorch {run.torch}", f"gatewise {run.gatewise}"]
+    versions += [f"CUDA {run.cuda}"] if run.driver else []
+    versions += [f"cuDNN {format_cudnn(run.cudnn)}"] if run.cudnn else []
+    versions += [f"driver {run.driver}"] if run.driver else []
+    commit = f", commit {run.commit[:10]}{' with changes' if run.dirty else ''}" if run.commit else ""
+    return (
+        f"{run.device}; {', '.join(versions)}; {run.date[:10]}{commit}. "
+        "A training step: forward, loss, backward, clip, SGD; median of samples taken in turn."
+    )
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return one run as Markdown: a table for each vocabulary, words/s by way and precision.
+
+    Speed-ups, in brackets, are over the first row of the same column.
+    """
+    by_table = tables(records)
+    parts = []
+    for vocabulary in dict.fromkeys(vocabulary for vocabulary, _ in by_table):
+        columns = {dtype: rows for (words, dtype), rows in by_table.items() if words == vocabulary}
+        settings = records[0].settings
+        sizes = (
+            f"{settings['num_layers']} x {settings['hidden_size']}, B {settings['batch']}, T {settings['time']}, "
+            f"{vocabulary:,} words"
+        )
+        parts.append(f"**{records[0].case}** ({sizes}), words/s (speed-up over the first row):\n")
+        parts.append(f"| way | {' | '.join(columns)} |")
+        parts.append(f"|---|{'---:|' * len(columns)}")
+        for way in dict.fromkeys(record.way for rows in columns.values() for record in rows):
+            cells = [_markdown_cell(way, rows) for rows in columns.values()]
+            parts.append(f"| {way} | {' | '.join(cells)} |")
+        parts.append("")
+    parts.append(provenance(records[0]))
+    return "\n".join(parts)
+
+
+def report(records: Sequence[Record]) -> str:
+    """Return the whole report of one run in Markdown: the summary, then every row with its quantiles and memory."""
+    parts = [f"# `{records[0].run.command}`", "", markdown(records), ""]
+    for (vocabulary, dtype), rows in tables(records).items():
+        parts += [
+            f"## {vocabulary:,} words, {dtype}",
+            "",
+            "| way | words/s | ms/batch | 20-80 % | peak memory | speed-up | error (allowed) |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        for record in rows:
+            error = "" if record.error is None else f"{record.error:.1e} ({record.allowed:.1e})"
+            parts.append(f"| {' | '.join([*_cells(record, rows), error])} |")
+        parts += ["", *(f"- {row.way}: {row.status}. {row.note}" for row in rows if row.status != MEASURED), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def fill_block(page: Path, name: str, content: str) -> bool:
+    """Put a report between the marks of a page, `<!-- benchmark: NAME -->` and `<!-- /benchmark: NAME -->`.
+
+    Args:
+        page: A Markdown file with both marks.
+        name: The benchmark.
+        content: What stands between them afterwards.
+
+    Returns:
+        Whether the page changed.
+
+    Raises:
+        ArgumentError: The page lacks the marks.
+    """
+    begin, end = f"<!-- benchmark: {name} -->", f"<!-- /benchmark: {name} -->"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise ArgumentError(sentence("--into", f"a page with the lines {begin} and {end}", f"'{page}'"))
+    filled = f"{before}{begin}\n{content.strip()}\n{end}{after}"
+    if filled != text:
+        page.write_text(filled, encoding="utf-8")
+    return filled != text
+
+
+def plot(records: Sequence[Record], path: Path) -> None:
+    """Draw one run as bars, words/s by way and precision, with the 20 and 80 % quantiles.
+
+    Args:
+        records: One run.
+        path: The picture; its suffix says which kind (.png, .svg, .pdf).
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ArgumentError: No row has a speed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
+    measured = [record for record in records if record.words_per_second]
+    if not measured:
+        raise ArgumentError(sentence("--plot", "drawn from at least one measured row", "none"))
+    vocabularies = list(dict.fromkeys(record.settings["vocabulary"] for record in measured))
+    dtypes = list(dict.fromkeys(record.dtype for record in measured))
+    ways = list(dict.fromkeys(record.way for record in measured))
+    height = 0.8 / len(dtypes)
+    figure = Figure(figsize=(5.5 * len(vocabularies), 1.6 + 0.28 * len(ways) * len(dtypes)), layout="constrained")
+    for axes, vocabulary in zip(figure.subplots(1, len(vocabularies), squeeze=False)[0], vocabularies, strict=True):
+        for place, dtype in enumerate(dtypes):
+            rows = [row for row in measured if (row.settings["vocabulary"], row.dtype) == (vocabulary, dtype)]
+            heights = [ways.index(row.way) + height * (place - (len(dtypes) - 1) / 2) for row in rows]
+            speeds = [row.words_per_second / 1e3 for row in rows]
+            words = [row.words_per_second * row.median for row in rows]
+            slow = [speed - count / row.q80 / 1e3 for speed, count, row in zip(speeds, words, rows, strict=True)]
+            fast = [count / row.q20 / 1e3 - speed for speed, count, row in zip(speeds, words, rows, strict=True)]
+            axes.barh(heights, speeds, height, xerr=(slow, fast), label=dtype, error_kw={"elinewidth": 0.8})
+        axes.set_yticks(range(len(ways)), ways)
+        axes.invert_yaxis()
+        axes.set_xlabel("thousand words a second, training")
+        axes.set_title(f"{measured[0].case}, {vocabulary:,} words", fontsize="medium")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[-1].legend(frameon=False, fontsize="small")
+    figure.suptitle(measured[0].run.device, fontsize="medium")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _cells(record: Record, rows: Sequence[Record]) -> list[str]:
+    if record.median is None or record.q20 is None or record.q80 is None:
+        return [record.way, record.status, "", "", "", ""]
+    factor = speed_up(record, rows)
+    return [
+        record.way,
+        f"{record.words_per_second:,.0f}",
+        _digits(1e3 * record.median),
+        f"{_digits(1e3 * record.q20)}-{_digits(1e3 * record.q80)}",
+        "-" if record.peak_bytes is None else format_bytes(record.peak_bytes),
+        f"{factor:.2f}x",
+    ]
+
+
+def _markdown_cell(way: str, rows: Sequence[Record]) -> str:
+    record = next((row for row in rows if row.way == way), None)
+    if record is None:
+        return ""
+    factor = speed_up(record, rows)
+    return record.status if factor is None else f"{record.words_per_second:,.0f} ({factor:.1f}x)"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

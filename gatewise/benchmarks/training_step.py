@@ -1,0 +1,113 @@
+"""One training step of the language model: what a benchmark times and what it checks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.precision import Precision
+from gatewise.benchmarks.rivals import LanguageModel, LayerState, Way, torch_lstm
+from gatewise.data import Window
+
+
+class TrainingStep:
+    """Forward, loss, backward, clip and update on the next batch: the whole of it is timed.
+
+    The loss is the classic one, summed over time and averaged over the batch; the optimizer is SGD at rate 1 after
+    clipping the gradient's norm. The state is carried from batch to batch without its history. Clipping and SGD are the
+    versions that need few launches, and nothing waits for the GPU, so that the model is what takes the time.
+
+    Args:
+        model: Already on its device and in its dtype.
+        batches: Tokens and their successors, on the model's device; used in turn.
+        case: Its sizes and clipping norm.
+        precision: In which the forward pass runs.
+    """
+
+    def __init__(
+        self, model: LanguageModel, batches: Sequence[Window], case: LanguageModelCase, precision: Precision
+    ) -> None:
+        self.model = model
+        self._batches = itertools.cycle(batches)
+        self._case = case
+        self._precision = precision
+        self._parameters = list(model.parameters())
+        self._device = self._parameters[0].device
+        on_gpu = self._device.type == "cuda"
+        self._optimizer = torch.optim.SGD(self._parameters, lr=1.0, fused=on_gpu, foreach=not on_gpu)
+        shape = (case.num_layers, case.batch, case.hidden_size)
+        zeros = torch.zeros(shape, device=self._device, dtype=self._parameters[0].dtype)
+        self._state: LayerState = (zeros, zeros)
+
+    def __call__(self) -> None:
+        """Train on the next batch; gradients are freed at the end, so that models beside each other fit."""
+        self.losses().sum().div(self._case.batch).backward()
+        self.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def losses(self) -> Tensor:
+        """Run the model on the next batch and return the loss of every token [T*B]."""
+        batch = next(self._batches)
+        with self._precision.autocasting(self._device):
+            scores, state = self.model(batch.inputs, self._state)
+        self._state = (state[0].detach(), state[1].detach())
+        numbers = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        return functional.cross_entropy(scores.to(numbers), batch.targets.flatten(), reduction="none")
+
+    def update(self) -> None:
+        """Clip the gradient and change the weights by it."""
+        nn.utils.clip_grad_norm_(self._parameters, self._case.clip_norm, foreach=True)
+        self._optimizer.step()
+
+
+def new_model(
+    way: Way,
+    case: LanguageModelCase,
+    vocabulary: int,
+    precision: Precision,
+    device: torch.device,
+    *,
+    dropout: float,
+    start: Sequence[Tensor] | None = None,
+) -> LanguageModel:
+    """Make the model with its recurrent layer computed one way.
+
+    Args:
+        way: The recurrent layer.
+        case: The sizes.
+        vocabulary: V, words.
+        precision: Gives the dtype.
+        device: Where it lives.
+        dropout: Probability.
+        start: Weights to start from, in the order of `parameters()`; None to keep what the modules start with.
+    """
+    with torch.device(device):
+        model = LanguageModel(case, vocabulary, way, dropout)
+    model = model.to(precision.dtype)
+    if start is not None:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), start, strict=True):
+                parameter.copy_(value)
+    return model.train()
+
+
+def starting_weights(case: LanguageModelCase, vocabulary: int, device: torch.device, seed: int) -> list[Tensor]:
+    """Draw the weights that every way starts from, uniform as in the classic recipe, float32."""
+    generator = torch.Generator(device).manual_seed(seed)
+    scale = case.initial_scale
+    return [
+        torch.empty(shape, device=device).uniform_(-scale, scale, generator=generator)
+        for shape in parameter_shapes(case, vocabulary).values()
+    ]
+
+
+def parameter_shapes(case: LanguageModelCase, vocabulary: int) -> dict[str, torch.Size]:
+    """Return the shape of every parameter by name, in the order of `parameters()`, the LSTM's by torch's names."""
+    with torch.device("meta"):
+        model = LanguageModel(case, vocabulary, Way("nn.LSTM", torch_lstm), 0.0)
+    return {name.removeprefix("layer."): parameter.shape for name, parameter in model.named_parameters()}
