@@ -1,0 +1,64 @@
+"""Everything the documentation shows as Python runs: README, guides, docstrings and example programs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import gatewise
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAMS = {
+    "drop_in": "same parameter names: True",
+    "lengths": "row 0 equals sequence 0 alone: True",
+    "explicit_passes": "the forward pass ran on:",
+    "explain": "* cudnn",
+    "character_model": "the quick brown fox jumps over the lazy dog",
+}
+# A program starts; importing it would run it.
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(gatewise.__path__, "gatewise.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_python_of_a_document_runs(path: Path) -> None:
+    """Blocks of one document share their names, in order. A block under `<!--- skip: next -->` is only shown."""
+    sybil = pytest.importorskip("sybil")
+    markdown = pytest.importorskip("sybil.parsers.markdown")
+    document = sybil.Sybil(parsers=[markdown.PythonCodeBlockParser(), markdown.SkipParser()]).parse(path)
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_docstrings_hold(name: str) -> None:
+    module = importlib.import_module(name)
+    names = {"torch": torch, "gatewise": gatewise}
+    failed, _ = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
+
+
+def test_every_program_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_program_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert PROGRAMS[name] in capsys.readouterr().out
