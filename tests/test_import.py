@@ -38,7 +38,7 @@ print(json.dumps([sorted(heavy), torch.cuda.is_initialized()]))
 
 
 def test_import_costs_little(record_property: Callable[[str, object], None]) -> None:
-    # The time is a report (`pytest --junit-xml`); what is asserted is what is loaded, which a busy machine does not change.
+    # The time is a report (`pytest --junit-xml`). What is asserted is what is loaded, busy machine or not.
     program = """
 import json, sys, time, torch
 before = set(sys.modules)
