@@ -1,0 +1,54 @@
+"""The root of the command line: lists every command without importing it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from gatewise._version import __version__
+
+if TYPE_CHECKING:
+    from gatewise.cli import Command
+
+
+def application(commands: Sequence[Command]) -> click.Command:
+    """Return the program with these commands."""
+    known = {command.name: command for command in commands}
+
+    class Commands(TyperGroup):
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            return list(known)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            """Return what the list of commands needs, and no more."""
+            return click.Command(cmd_name, help=known[cmd_name].summary) if cmd_name in known else None
+
+        def resolve_command(
+            self, ctx: click.Context, args: list[str]
+        ) -> tuple[str | None, click.Command | None, list[str]]:
+            """Import the one command that is called."""
+            name, command, rest = super().resolve_command(ctx, args)
+            if name in known:
+                command = typer.main.get_command(importlib.import_module(known[name].module).app)
+            return name, command, rest
+
+    root = typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Train and run LSTMs at the speed of the hardware.",
+    )
+
+    @root.callback()
+    def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+        if version:
+            typer.echo(__version__)
+            raise typer.Exit
+
+    return typer.main.get_command(root)

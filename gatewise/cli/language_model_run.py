@@ -1,0 +1,283 @@
+"""One run of `gatewise train lm`: text, model, training, score, sample."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from gatewise.cli.recipe import PYTHON_TOPICS, Expectation, Recipe, SampleOptions, TextOptions, to_toml
+from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
+from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.data import (
+    Corpus,
+    Tokenizer,
+    TokenStream,
+    build_tokenizer,
+    corpus_from_file,
+    corpus_from_files,
+    load_tokenizer,
+    python_topics,
+    read_text,
+    stream_text,
+    unigram_perplexity,
+)
+from gatewise.models import LanguageModel, generate
+from gatewise.models.decoding import check_sampling
+from gatewise.selection import explain
+from gatewise.training import RunFolder, evaluate, fit, perplexity
+from gatewise.training.checkpoint import write_bytes
+from gatewise.training.curves import plot_curves
+from gatewise.training.loop import Outcome
+from gatewise.training.processes import Processes
+from gatewise.training.progress import terminal_progress
+from gatewise.training.run_folder import bytes_of_run
+from gatewise.training.summaries import TensorBoardSummaries
+
+_SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Material:
+    """The text of a run, ready to be read.
+
+    Attributes:
+        corpus: The text.
+        tokenizer: Its tokens.
+        tokens: Token numbers of each part, int64 [N] on the CPU.
+        streams: The same on the device, in this process's columns.
+    """
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    tokens: dict[str, torch.Tensor]
+    streams: dict[str, TokenStream]
+
+
+def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
+    """Train as the recipe says, or go on with the run in the folder; then score and sample.
+
+    Args:
+        recipe: What to do.
+        folder: Where to; its checkpoint, if it has one, is continued.
+        processes: This process among those that train together.
+        console: Where to report; quiet in all processes but the first.
+
+    Returns:
+        How training ended.
+    """
+    _check(recipe, processes)
+    if processes.first:
+        folder.prepare(0)
+    material = _material(recipe, folder, processes)
+    sizes = sizes_of(recipe.model, len(material.tokenizer))
+    torch.manual_seed(recipe.training.seed)
+    model = build_model(sizes, processes.device)
+    torch.manual_seed(recipe.training.seed + 1 + processes.rank)
+    if processes.first:
+        folder.prepare(bytes_of_run(model, recipe.training))
+        write_bytes(folder.recipe, to_toml(recipe).encode())
+    _describe(console, recipe, material, model, processes, folder)
+    outcome = _train(model, material, sizes, recipe, folder, processes, console)
+    if outcome.interrupted:
+        return outcome
+    processes.wait()
+    best, _ = load_model(folder.path, processes.device)
+    test_loss = evaluate(best, material.streams["test"], processes, recipe.training.precision)
+    if processes.first:
+        _finish(console, recipe, folder, outcome, best, material, test_loss)
+    return outcome
+
+
+def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options: SampleOptions, seed: int) -> None:
+    """Print text as it is drawn, beginning with the prompt.
+
+    Raises:
+        ArgumentError: The prompt has no token.
+    """
+    prompt = tokenizer.encode(options.prompt)
+    drawn = generate(
+        model,
+        prompt,
+        temperature=options.temperature,
+        top_k=options.top_k or None,
+        top_p=options.top_p if options.top_p < 1 else None,
+        forbidden=() if tokenizer.unknown is None else (tokenizer.unknown,),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    for piece in stream_text(tokenizer, itertools.chain(prompt.tolist(), itertools.islice(drawn, options.length))):
+        console.out(piece, end="", highlight=False)
+    console.out("")
+
+
+def _check(recipe: Recipe, processes: Processes) -> None:
+    options = recipe.sample
+    check_sampling(options.temperature, options.top_k or None, options.top_p)
+    if recipe.text.batch_size % processes.count:
+        advice = "Every process takes equally many columns."
+        expectation = f"a multiple of the {processes.count} processes"
+        raise ArgumentError(sentence("batch_size", expectation, recipe.text.batch_size, advice))
+
+
+def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Material:
+    text = recipe.text
+    corpus = _corpus(text)
+    tokenizer = _tokenizer(text, corpus, folder, processes)
+    tokens = {split: tokenizer.encode(getattr(corpus, split)) for split in _SPLITS}
+    evaluation_columns = max(text.evaluation_batch_size, processes.count)
+    streams = {
+        split: TokenStream(
+            tokens[split],
+            text.batch_size if split == "train" else evaluation_columns,
+            text.window,
+            device=processes.device,
+            rank=processes.rank,
+            processes=processes.count,
+            rotate=text.rotate and split == "train",
+            seed=recipe.training.seed,
+            name=f"the {_long(split)} text",
+        )
+        for split in _SPLITS
+    }
+    return Material(corpus, tokenizer, tokens, streams)
+
+
+def _corpus(text: TextOptions) -> Corpus:
+    files = {split: getattr(text, split) for split in _SPLITS}
+    if all(files.values()):
+        return corpus_from_files(**files)
+    if any(files.values()):
+        given = ", ".join(split for split in _SPLITS if files[split])
+        raise ArgumentError(
+            sentence(
+                "train, valid, test", "three files", f"only {given}", "Or give one file as `source`, to be divided."
+            )
+        )
+    return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
+
+
+def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: Processes) -> Tokenizer:
+    """Build the tokenizer once, in the first process; a resumed run and the other processes read it."""
+    if processes.first and not folder.checkpoint.exists():
+        tokenizer = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None)
+        write_bytes(folder.tokenizer, tokenizer.to_json().encode())
+    processes.wait()
+    if not folder.tokenizer.exists():
+        raise CheckpointError(f"{folder.path} has a checkpoint, but no {folder.tokenizer.name}. Start a new run.")
+    return load_tokenizer(read_text(folder.tokenizer))
+
+
+def _train(
+    model: LanguageModel,
+    material: Material,
+    sizes: dict[str, Any],
+    recipe: Recipe,
+    folder: RunFolder,
+    processes: Processes,
+    console: Console,
+) -> Outcome:
+    identity = {
+        "model": {name: size for name, size in sizes.items() if name != "kernel"},
+        "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
+    }
+    unit = material.tokenizer.unit
+    with contextlib.ExitStack() as stack:
+        observers = []
+        if processes.first:
+            observers.append(stack.enter_context(contextlib.closing(TensorBoardSummaries(folder.tensorboard))))
+            observers.append(stack.enter_context(terminal_progress(console, recipe.training.epochs, unit)))
+        return fit(
+            model,
+            material.streams["train"],
+            material.streams["valid"],
+            recipe.training,
+            folder,
+            processes,
+            identity=identity,
+            model_facts=model_facts(sizes, material.tokenizer),
+            observers=observers,
+        )
+
+
+def _describe(
+    console: Console, recipe: Recipe, material: Material, model: LanguageModel, processes: Processes, folder: RunFolder
+) -> None:
+    corpus, tokenizer = material.corpus, material.tokenizer
+    characters = sum(len(getattr(corpus, split)) for split in _SPLITS)
+    parts = ", ".join(f"{split} {len(material.tokens[split]):,}" for split in _SPLITS)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    options = recipe.model
+    shape = f"{options.num_layers} x {options.hidden_size} LSTM{', tied softmax' if options.tied else ''}"
+    _field(console, "recipe", f"{recipe.name}{', ' if recipe.description else ''}{recipe.description}")
+    _field(console, "text", f"{corpus.name}, {characters:,} characters")
+    _field(console, "tokens", f"{len(tokenizer):,} different {tokenizer.unit}; {parts}")
+    _field(console, "model", f"{shape}, {weights:,} weights")
+    _field(console, "folder", str(folder.path))
+    time = min(recipe.text.window, material.streams["train"].steps)
+    batch = recipe.text.batch_size // processes.count
+    autocast = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
+    decision = explain(model.lstm, (time, batch, options.embedding_size), dtype=autocast, training=True)
+    if processes.count > 1:
+        _field(console, "workers", f"{processes.count} processes, {batch} columns each")
+    console.print()
+    console.print(escape(str(decision)), soft_wrap=True)
+    console.print()
+
+
+def _finish(
+    console: Console,
+    recipe: Recipe,
+    folder: RunFolder,
+    outcome: Outcome,
+    model: LanguageModel,
+    material: Material,
+    test_loss: float,
+) -> None:
+    best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
+    valid, test = perplexity(best.valid_loss), perplexity(test_loss)
+    unigram = unigram_perplexity(material.tokens["valid"])
+    result = {
+        "valid_perplexity": valid,
+        "test_perplexity": test,
+        "unigram_perplexity": unigram,
+        "share_of_unigram": valid / unigram,
+        "minutes": outcome.history[-1].seconds / 60,
+    }
+    write_bytes(folder.result, json.dumps(result, indent=2).encode() + b"\n")
+    plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
+    console.print()
+    _field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
+    _field(console, "test", f"perplexity {test:,.2f}")
+    _field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {unigram / valid:,.1f} times lower")
+    _compare(console, recipe.expect, result)
+    _field(console, "curves", str(folder.curves))
+    console.print()
+    sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
+    console.print()
+    console.print(
+        f"More of it:  gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'", highlight=False
+    )
+
+
+def _compare(console: Console, expect: Expectation, result: dict[str, float]) -> None:
+    for name in ("valid_perplexity", "test_perplexity", "share_of_unigram"):
+        limit = getattr(expect, name)
+        if limit:
+            reached = result[name] <= limit
+            verdict = "[green]reached[/green]" if reached else "[red]missed[/red]"
+            _field(console, "expected", f"{name.replace('_', ' ')} at most {limit:g}: {verdict} ({result[name]:.4g})")
+
+
+def _field(console: Console, name: str, value: str) -> None:
+    console.print(f"[bold]{name:<9}[/bold]{value}", highlight=False)
+
+
+def _long(split: str) -> str:
+    return {"train": "training", "valid": "validation", "test": "test"}[split]

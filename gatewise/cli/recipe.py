@@ -1,0 +1,261 @@
+"""Recipes: complete training runs as TOML, each with the score to expect."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.data.corpus import SHARES
+from gatewise.training.options import TrainingOptions
+
+PYTHON_TOPICS = "python-topics"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """Which text, and how it is cut up: `[text]`.
+
+    Attributes:
+        source: ``"python-topics"``, the help pages that every Python carries, or the path of one file that is divided by
+            `shares`; not used when the three files are given.
+        train: Path of the training text.
+        valid: Path of the validation text.
+        test: Path of the test text.
+        shares: Fractions of the text for training, validation and test.
+        tokens: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
+        vocabulary_size: Largest vocabulary; 0 keeps every word or character, and is 8,000 for bpe.
+        batch_size: Columns of text that are read side by side, over all processes.
+        window: Time steps between two updates of the weights.
+        evaluation_batch_size: Columns for validation and test.
+        rotate: Whether each epoch begins somewhere else in the text.
+    """
+
+    source: str = PYTHON_TOPICS
+    train: str = ""
+    valid: str = ""
+    test: str = ""
+    shares: tuple[float, float, float] = SHARES
+    tokens: str = "word"
+    vocabulary_size: int = 0
+    batch_size: int = 20
+    window: int = 35
+    evaluation_batch_size: int = 10
+    rotate: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The arguments of `gatewise.models.LanguageModel`: `[model]`.
+
+    Attributes:
+        embedding_size: Size of a token's embedding.
+        hidden_size: Units a layer.
+        num_layers: LSTM layers.
+        dropout: Before the softmax.
+        embedding_dropout: After the embedding.
+        layer_dropout: Between LSTM layers.
+        tied: Whether embedding and softmax share their weights.
+        kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
+    """
+
+    embedding_size: int = 200
+    hidden_size: int = 200
+    num_layers: int = 2
+    dropout: float = 0.2
+    embedding_dropout: float = 0.2
+    layer_dropout: float = 0.2
+    tied: bool = True
+    kernel: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """The text that is drawn at the end: `[sample]`.
+
+    Attributes:
+        prompt: What it begins with.
+        length: Tokens.
+        temperature: See `gatewise.models.generate`.
+        top_k: See there; 0 draws from all.
+        top_p: See there; 1 draws from all.
+    """
+
+    prompt: str = "The "
+    length: int = 100
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the run should reach, compared and printed at its end: `[expect]`.
+
+    Attributes:
+        test_perplexity: At most this on the test text; 0 expects nothing.
+        valid_perplexity: At most this on the validation text; 0 expects nothing.
+        share_of_unigram: Validation perplexity over that of token frequencies alone, at most; 0 expects nothing.
+        minutes: Duration on the device named in `on`; 0 expects nothing.
+        on: The device of `minutes`, in words.
+    """
+
+    test_perplexity: float = 0.0
+    valid_perplexity: float = 0.0
+    share_of_unigram: float = 0.0
+    minutes: float = 0.0
+    on: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A complete run.
+
+    Attributes:
+        name: Also the name of its folder under `runs/`.
+        description: One line.
+        text: See `TextOptions`.
+        model: See `ModelOptions`.
+        training: See `gatewise.training.TrainingOptions`.
+        sample: See `SampleOptions`.
+        expect: See `Expectation`.
+    """
+
+    name: str = "lm"
+    description: str = ""
+    text: TextOptions = TextOptions()
+    model: ModelOptions = ModelOptions()
+    training: TrainingOptions = TrainingOptions()
+    sample: SampleOptions = SampleOptions()
+    expect: Expectation = Expectation()
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe from a TOML file.
+
+    Raises:
+        ArgumentError: The file is missing, not TOML, or has a key or value that is not known.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ArgumentError(
+            sentence("recipe", "a TOML file", f"{path}, which does not exist", "Check the path.")
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ArgumentError(sentence("recipe", "a TOML file", f"{path}: {error}")) from None
+    return overridden(Recipe(), dict(_leaves(document)))
+
+
+def overridden(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with some values replaced.
+
+    Args:
+        recipe: The recipe to begin with.
+        values: By dotted key, such as ``"training.epochs"``; a key without a dot is looked for in every section.
+
+    Raises:
+        ArgumentError: A key is unknown or stands in several sections, or a value is of the wrong type.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, name = _place(key)
+        sections.setdefault(section, {})[name] = _converted(
+            f"{section}.{name}".lstrip("."), _types(section)[name], value
+        )
+    changes: dict[str, Any] = sections.pop("", {})
+    for section, fields in sections.items():
+        changes[section] = dataclasses.replace(getattr(recipe, section), **fields)
+    return dataclasses.replace(recipe, **changes)
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """Read ``key=value`` as TOML would; what is no TOML value is a string.
+
+    Raises:
+        ArgumentError: There is no equals sign.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ArgumentError(sentence("--set", "key=value", repr(setting), "For example: --set training.epochs=3"))
+        try:
+            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text
+    return values
+
+
+def to_toml(recipe: Recipe) -> str:
+    """Write a recipe out in full, so that `read_recipe` gives the same again."""
+    lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names()]
+    for section in _section_names():
+        lines += ["", f"[{section}]"]
+        for field in dataclasses.fields(getattr(recipe, section)):
+            value = getattr(getattr(recipe, section), field.name)
+            lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """Return the dotted keys at which two recipes differ."""
+    left, right = (dict(_leaves(dataclasses.asdict(recipe))) for recipe in (one, other))
+    return [key for key in left if left[key] != right[key]]
+
+
+def _leaves(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        else:
+            yield key, value
+
+
+def _section_names() -> list[str]:
+    return [field.name for field in dataclasses.fields(Recipe) if dataclasses.is_dataclass(field.default)]
+
+
+def _plain_names() -> list[str]:
+    return [field.name for field in dataclasses.fields(Recipe) if not dataclasses.is_dataclass(field.default)]
+
+
+def _types(section: str) -> dict[str, Any]:
+    owner = type(getattr(Recipe(), section)) if section else Recipe
+    return typing.get_type_hints(owner)
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Return section and name of a key."""
+    known = [("", name) for name in _plain_names()]
+    known += [(section, name) for section in _section_names() for name in _types(section)]
+    places = [place for place in known if key in (".".join(place).lstrip("."), place[1])]
+    exact = [place for place in places if ".".join(place).lstrip(".") == key]
+    if len(exact) == 1 or len(places) == 1:
+        return (exact or places)[0]
+    names = [".".join(place).lstrip(".") for place in (places or known)]
+    if places:
+        raise ArgumentError(
+            f"`{key}` must name one key of the recipe, got several: {', '.join(names)}. Write the section too."
+        )
+    close = difflib.get_close_matches(key, [*names, *(name for _, name in known)], n=1)
+    advice = f"Did you mean {close[0]}?" if close else f"Known sections: {', '.join(_section_names())}."
+    raise ArgumentError(sentence(key, "a key of the recipe", "an unknown one", advice))
+
+
+def _converted(key: str, kind: Any, value: Any) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
+            return tuple(float(each) for each in value)
+    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    raise ArgumentError(sentence(key, names.get(kind, "a list of numbers"), repr(value)))

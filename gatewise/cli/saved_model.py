@@ -1,0 +1,59 @@
+"""Language models on disk: one file with weights, sizes and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gatewise.cli.recipe import ModelOptions
+from gatewise.contract.errors import CheckpointError
+from gatewise.data import Tokenizer, load_tokenizer
+from gatewise.models import LanguageModel
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.loop import MODEL
+from gatewise.training.snapshot import load_weights
+
+
+def build_model(sizes: dict[str, Any], device: torch.device) -> LanguageModel:
+    """Make a language model on the CPU, so that a seed gives the same weights for every device, and move it."""
+    return LanguageModel(**sizes).to(device)
+
+
+def sizes_of(options: ModelOptions, vocabulary_size: int) -> dict[str, Any]:
+    """Return the arguments of `LanguageModel` for a recipe and a vocabulary."""
+    return {"vocabulary_size": vocabulary_size} | {name: getattr(options, name) for name in ModelOptions.__slots__}
+
+
+def model_facts(sizes: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what is saved beside the weights."""
+    return {"model": sizes, "tokenizer": json.loads(tokenizer.to_json())}
+
+
+def load_model(path: Path, device: torch.device, kernel: str | None = None) -> tuple[LanguageModel, Tokenizer]:
+    """Read a trained language model.
+
+    Args:
+        path: A run folder, or a model file.
+        device: Where to.
+        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
+
+    Raises:
+        CheckpointError: There is no model, or the file is not one.
+    """
+    file = RunFolder(path).model if path.is_dir() else path
+    if not file.exists():
+        where = "has no model yet: training saves one at its first evaluation" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{path} {where}. Give the folder of a run of gatewise train lm.")
+    tensors, facts = read_tensors(file, MODEL)
+    try:
+        sizes, tokenizer = facts["model"], load_tokenizer(json.dumps(facts["tokenizer"]))
+        model = build_model(sizes | ({"kernel": kernel} if kernel else {}), device)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is not a language model: {error}. Give a run folder of gatewise train lm."
+        ) from error
+    load_weights(model, tensors)
+    return model.eval(), tokenizer

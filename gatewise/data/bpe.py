@@ -1,0 +1,84 @@
+"""Byte-pair encoding through the `tokenizers` library."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import torch
+
+from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
+
+DEFAULT_SIZE = 8000
+
+
+class BpeTokenizer:
+    """Byte-level byte-pair encoding: any text can be written, and nothing is unknown.
+
+    Args:
+        model: The document that `tokenizers.Tokenizer.to_str()` writes.
+
+    References:
+        Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with Subword Units, 2016, section 3.2.
+    """
+
+    kind = "bpe"
+    unit = "tokens"
+    unknown: int | None = None
+
+    def __init__(self, model: str) -> None:
+        self._model = _library().Tokenizer.from_str(model)
+
+    @classmethod
+    def from_text(cls, text: str, size: int | None = None) -> BpeTokenizer:
+        """Learn merges from a text until there are `size` tokens (default 8,000, at least 256)."""
+        size = DEFAULT_SIZE if size is None else size
+        if size < 256:
+            raise ArgumentError(sentence("vocabulary_size", "at least 256 for bpe", size, "Every byte is a token."))
+        library = _library()
+        model = library.Tokenizer(library.models.BPE())
+        model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        model.train_from_iterator(text.splitlines(keepends=True), trainer)
+        return cls(model.to_str())
+
+    def __len__(self) -> int:
+        return self._model.get_vocab_size()
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Return the tokens of the text, int64 [N]."""
+        pieces = self._model.encode_batch(text.splitlines(keepends=True), add_special_tokens=False)
+        return torch.tensor([token for piece in pieces for token in piece.ids], dtype=torch.int64)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that the token was merged from."""
+        table = _byte_of_letter()
+        return bytes(table[letter] for letter in self._model.id_to_token(token))
+
+    def to_json(self) -> str:
+        """Return the library's own document, marked with the kind."""
+        return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
+
+
+@functools.cache
+def _byte_of_letter() -> dict[str, int]:
+    """Invert the printable letters under which byte-level tokenizers write bytes.
+
+    Bytes that print keep their own character; the others follow, in order, from U+0100.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    table = {chr(byte): byte for byte in printing}
+    table.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return table
+
+
+def _library():  # noqa: ANN202 - the type is the optional module itself
+    try:
+        import tokenizers
+    except ModuleNotFoundError:
+        raise MissingExtra.for_package("tokenizers", "byte-pair encoding", "train") from None
+    return tokenizers

@@ -1,0 +1,267 @@
+"""From text to token numbers and back: words, characters, bytes and byte-pair encoding.
+
+Decoding is concatenative: `decode(a) + decode(b) == decode(a + b)`, save for a UTF-8 character whose bytes are divided
+between the two, so that text can be shown token by token (see `stream_text`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from gatewise.contract.errors import ArgumentError, CorpusError, sentence
+
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer can do.
+
+    Attributes:
+        kind: The name by which `build_tokenizer` knows it.
+        unit: What one token is, in the plural, for reports.
+        unknown: The token that stands for what the vocabulary lacks; None when nothing can be lacking.
+    """
+
+    kind: str
+    unit: str
+    unknown: int | None
+
+    def __len__(self) -> int:
+        """Return the number of different tokens."""
+        ...
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Return the text as token numbers, int64 [N] on the CPU."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what one token stands for, as UTF-8 bytes."""
+        ...
+
+    def to_json(self) -> str:
+        """Return everything that `load_tokenizer` needs."""
+        ...
+
+
+class WordTokenizer:
+    """Words separated by white space; every line ends with `<eos>`.
+
+    Args:
+        words: The vocabulary; token n is `words[n]`. Must hold `<unk>` and `<eos>`.
+    """
+
+    kind = "word"
+    unit = "words"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = tuple(words)
+        self._index = {word: token for token, word in enumerate(self._words)}
+        for needed in (UNKNOWN, END_OF_LINE):
+            if needed not in self._index:
+                raise ArgumentError(f"the vocabulary of a word tokenizer must hold {needed}. Add it.")
+        self.unknown: int | None = self._index[UNKNOWN]
+        self.end_of_line = self._index[END_OF_LINE]
+
+    @classmethod
+    def from_text(cls, text: str, size: int | None = None) -> WordTokenizer:
+        """Take the most frequent words of a text; `<unk>` and `<eos>` count towards `size`."""
+        counts = collections.Counter(text.split())
+        special = (UNKNOWN, END_OF_LINE)
+        ranked = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
+        return cls([*special, *ranked[: _room(size, len(special))]])
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Return the words of each line, each line followed by `<eos>`, as int64 [N].
+
+        Text after the last end of line has no `<eos>`, so that a prompt can be continued within its line.
+        """
+        *lines, rest = text.split("\n")
+        index, unknown = self._index, self.unknown
+        tokens: list[int] = []
+        for line in lines:
+            tokens.extend(index.get(word, unknown) for word in line.split())
+            tokens.append(self.end_of_line)
+        tokens.extend(index.get(word, unknown) for word in rest.split())
+        return torch.tensor(tokens, dtype=torch.int64)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the word with a space after it; the end of a line is a new line."""
+        return b"\n" if token == self.end_of_line else self._words[token].encode() + b" "
+
+    def to_json(self) -> str:
+        """Return the vocabulary as JSON."""
+        return json.dumps({"kind": self.kind, "words": self._words}, ensure_ascii=False)
+
+
+class CharacterTokenizer:
+    """Unicode characters.
+
+    Args:
+        characters: The alphabet without duplicates; character n is token n + 1, token 0 is an unknown character.
+    """
+
+    kind = "character"
+    unit = "characters"
+    unknown: int | None = 0
+
+    def __init__(self, characters: str) -> None:
+        self._characters = "\N{REPLACEMENT CHARACTER}" + characters
+        self._index = {character: token for token, character in enumerate(self._characters)}
+
+    @classmethod
+    def from_text(cls, text: str, size: int | None = None) -> CharacterTokenizer:
+        """Take the most frequent characters of a text; the unknown character counts towards `size`."""
+        counts = collections.Counter(text)
+        ranked = sorted(counts.keys() - {"\N{REPLACEMENT CHARACTER}"}, key=lambda one: (-counts[one], one))
+        return cls("".join(ranked[: _room(size, 1)]))
+
+    def __len__(self) -> int:
+        return len(self._characters)
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Return one token a character, int64 [N]."""
+        index = self._index
+        return torch.tensor([index.get(character, 0) for character in text], dtype=torch.int64)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the character."""
+        return self._characters[token].encode()
+
+    def to_json(self) -> str:
+        """Return the alphabet as JSON."""
+        return json.dumps({"kind": self.kind, "characters": self._characters[1:]}, ensure_ascii=False)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes: 256 tokens, nothing unknown, no vocabulary to build."""
+
+    kind = "byte"
+    unit = "bytes"
+    unknown: int | None = None
+
+    def __len__(self) -> int:
+        return 256
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Return one token a byte, int64 [N]."""
+        return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8).long() if text else torch.empty(0).long()
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the byte."""
+        return bytes([token])
+
+    def to_json(self) -> str:
+        """Return its kind; there is nothing else to keep."""
+        return json.dumps({"kind": self.kind})
+
+
+def build_tokenizer(kind: str, text: str, size: int | None = None) -> Tokenizer:
+    """Build a tokenizer from the training text.
+
+    Args:
+        kind: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
+        text: The text whose vocabulary is taken.
+        size: The largest vocabulary in tokens; None keeps every word or character, and means 8,000 for ``"bpe"``.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ArgumentError: `kind` is not one of the four, or `size` is too small for it.
+        MissingExtra: ``"bpe"`` without the package `tokenizers`.
+    """
+    return _known(kind)(text, size)
+
+
+def load_tokenizer(document: str) -> Tokenizer:
+    """Rebuild a tokenizer from its `to_json()`.
+
+    Raises:
+        CorpusError: The document is not one that a tokenizer wrote.
+    """
+    try:
+        facts = json.loads(document)
+        kind = facts["kind"]
+        if kind == "word":
+            return WordTokenizer(facts["words"])
+        if kind == "character":
+            return CharacterTokenizer(facts["characters"])
+        if kind == "byte":
+            return ByteTokenizer()
+        if kind == "bpe":
+            from gatewise.data.bpe import BpeTokenizer
+
+            return BpeTokenizer(json.dumps(facts["model"]))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CorpusError(f"this is not a tokenizer that gatewise wrote: {error}.") from error
+    raise CorpusError(f"this is not a tokenizer that gatewise wrote: it is of the kind {kind!r}.")
+
+
+def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Turn tokens into text as they come, holding back a character until all its bytes are there.
+
+    Args:
+        tokenizer: The tokenizer of the tokens.
+        tokens: Token numbers, possibly without end.
+
+    Yields:
+        Pieces of text, none of them empty.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for token in tokens:
+        if piece := decoder.decode(tokenizer.bytes_of(token)):
+            yield piece
+    if rest := decoder.decode(b"", final=True):
+        yield rest
+
+
+def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    """Return the text of finitely many tokens."""
+    return "".join(stream_text(tokenizer, tokens))
+
+
+def _bpe_from_text(text: str, size: int | None) -> Tokenizer:
+    from gatewise.data.bpe import BpeTokenizer
+
+    return BpeTokenizer.from_text(text, size)
+
+
+def _bytes_from_text(text: str, size: int | None) -> Tokenizer:
+    if size not in (None, 256):
+        raise ArgumentError(sentence("vocabulary_size", "256 for bytes", size, "Leave it out."))
+    return ByteTokenizer()
+
+
+TOKENIZERS: dict[str, Callable[[str, int | None], Tokenizer]] = {
+    "word": WordTokenizer.from_text,
+    "character": CharacterTokenizer.from_text,
+    "byte": _bytes_from_text,
+    "bpe": _bpe_from_text,
+}
+"""Every kind of tokenizer, with what builds it from a text and a size."""
+
+
+def _known(kind: str) -> Callable[[str, int | None], Tokenizer]:
+    if kind not in TOKENIZERS:
+        raise ArgumentError(sentence("tokens", f"one of {', '.join(TOKENIZERS)}", repr(kind)))
+    return TOKENIZERS[kind]
+
+
+def _room(size: int | None, special: int) -> int | None:
+    if size is None:
+        return None
+    if size <= special:
+        raise ArgumentError(
+            sentence("vocabulary_size", f"more than {special}", size, "Leave it out to keep everything.")
+        )
+    return size - special

@@ -1,0 +1,23 @@
+"""The mark that any model of sequences has to beat: knowing how often each token occurs and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def unigram_perplexity(tokens: torch.Tensor) -> float:
+    """Return the perplexity of a text under its own token frequencies: ``exp(-sum_w p(w) log p(w))``.
+
+    It is the lowest perplexity that any model without context can reach on this very text, because the frequencies are
+    those of the text itself and not of the training text.
+
+    Args:
+        tokens: The text, int64 [N].
+
+    Returns:
+        The perplexity, at least 1.
+    """
+    frequency = torch.bincount(tokens).double() / len(tokens)
+    return math.exp(torch.special.entr(frequency).sum().item())

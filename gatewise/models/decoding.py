@@ -1,0 +1,113 @@
+"""Drawing text from a model, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gatewise.contract.errors import ArgumentError, sentence
+
+
+def generate(
+    model: nn.Module,
+    prompt: torch.Tensor,
+    *,
+    state: Any = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    forbidden: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Draw tokens from a model without end, each one fed back as the next input.
+
+    The state is carried, so a token costs one time step however long the text has grown. Nothing is computed before the
+    first token is asked for; take as many as you want with `itertools.islice`.
+
+    Args:
+        model: Called as ``logits, state = model(tokens, state)`` with tokens [T, 1] and logits [T, 1, V], in evaluation
+            mode.
+        prompt: What the text begins with, int64 [N] with N >= 1, on any device.
+        state: The model's state before the prompt; None begins with zeros.
+        temperature: Divides the logits: below 1 is more cautious, above 1 bolder, 0 always takes the likeliest token.
+        top_k: Draw only from this many likeliest tokens; None from all.
+        top_p: Draw only from the fewest likeliest tokens whose probabilities sum to at least this; None from all.
+        forbidden: Tokens that are never drawn.
+        generator: Source of randomness on the CPU; None takes torch's own.
+
+    Yields:
+        Token numbers.
+
+    Raises:
+        ArgumentError: The prompt is empty, or an option is out of its range.
+    """
+    if prompt.numel() == 0:
+        raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a word to begin with."))
+    check_sampling(temperature, top_k, top_p)
+    device = next(model.parameters()).device
+    tokens = prompt.to(device).view(-1, 1)
+    was_training = model.training
+    model.eval()
+    try:
+        while True:
+            with torch.inference_mode():
+                logits, state = model(tokens, state)
+                logits = logits[-1, 0].float().cpu()
+                logits[list(forbidden)] = -torch.inf
+                token = _draw(logits, temperature, top_k, top_p, generator)
+                tokens = torch.tensor([[token]], device=device)
+            yield token
+    finally:
+        model.train(was_training)
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse sampling options that are out of their range, in a sentence."""
+    if temperature < 0:
+        raise ArgumentError(sentence("temperature", "0 or more", temperature))
+    if top_k is not None and top_k < 1:
+        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to draw from all tokens."))
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ArgumentError(sentence("top_p", "in (0, 1]", top_p, "Leave it out to draw from all tokens."))
+
+
+def restrict(logits: torch.Tensor, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
+    """Set the logits of all but the likeliest tokens to minus infinity.
+
+    With both options, `top_k` applies first and `top_p` to what is left. At least one token always remains.
+
+    Args:
+        logits: Scores [V].
+        top_k: How many tokens may remain.
+        top_p: Probability that the remaining tokens hold together, at least.
+
+    Returns:
+        New logits [V].
+
+    References:
+        Holtzman and others: The Curious Case of Neural Text Degeneration, 2020 (top-p).
+    """
+    order = logits.argsort(descending=True, stable=True)
+    kept = torch.ones_like(order, dtype=torch.bool)
+    if top_k is not None:
+        kept[top_k:] = False
+    if top_p is not None:
+        probability = logits[order].masked_fill(~kept, -torch.inf).softmax(-1)
+        kept &= probability.cumsum(-1) - probability < top_p
+    return logits.index_fill(0, order[~kept], -torch.inf)
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    probability = restrict(logits / temperature, top_k, top_p).softmax(-1)
+    return int(torch.multinomial(probability, 1, generator=generator))

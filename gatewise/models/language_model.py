@@ -1,0 +1,122 @@
+"""A recurrent language model: embedding, stacked LSTM, softmax over the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn import LSTM
+
+LanguageState = tuple[torch.Tensor, torch.Tensor]
+"""Hidden and cell state, each [L, B, H]."""
+
+
+class LanguageModel(nn.Module):
+    r"""Predicts each token from all the tokens before it.
+
+    .. code-block:: text
+
+        x_t = dropout(E[token_t])
+        h_t, state = LSTM(x_t, state)              with dropout between the layers
+        p(token_{t+1}) = softmax(W dropout(h_t) + b)
+
+    Args:
+        vocabulary_size: Different tokens, V.
+        embedding_size: Size of a token's embedding.
+        hidden_size: Units of each LSTM layer, H.
+        num_layers: LSTM layers, L.
+        dropout: Probability that a unit of the last layer is dropped before the softmax.
+        embedding_dropout: Probability that a unit of an embedding is dropped.
+        layer_dropout: Probability that a unit is dropped between two LSTM layers.
+        tied: Whether W is the embedding E itself; needs `embedding_size == hidden_size`.
+        kernel: Which kernel the LSTM asks for; ``"auto"`` leaves it to gatewise.
+        device: Where the parameters live.
+
+    Raises:
+        ArgumentError: A size is not positive, a probability is outside [0, 1), or `tied` with different sizes.
+
+    References:
+        Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014 (where dropout goes).
+        Press, Wolf: Using the Output Embedding to Improve Language Models, 2017 (tied softmax).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_size: int,
+        hidden_size: int,
+        num_layers: int = 2,
+        *,
+        dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        layer_dropout: float = 0.0,
+        tied: bool = False,
+        kernel: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "vocabulary_size": vocabulary_size,
+            "embedding_size": embedding_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ArgumentError(sentence(name, "a positive integer", size))
+        rates = {"dropout": dropout, "embedding_dropout": embedding_dropout, "layer_dropout": layer_dropout}
+        for name, rate in rates.items():
+            if not 0 <= rate < 1:
+                raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        if tied and embedding_size != hidden_size:
+            raise ArgumentError(
+                f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` {hidden_size}. "
+                "Make them equal, or switch `tied` off."
+            )
+        self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
+        self.embedding_dropout = nn.Dropout(embedding_dropout)
+        between = layer_dropout if num_layers > 1 else 0.0
+        self.lstm = LSTM(embedding_size, hidden_size, num_layers, dropout=between, kernel=kernel, device=device)
+        self.output_dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden_size, vocabulary_size, device=device)
+        if tied:
+            self.output.weight = self.embedding.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw embedding and softmax weights from U(-0.1, 0.1), zero the softmax bias; the LSTM draws its own."""
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.uniform_(self.output.weight, -0.1, 0.1)
+        nn.init.zeros_(self.output.bias)
+        self.lstm.reset_parameters()
+
+    def forward(self, tokens: torch.Tensor, state: LanguageState | None = None) -> tuple[torch.Tensor, LanguageState]:
+        """Score every token as the successor of each position.
+
+        Args:
+            tokens: int64 [T, B].
+            state: What an earlier call returned; None begins with zeros.
+
+        Returns:
+            Logits [T, B, V], and the state after the last step.
+        """
+        inputs = self.embedding_dropout(self.embedding(tokens))
+        hidden, state = self.lstm(inputs, state)
+        return self.output(self.output_dropout(hidden)), state
+
+    def loss(self, batch: Any, state: LanguageState | None = None) -> tuple[torch.Tensor, LanguageState]:
+        """Return the mean negative log-likelihood of `batch.targets` after `batch.inputs`, and the state.
+
+        Args:
+            batch: Anything with `inputs` and `targets`, both int64 [T, B].
+            state: What the call for the preceding batch returned; None begins with zeros.
+
+        Returns:
+            The loss in nats a token, a scalar; and the state after the last step, still attached to the graph.
+        """
+        logits, state = self(batch.inputs, state)
+        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), state

@@ -1,0 +1,39 @@
+"""State that a model hands from batch to batch: None, a tensor, or tuples of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def detach(state: Any) -> Any:
+    """Cut the state off from the graph that made it; a named tuple becomes a tuple."""
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    return None if state is None else tuple(detach(part) for part in state)
+
+
+def flatten(state: Any) -> tuple[list[torch.Tensor], Any]:
+    """Return the tensors of a state, and its shape as JSON: an index, null, or lists of these."""
+    leaves: list[torch.Tensor] = []
+
+    def visit(part: Any) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, torch.Tensor):
+            leaves.append(part)
+            return len(leaves) - 1
+        return [visit(each) for each in part]
+
+    shape = visit(state)
+    return leaves, shape
+
+
+def unflatten(leaves: list[torch.Tensor], shape: Any) -> Any:
+    """Invert `flatten`."""
+    if shape is None:
+        return None
+    if isinstance(shape, int):
+        return leaves[shape]
+    return tuple(unflatten(leaves, each) for each in shape)

@@ -1,0 +1,56 @@
+"""The curves of a run as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gatewise.contract.errors import MissingExtra
+from gatewise.training.history import Evaluation, perplexity
+
+
+def plot_curves(path: Path, history: Sequence[Evaluation], unit: str, floor: float | None = None) -> None:
+    """Draw perplexity and speed over epochs into a PNG.
+
+    Args:
+        path: Where to.
+        history: The evaluations, at least one.
+        unit: What one token is, in the plural.
+        floor: A perplexity to compare with, drawn as a dotted line: that of token frequencies alone.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import ScalarFormatter
+    except ModuleNotFoundError:
+        raise MissingExtra.for_package("matplotlib", "plotting the curves", "train") from None
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = [evaluation.epoch for evaluation in history]
+    left.plot(
+        epochs, [perplexity(each.train_loss) for each in history], "o-", color="#8aa6c1", markersize=3, label="train"
+    )
+    left.plot(
+        epochs, [perplexity(each.valid_loss) for each in history], "o-", color="#c2410c", markersize=3, label="valid"
+    )
+    best = min(history, key=lambda each: each.valid_loss)
+    left.annotate(
+        f"{perplexity(best.valid_loss):.1f}",
+        (best.epoch, perplexity(best.valid_loss)),
+        textcoords="offset points",
+        xytext=(0, -14),
+        ha="center",
+        color="#c2410c",
+    )
+    if floor is not None:
+        left.axhline(floor, color="#666666", linestyle=":", linewidth=1, label="token frequencies alone")
+    left.set(title="perplexity", xlabel="epoch", yscale="log")
+    left.yaxis.set_major_formatter(ScalarFormatter())
+    left.yaxis.set_minor_formatter(ScalarFormatter())
+    left.legend(frameon=False)
+    right.plot(epochs, [each.tokens_per_second for each in history], "o-", color="#15803d", markersize=3)
+    right.set(title=f"training speed ({unit}/s)", xlabel="epoch")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)

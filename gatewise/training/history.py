@@ -1,0 +1,57 @@
+"""What a run has measured so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One look at the validation data.
+
+    Attributes:
+        epoch: Epochs done, counting parts.
+        step: Optimizer steps done.
+        train_loss: Mean training loss since the evaluation before, nats a token, with dropout.
+        valid_loss: Validation loss, nats a token.
+        learning_rate: Of the last step.
+        tokens_per_second: Training tokens since the evaluation before, over the time spent on training.
+        seconds: Time spent on training and evaluation so far.
+        best: Whether no earlier evaluation was as good.
+    """
+
+    epoch: float
+    step: int
+    train_loss: float
+    valid_loss: float
+    learning_rate: float
+    tokens_per_second: float
+    seconds: float
+    best: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training is, told about twice a second.
+
+    Attributes:
+        epoch: The epoch that runs, from 0.
+        step: Optimizer steps done.
+        total_steps: Steps in the whole run.
+        loss: Mean training loss since the last report, nats a token.
+        learning_rate: Of the last step.
+        tokens_per_second: Since the last report.
+    """
+
+    epoch: int
+    step: int
+    total_steps: int
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+
+
+def perplexity(loss: float) -> float:
+    """Return ``exp(loss)`` of a loss in nats a token, infinity where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,350 @@
+"""The training loop: truncated backpropagation with a carried state, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gatewise.contract.errors import ArgumentError
+from gatewise.training.averaging import WeightAverage
+from gatewise.training.carried import detach
+from gatewise.training.checkpoint import read_tensors, write_tensors
+from gatewise.training.history import Evaluation, Progress
+from gatewise.training.interruption import interruptible
+from gatewise.training.optimizers import build_optimizer
+from gatewise.training.options import TrainingOptions
+from gatewise.training.precision import arithmetic, autocast
+from gatewise.training.processes import Processes
+from gatewise.training.run_folder import RunFolder
+from gatewise.training.schedule import Schedule
+from gatewise.training.snapshot import Run, capture, restore, weights_of
+
+CHECKPOINT = "checkpoint"
+MODEL = "model"
+
+_REPORT_SECONDS = 0.5
+_AGREE_EVERY = 25
+"""Steps between two moments at which several processes agree on stopping or saving."""
+
+
+class Batch(Protocol):
+    """What the loop needs to know of a batch."""
+
+    @property
+    def count(self) -> int:
+        """How many tokens the mean loss of this batch is over."""
+        ...
+
+
+class Batches(Protocol):
+    """Data that comes in epochs, on the device already."""
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        ...
+
+    def windows(self, epoch: int = 0, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch from number `start` on; the same epoch always yields the same."""
+        ...
+
+
+class Trainable(Protocol):
+    """What the loop needs of a model, which is a `torch.nn.Module` besides."""
+
+    def loss(self, batch: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return the mean loss of a batch, and the state for the next.
+
+        The state is None, a tensor, or tuples of these; None comes in at the beginning of an epoch. The loop detaches it.
+        """
+        ...
+
+
+class Observer(Protocol):
+    """Somebody who is told how training goes."""
+
+    def started(self, step: int, history: Sequence[Evaluation]) -> None:
+        """Hear that training begins, or goes on after `step` steps with these evaluations behind it."""
+        ...
+
+    def progressed(self, progress: Progress) -> None:
+        """Hear where training is, about twice a second."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Hear of a validation loss."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        history: Every evaluation, those before an interruption too.
+        step: Optimizer steps done.
+        interrupted: Whether somebody stopped it; it can go on from its checkpoint.
+    """
+
+    history: tuple[Evaluation, ...]
+    step: int
+    interrupted: bool
+
+
+def fit(
+    model: nn.Module,
+    train: Batches,
+    valid: Batches,
+    options: TrainingOptions,
+    folder: RunFolder,
+    processes: Processes,
+    *,
+    identity: Mapping[str, Any],
+    model_facts: Mapping[str, Any],
+    observers: Sequence[Observer] = (),
+) -> Outcome:
+    """Train a model, or go on where the folder's checkpoint stopped.
+
+    On a CPU with an unchanged number of threads, a run that was interrupted any number of times, by Ctrl-C or by
+    ``kill -9``, ends in the same bits as one that was not.
+
+    Args:
+        model: A `Trainable` on the device of `processes`.
+        train: What to learn from. With several processes, each reads its own share, all of the same size.
+        valid: What the weights are chosen by.
+        options: How to train.
+        folder: Where checkpoints and the best weights go; prepared.
+        processes: This process among those that train together.
+        identity: What must be the same when the run is resumed, by name: JSON values.
+        model_facts: What is saved beside the best weights: JSON values.
+        observers: Who is told; in the first process only.
+
+    Returns:
+        What was measured, and whether the run was interrupted.
+
+    Raises:
+        ArgumentError: The loss is no longer a number.
+        CheckpointError: The folder's checkpoint cannot be used, or a new one cannot be written.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = build_optimizer(parameters, options)
+    run = Run(
+        model=model,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, options, options.epochs * len(train)),
+        average=WeightAverage(parameters, options),
+        loss_sum=torch.zeros((), dtype=torch.float64, device=processes.device),
+    )
+    fitting = _Fitting(run, train, valid, options, folder, processes, identity, model_facts, observers)
+    if folder.checkpoint.exists():
+        restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
+    else:
+        fitting.save()
+    with arithmetic(options.precision):
+        return fitting.until_done(parameters)
+
+
+def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision: str = "float32") -> float:
+    """Return the mean loss of a model over one epoch of batches, in evaluation mode, with a carried state.
+
+    Args:
+        model: A `Trainable`.
+        batches: The data; with several processes, each reads its own share.
+        processes: This process among its fellows; every one gets the same result.
+        precision: As in `TrainingOptions`.
+
+    Returns:
+        The loss in nats a token.
+    """
+    was_training = model.training
+    model.eval()
+    total, count, state = torch.zeros(2, dtype=torch.float64, device=processes.device), 0, None
+    with torch.no_grad(), arithmetic(precision):
+        for batch in batches.windows():
+            with autocast(precision, processes.device):
+                loss, state = model.loss(batch, state)
+            total[0].add_(loss, alpha=batch.count)
+            count += batch.count
+    model.train(was_training)
+    total[1] = count
+    loss_sum, tokens = processes.summed(total).tolist()
+    return loss_sum / tokens
+
+
+class _MeanLoss(nn.Module):
+    """`model.loss` as the forward of a module, the form in which DistributedDataParallel takes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
+        return self.model.loss(batch, state)
+
+
+class _Fitting:
+    """The moving parts of one call of `fit`."""
+
+    def __init__(
+        self,
+        run: Run,
+        train: Batches,
+        valid: Batches,
+        options: TrainingOptions,
+        folder: RunFolder,
+        processes: Processes,
+        identity: Mapping[str, Any],
+        model_facts: Mapping[str, Any],
+        observers: Sequence[Observer],
+    ) -> None:
+        self._run, self._train, self._valid = run, train, valid
+        self._options, self._folder, self._processes = options, folder, processes
+        self._identity, self._model_facts, self._observers = identity, model_facts, observers
+        parts = options.evaluations_per_epoch
+        self._evaluation_due = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
+        self._saved_at, self._saved_step = time.perf_counter(), run.step
+        self._clock = time.perf_counter()
+        self._reported = (self._clock, 0.0, 0)
+
+    def until_done(self, parameters: list[nn.Parameter]) -> Outcome:
+        run, options = self._run, self._options
+        mean_loss = self._processes.parallel(_MeanLoss(run.model))
+        run.model.train()
+        for observer in self._observers:
+            observer.started(run.step, run.history)
+        self._restart_clock()
+        with interruptible() as interruption:
+            while run.epoch < options.epochs and not self._out_of_patience():
+                for batch in self._train.windows(run.epoch, run.batch):
+                    self._step(mean_loss, batch, parameters)
+                    self._report()
+                    if run.batch in self._evaluation_due:
+                        self._evaluate()
+                        self.save()
+                        self._restart_clock()
+                    elif self._agreed(self._checkpoint_due()):
+                        self.save()
+                    if self._agreed(interruption.requested):
+                        self.save()
+                        return Outcome(tuple(run.history), run.step, interrupted=True)
+                    if self._out_of_patience():
+                        break
+                run.epoch, run.batch, run.carried = run.epoch + 1, 0, None
+        return Outcome(tuple(run.history), run.step, interrupted=False)
+
+    def save(self) -> None:
+        self._tick()
+        tensors, facts = capture(self._run, self._processes, self._identity)
+        if self._processes.first:
+            write_tensors(self._folder.checkpoint, tensors, CHECKPOINT, facts)
+        self._saved_at, self._saved_step = time.perf_counter(), self._run.step
+
+    def _step(self, mean_loss: nn.Module, batch: Batch, parameters: list[nn.Parameter]) -> None:
+        run, options = self._run, self._options
+        run.schedule.prepare(run.step)
+        run.optimizer.zero_grad(set_to_none=True)
+        with autocast(options.precision, self._processes.device):
+            loss, state = mean_loss(batch, run.carried)
+        loss.backward()
+        if options.clip:
+            nn.utils.clip_grad_norm_(parameters, options.clip, foreach=True)
+        run.optimizer.step()
+        run.average.update()
+        run.carried = detach(state)
+        run.loss_sum.add_(loss.detach(), alpha=batch.count)
+        run.loss_tokens += batch.count
+        run.step += 1
+        run.batch += 1
+
+    def _evaluate(self) -> None:
+        run = self._run
+        train_loss = self._processes.summed(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
+        self._tick()
+        speed = run.loss_tokens * self._processes.count / run.segment_seconds
+        with run.average.in_place():
+            valid_loss = evaluate(run.model, self._valid, self._processes, self._options.precision)
+            self._refuse_divergence(valid_loss)
+            best = valid_loss < run.best_loss
+            if best and self._processes.first:
+                write_tensors(self._folder.model, weights_of(run.model), MODEL, self._model_facts)
+        self._tick()
+        evaluation = Evaluation(
+            epoch=run.epoch + run.batch / len(self._train),
+            step=run.step,
+            train_loss=train_loss,
+            valid_loss=valid_loss,
+            learning_rate=run.schedule.rate(run.step - 1),
+            tokens_per_second=speed,
+            seconds=run.seconds,
+            best=best,
+        )
+        run.history.append(evaluation)
+        run.schedule.evaluated(valid_loss)
+        run.average.evaluated(valid_loss)
+        run.loss_sum.zero_()
+        run.loss_tokens, run.segment_seconds = 0, 0.0
+        for observer in self._observers:
+            observer.evaluated(evaluation)
+
+    def _report(self) -> None:
+        """Tell the observers now and then; reading the loss is the only wait for the device between evaluations."""
+        now = time.perf_counter()
+        then, loss_before, tokens_before = self._reported
+        if now - then < _REPORT_SECONDS or not self._observers:
+            return
+        run = self._run
+        loss_sum = run.loss_sum.item()
+        now = time.perf_counter()
+        tokens = run.loss_tokens - tokens_before
+        loss = (loss_sum - loss_before) / tokens
+        self._refuse_divergence(loss)
+        self._reported = (now, loss_sum, run.loss_tokens)
+        progress = Progress(
+            epoch=run.epoch,
+            step=run.step,
+            total_steps=self._options.epochs * len(self._train),
+            loss=loss,
+            learning_rate=run.schedule.rate(run.step - 1),
+            tokens_per_second=tokens * self._processes.count / (now - then),
+        )
+        for observer in self._observers:
+            observer.progressed(progress)
+
+    def _refuse_divergence(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ArgumentError(
+                f"the loss is {loss} after {self._run.step:,} steps: training diverged. Lower `learning_rate` (it is "
+                f"{self._options.learning_rate:g}) or `clip`."
+            )
+
+    def _agreed(self, wish: bool) -> bool:
+        if self._processes.count == 1:
+            return wish
+        return self._run.step % _AGREE_EVERY == 0 and self._processes.any(wish)
+
+    def _checkpoint_due(self) -> bool:
+        steps = self._options.checkpoint_steps
+        return (
+            time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
+            or 0 < steps <= self._run.step - self._saved_step
+        )
+
+    def _out_of_patience(self) -> bool:
+        patience, history = self._options.patience, self._run.history
+        return 0 < patience <= len(history) and not any(evaluation.best for evaluation in history[-patience:])
+
+    def _tick(self) -> None:
+        """Add the time since the last tick to the run's."""
+        now = time.perf_counter()
+        self._run.seconds += now - self._clock
+        self._run.segment_seconds += now - self._clock
+        self._clock = now
+
+    def _restart_clock(self) -> None:
+        self._clock = time.perf_counter()
+        self._reported = (self._clock, self._run.loss_sum.item(), self._run.loss_tokens)

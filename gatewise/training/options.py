@@ -1,0 +1,86 @@
+"""Everything about a training run that is neither the model nor the text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gatewise.contract.errors import ArgumentError, sentence
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "plateau")
+AVERAGES = ("none", "ema", "tail")
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How to train.
+
+    Attributes:
+        epochs: Passes over the training data.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        learning_rate: The largest learning rate of the run.
+        momentum: Momentum of SGD; the first beta of Adam and AdamW.
+        weight_decay: Decay of weights (not of biases): added to the gradient by SGD and Adam, decoupled in AdamW.
+        clip: Largest norm of all gradients together; 0 does not clip.
+        schedule: ``"constant"``; ``"cosine"``, down to zero at the last step; or ``"plateau"``, multiplied by
+            `plateau_factor` when the validation loss has not improved for more than `plateau_patience` evaluations.
+        warmup_steps: Steps over which the learning rate rises linearly from zero, under any schedule.
+        plateau_factor: See `schedule`.
+        plateau_patience: See `schedule`.
+        average: Which weights are evaluated and kept: ``"none"``, those of the last step; ``"ema"``, an exponential moving
+            average; ``"tail"``, the mean of all steps since the validation loss last failed to improve for
+            `average_patience` evaluations.
+        average_decay: Decay of ``"ema"`` a step.
+        average_patience: See `average`.
+        precision: ``"float32"``; ``"tf32"``, float32 with TensorFloat-32 products on GPUs that have them; or
+            ``"bfloat16"``, autocast to it.
+        seed: Seed of initial weights, dropout and the order of the data.
+        evaluations_per_epoch: How often the validation loss is measured, at equal distances.
+        patience: Stop after so many evaluations without improvement; 0 never stops early.
+        checkpoint_seconds: Largest time between checkpoints, which are also written at every evaluation.
+        checkpoint_steps: Largest number of steps between checkpoints; 0 leaves it to the time.
+    """
+
+    epochs: int = 10
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    plateau_factor: float = 0.25
+    plateau_patience: int = 0
+    average: str = "none"
+    average_decay: float = 0.999
+    average_patience: int = 1
+    precision: str = "float32"
+    seed: int = 0
+    evaluations_per_epoch: int = 1
+    patience: int = 0
+    checkpoint_seconds: float = 60.0
+    checkpoint_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("average", AVERAGES),
+            ("precision", PRECISIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ArgumentError(sentence(name, f"one of {', '.join(known)}", repr(getattr(self, name))))
+        for name in ("epochs", "learning_rate", "evaluations_per_epoch", "checkpoint_seconds", "plateau_factor"):
+            if not getattr(self, name) > 0:
+                raise ArgumentError(sentence(name, "greater than 0", getattr(self, name)))
+        for name in (
+            *("weight_decay", "clip", "warmup_steps", "plateau_patience"),
+            *("average_patience", "patience", "checkpoint_steps"),
+        ):
+            if not getattr(self, name) >= 0:
+                raise ArgumentError(sentence(name, "0 or more", getattr(self, name)))
+        for name in ("momentum", "average_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ArgumentError(sentence(name, "in [0, 1)", getattr(self, name)))

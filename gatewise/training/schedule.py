@@ -1,0 +1,69 @@
+"""The learning rate over a run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gatewise.training.options import TrainingOptions
+
+
+class Schedule:
+    """Sets the learning rate of an optimizer before each step.
+
+    ``rate = learning_rate * min(1, (step + 1) / warmup_steps) * shape(step)`` with the shape of the schedule: 1;
+    ``(1 + cos(pi * progress)) / 2`` after the warm-up; or `plateau_factor` to the power of the plateaus seen.
+
+    Args:
+        optimizer: Whose learning rate is set.
+        options: The shape.
+        total_steps: Steps in the whole run, for ``"cosine"``.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, options: TrainingOptions, total_steps: int) -> None:
+        self._optimizer = optimizer
+        self._kind = options.schedule
+        self._peak = options.learning_rate
+        self._warmup = options.warmup_steps
+        self._total = total_steps
+        self._factor = options.plateau_factor
+        self._patience = options.plateau_patience
+        self._best = math.inf
+        self._failures = 0
+        self._reductions = 0
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        rate = self._peak * self._factor**self._reductions
+        if step < self._warmup:
+            return rate * (step + 1) / self._warmup
+        if self._kind == "cosine":
+            progress = (step - self._warmup) / max(1, self._total - self._warmup)
+            rate *= (1 + math.cos(math.pi * min(1.0, progress))) / 2
+        return rate
+
+    def prepare(self, step: int) -> None:
+        """Set the optimizer's learning rate for this step."""
+        rate = self.rate(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def evaluated(self, loss: float) -> None:
+        """Take notice of a validation loss."""
+        if loss < self._best:
+            self._best, self._failures = loss, 0
+            return
+        self._failures += 1
+        if self._kind == "plateau" and self._failures > self._patience:
+            self._failures = 0
+            self._reductions += 1
+
+    def facts(self) -> dict[str, float]:
+        """Return what must be remembered, as JSON."""
+        return {"best": self._best, "failures": self._failures, "reductions": self._reductions}
+
+    def restore(self, facts: dict[str, float]) -> None:
+        """Go on from `facts()`."""
+        self._best, self._failures = float(facts["best"]), int(facts["failures"])
+        self._reductions = int(facts["reductions"])

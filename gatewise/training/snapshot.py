@@ -1,0 +1,203 @@
+"""A training run as tensors and facts, and back again in the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gatewise.contract.errors import CheckpointError
+from gatewise.training.averaging import WeightAverage
+from gatewise.training.carried import flatten, unflatten
+from gatewise.training.history import Evaluation
+from gatewise.training.processes import Processes
+from gatewise.training.randomness import random_states, restore_random_states
+from gatewise.training.schedule import Schedule
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """Everything that decides how a run goes on.
+
+    Attributes:
+        model: The weights.
+        optimizer: Its moments.
+        schedule: The learning rate.
+        average: The mean of the weights.
+        loss_sum: Sum of the training loss since the last evaluation, nats, float64 on the device.
+        loss_tokens: Tokens in that sum.
+        epoch: Epochs done.
+        batch: Batches done in this epoch.
+        step: Optimizer steps done.
+        carried: The model's state after the last batch.
+        seconds: Time spent so far.
+        segment_seconds: Training time since the last evaluation.
+        history: Every evaluation.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    average: WeightAverage
+    loss_sum: torch.Tensor
+    loss_tokens: int = 0
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    carried: Any = None
+    seconds: float = 0.0
+    segment_seconds: float = 0.0
+    history: list[Evaluation] = dataclasses.field(default_factory=list)
+
+    @property
+    def best_loss(self) -> float:
+        """The lowest validation loss so far."""
+        return min((evaluation.valid_loss for evaluation in self.history), default=float("inf"))
+
+
+_COUNTERS = ("loss_tokens", "epoch", "batch", "step", "seconds", "segment_seconds")
+
+
+def capture(
+    run: Run, processes: Processes, identity: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return what a checkpoint holds; every process must call it, the first one gets the whole.
+
+    Args:
+        run: The run.
+        processes: The processes; each has a random state and a carried state of its own.
+        identity: What must be the same when the run goes on.
+
+    Returns:
+        Tensors by name, and facts for JSON.
+    """
+    leaves, shape = flatten(run.carried)
+    own = {f"random.{name}": state for name, state in random_states(processes.device).items()}
+    own |= {f"carried.{index}": leaf.cpu() for index, leaf in enumerate(leaves)}
+    own["loss_sum"] = run.loss_sum.cpu()
+    tensors = {
+        f"process{rank}.{name}": each
+        for rank, part in enumerate(processes.gathered(own))
+        for name, each in part.items()
+    }
+    tensors |= {f"model.{name}": tensor for name, tensor in weights_of(run.model).items()}
+    tensors |= {f"average.{index}": tensor for index, tensor in enumerate(run.average.values)}
+    optimizer = run.optimizer.state_dict()
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, slots in optimizer["state"].items():
+        for name, value in slots.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    facts = {
+        "identity": dict(identity),
+        "processes": processes.count,
+        "carried": shape,
+        "optimizer_scalars": scalars,
+        "schedule": run.schedule.facts(),
+        "average": run.average.facts(),
+        "history": [dataclasses.asdict(evaluation) for evaluation in run.history],
+        **{name: getattr(run, name) for name in _COUNTERS},
+    }
+    return tensors, facts
+
+
+def restore(
+    run: Run,
+    processes: Processes,
+    identity: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Put a run back to where `capture` took it.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model, text or number of processes, or incomplete.
+    """
+    for name, value in identity.items():
+        if facts.get("identity", {}).get(name) != value:
+            raise CheckpointError(
+                f"the checkpoint was made with another {name}: {facts.get('identity', {}).get(name)} there, {value} here. "
+                "Resume with the same, or start a new run in another folder."
+            )
+    if facts["processes"] != processes.count:
+        raise CheckpointError(
+            f"the checkpoint was made by {facts['processes']} processes, here are {processes.count}. "
+            f"Resume with: torchrun --nproc-per-node {facts['processes']}"
+        )
+    try:
+        load_weights(run.model, {name: tensors[f"model.{name}"] for name in weights_of(run.model)})
+        _restore_optimizer(run.optimizer, tensors, facts["optimizer_scalars"])
+        for index, value in enumerate(run.average.values):
+            value.copy_(tensors[f"average.{index}"])
+        run.schedule.restore(facts["schedule"])
+        run.average.restore(facts["average"])
+        run.history[:] = [Evaluation(**entry) for entry in facts["history"]]
+        for name in _COUNTERS:
+            setattr(run, name, facts[name])
+        own = f"process{processes.rank}."
+        leaves = [
+            tensors[f"{own}carried.{index}"].to(processes.device)
+            for index in range(len(flatten_indices(facts["carried"])))
+        ]
+        run.carried = unflatten(leaves, facts["carried"])
+        run.loss_sum.copy_(tensors[f"{own}loss_sum"])
+        states = {
+            name.removeprefix(f"{own}random."): each
+            for name, each in tensors.items()
+            if name.startswith(f"{own}random.")
+        }
+        restore_random_states(states, processes.device)
+    except KeyError as error:
+        raise CheckpointError(
+            f"the checkpoint is incomplete: {error.args[0]} is missing. It is of another model."
+        ) from error
+
+
+def flatten_indices(shape: Any) -> list[int]:
+    """Return the indices in the shape of a carried state."""
+    if shape is None:
+        return []
+    return [shape] if isinstance(shape, int) else [index for part in shape for index in flatten_indices(part)]
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, a tensor that is shared only once."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors into a model that has exactly these names and shapes.
+
+    Raises:
+        CheckpointError: The names or shapes differ; the sentence has the first difference.
+    """
+    own = weights_of(model)
+    for name in sorted(own.keys() ^ tensors.keys()):
+        where = "lacks" if name in own else "has, beyond this model,"
+        raise CheckpointError(
+            f"the checkpoint is of another model: it {where} {name}. Load it into the model that it was saved from."
+        )
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name} is {list(tensors[name].shape)} there, {list(tensor.shape)} here. "
+                "Load it into a model of the same sizes."
+            )
+        tensor.copy_(tensors[name])
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]
+) -> None:
+    state: dict[int, dict[str, Any]] = {int(index): dict(slots) for index, slots in scalars.items()}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, slot = name.split(".", 2)
+            state.setdefault(int(index), {})[slot] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
