@@ -115,16 +115,15 @@ def forward(
         m, c = lstm.step(z, c)
         h = m.to(x.dtype) if w_hr is None else torch.mm(m.to(x.dtype), w_hr)
         hs.append(h)
-        if keep or reading.final is not None:
+        if keep or lengths is not None:
             cs.append(c)
     states = _stacked(hs, h0)
-    y = reading.turned(reading.masked(states))
-    h_n = reading.finished(states, h0)
-    if not cs:
-        return Unrolled(y, h_n, c.to(c0.dtype, copy=True), Kept(projected, _stacked(cs, c)) if keep else None)
-    cells = torch.stack(cs)
+    cells = _stacked(cs, c) if keep or lengths is not None else c.unsqueeze(0)
     return Unrolled(
-        y, h_n, reading.finished(cells, c0.to(c.dtype)).to(c0.dtype), Kept(projected, cells) if keep else None
+        reading.turned(reading.masked(states)),
+        reading.finished(states, h0),
+        reading.finished(cells, c0.to(c.dtype)).to(c0.dtype),
+        Kept(projected, cells) if keep else None,
     )
 
 
@@ -165,7 +164,7 @@ def backward(
     # [T, B, 5, H] -> [T, B, 4H], a view whose rows lie 5H apart, which matrix products take as it is.
     dz = rows[:, :, : lstm.CELL].flatten(2).to(x.dtype)
     return Gradients(
-        reading.turned(torch.matmul(dz, weights.w_ih)) if needs.x else None,
+        reading.turned(torch.mm(dz.flatten(0, 1), weights.w_ih).view(x.shape)) if needs.x else None,
         _initial_hidden_gradient(reading, weights, dz, dh_n, h0) if needs.state else None,
         dc0.to(c0.dtype) if needs.state else None,
         _weight_gradients(reading, x, h0, weights, y, kept, dz, dh)
@@ -201,16 +200,17 @@ def _read(reading: Reading, sequence: Tensor) -> Tensor:
 
 
 def _projected(x: Tensor, weights: DirectionWeights) -> Tensor:
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.flatten(0, 1)
     if weights.b_ih is None:
         product = torch.mm(flat, weights.w_ih.t())
     else:
         product = torch.addmm(weights.b_ih + weights.b_hh, flat, weights.w_ih.t())
-    return product.view(*x.shape[:2], -1)
+    return product.view(*x.shape[:2], product.shape[1])
 
 
 def _stacked(states: list[Tensor], like: Tensor) -> Tensor:
-    return torch.stack(states) if states else like.new_zeros(0, *like.shape)
+    # Without steps: nothing, but attached to the initial state, so that autograd can ask for its derivative.
+    return torch.stack(states) if states else like.unsqueeze(0)[:0].clone()
 
 
 def _previous(states: Tensor, initial: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ def _weight_gradients(
     of_gates = dz.flatten(0, 1)
     h = _previous(reading.turned(y), reading.started(h0))
     gradients = [
-        torch.mm(of_gates.t(), _read(reading, x).reshape(-1, x.shape[-1])),
+        torch.mm(of_gates.t(), _read(reading, x).flatten(0, 1)),
         torch.mm(of_gates.t(), reading.masked(h).flatten(0, 1)),
     ]
     if weights.b_ih is not None:

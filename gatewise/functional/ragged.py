@@ -158,7 +158,7 @@ class _Packing:
     def _padded(self, packed: Tensor) -> Tensor:
         time, batch = self._shape
         flat = packed.new_zeros(time * batch, packed.shape[-1])
-        return flat.index_copy_(0, self._tokens, packed).view(time, batch, -1)
+        return flat.index_copy_(0, self._tokens, packed).view(time, batch, packed.shape[-1])
 
 
 class _Padding:
@@ -199,4 +199,4 @@ class _Padding:
     def _padded(self, packed: Tensor) -> Tensor:
         time, batch = self._shape
         flat = packed.new_zeros(time * batch, packed.shape[-1])
-        return flat.index_copy_(0, self._tokens, packed).view(time, batch, -1)
+        return flat.index_copy_(0, self._tokens, packed).view(time, batch, packed.shape[-1])

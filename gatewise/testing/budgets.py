@@ -4,8 +4,8 @@
 
 A nudge moves every element of the inputs by one unit (the dtype's machine epsilon, relative), up or down at random. The
 rounding band of a tensor is how far the oracle moves under a nudge, plus one unit for rounding the result: it says how
-precisely the question was asked, and grows where the problem is ill-conditioned. PyTorch's error is the largest of those
-on the inputs themselves and on a few nudges of them, because on a tiny problem one result can be right by luck.
+precisely the question was asked, and grows where the problem is ill-conditioned. PyTorch's error is the largest of
+those on the inputs themselves and on a few nudges of them, because on a tiny problem one result can be right by luck.
 
 Errors are relative norms: |value - oracle| / |oracle|, Frobenius. In float64 nothing wider is at hand to measure
 PyTorch's error against; there the budget is float32's, scaled by the ratio of the two units.

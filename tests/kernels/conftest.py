@@ -1,0 +1,41 @@
+"""Every property of a kernel runs over every kernel, on the CPU and (marked gpu) on a CUDA device."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.kernels import ALL
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param
+
+
+@pytest.fixture(params=ALL, ids=lambda kernel: kernel.name)
+def kernel(request):
+    return request.param
+
+
+@pytest.fixture
+def admitted(kernel, device):
+    """Skip, with the printed refusals, unless the kernel takes the problem here; return the problem."""
+
+    def check(problem):
+        refusals = testing.why_not(kernel, problem, device)
+        if refusals:
+            pytest.skip(f"{kernel.name} refuses {problem}: {'; '.join(refusals)}")
+        return problem
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan():
+    """Fill fresh buffers with NaN, so that an output nobody wrote cannot pass."""
+    previous = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(previous[0], warn_only=previous[1])
