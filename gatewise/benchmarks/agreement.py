@@ -23,8 +23,9 @@ class Evidence:
     """What one training step computed.
 
     Attributes:
-        tensors: By name: the loss of every token of the first batch, the gradient of every parameter, and the loss of
-            every token of the second batch, after one update and from the carried state.
+        tensors: By name: the loss of every token of the first batch, the LSTM's output and final state, the gradient of
+            every parameter; then loss, output and state again for the second batch, after one update and from the
+            carried state.
     """
 
     tensors: dict[str, Tensor]
@@ -104,6 +105,8 @@ class Judge:
         device = self._start[0].device
         model = new_model(way, self._case, self._vocabulary, precision, device, dropout=0.0, start=self._start)
         names = parameter_shapes(self._case, self._vocabulary)
+        calls: list[tuple[Tensor, ...]] = []
+        model.layer.register_forward_hook(lambda layer, inputs, output: calls.append((output[0], *output[1])))
         with precision.applied():
             step = TrainingStep(model, self._batches, self._case, precision)
             before = step.losses()
@@ -114,6 +117,10 @@ class Judge:
                 after = step.losses()
         tensors = {"loss": before.detach(), "loss after one step": after}
         tensors |= {f"gradient of {name}": gradient for name, gradient in zip(names, gradients, strict=True)}
+        # The loss of a fresh model is nearly log V whatever its LSTM does: only the outputs show a lost state.
+        for call, when in zip(calls, ("", " after one step"), strict=True):
+            found = zip(("output", "final hidden state", "final cell state"), call, strict=True)
+            tensors |= {f"{name}{when}": tensor.detach() for name, tensor in found}
         return Evidence(tensors)
 
 

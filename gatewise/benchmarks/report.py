@@ -167,9 +167,8 @@ def plot(records: Sequence[Record], path: Path) -> None:
             rows = [row for row in measured if (row.settings["vocabulary"], row.dtype) == (vocabulary, dtype)]
             heights = [ways.index(row.way) + height * (place - (len(dtypes) - 1) / 2) for row in rows]
             speeds = [row.words_per_second / 1e3 for row in rows]
-            words = [row.words_per_second * row.median for row in rows]
-            slow = [speed - count / row.q80 / 1e3 for speed, count, row in zip(speeds, words, rows, strict=True)]
-            fast = [count / row.q20 / 1e3 - speed for speed, count, row in zip(speeds, words, rows, strict=True)]
+            slow = [speed * (1 - row.median / row.q80) for speed, row in zip(speeds, rows, strict=True)]
+            fast = [speed * (row.median / row.q20 - 1) for speed, row in zip(speeds, rows, strict=True)]
             axes.barh(heights, speeds, height, xerr=(slow, fast), label=dtype, error_kw={"elinewidth": 0.8})
         axes.set_yticks(range(len(ways)), ways)
         axes.invert_yaxis()

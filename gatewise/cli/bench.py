@@ -44,7 +44,7 @@ def bench_language_model(
     Each row is timed over whole training steps (forward, loss, backward, clip, SGD). Before that, its losses and
     gradients are held against float64; a row that does not agree turns red and gets no speed.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if size not in LANGUAGE_MODELS:
         raise ArgumentError(sentence("--size", f"one of {', '.join(LANGUAGE_MODELS)}", repr(size)))
     case = QUICK_LANGUAGE_MODEL if quick else LANGUAGE_MODELS[size]
@@ -107,6 +107,15 @@ def bench_report(
     if into is not None:
         changed = report.fill_block(into, benchmark, report.markdown(rows))
         console.print(f"{'Filled' if changed else 'Nothing new in'} the block of {into}")
+
+
+def _device(name: str) -> torch.device:
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise ArgumentError(sentence("--device", "cpu, cuda or cuda:N", repr(name)))
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(sentence("--device", f"one of {torch.cuda.device_count()} GPUs, or cpu", repr(name)))
+    return torch.device(name)
 
 
 class _Bar:

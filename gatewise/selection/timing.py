@@ -1,9 +1,9 @@
 """The one stopwatch: autotune and benchmarks read the same clock, so that they cannot disagree.
 
-A sample is `calls` consecutive calls, timed together and divided by their number. The device is idle when a sample starts
-and has finished when it ends, so a sample is what a caller waits for: on a GPU the larger of the time the CPU takes to
-issue the work and the time the device takes to do it. Several functions are sampled in turn (A B A B ...), so that a clock
-that drifts or a machine that gets busy hits all of them.
+A sample is `calls` consecutive calls, timed together and divided by their number. The device is idle when a sample
+starts and has finished when it ends, so a sample is what a caller waits for: on a GPU the larger of the time the CPU
+takes to issue the work and the time the device takes to do it. Several functions are sampled in turn (A B A B ...), so
+that a clock that drifts or a machine that gets busy hits all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from gatewise.benchmarks import rivals
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.language_model import Settings
+from gatewise.benchmarks.precision import PRECISIONS
+from gatewise.benchmarks.record import Record, Run
+from gatewise.benchmarks.rivals import Way
+
+SMALL = LanguageModelCase("tiny", 16, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=5, batch=3)
+
+
+class Silent:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.announced = 0
+        self.steps: list[str] = []
+
+    def begin(self, table: str, steps: int) -> None:
+        self.announced += steps
+
+    def step(self, doing: str) -> None:
+        self.steps.append(doing)
+
+
+@pytest.fixture
+def observer() -> Silent:
+    return Silent()
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(
+        case=SMALL,
+        vocabularies=(20,),
+        precisions=(PRECISIONS["fp32"],),
+        device=torch.device("cpu"),
+        runs=2,
+        calls=1,
+        warmups=1,
+    )
+
+
+@pytest.fixture
+def plain_ways() -> dict[str, Way]:
+    return {way.name: way for way in rivals.ways() if way.kernel is None}
+
+
+RUN = Run(
+    date="2026-01-02T03:04:05+00:00",
+    command="gatewise bench lm",
+    device="NVIDIA H200",
+    driver="570.1",
+    python="3.12.1",
+    torch="2.9.0",
+    cuda="12.8",
+    cudnn=91900,
+    gatewise="0.1.0",
+    commit="0123456789abcdef",
+    dirty=False,
+)
+
+
+@pytest.fixture
+def row() -> Record:
+    """A measured row that others are made from."""
+    return Record(
+        benchmark="lm",
+        case="ptb_large",
+        settings=dataclasses.asdict(SMALL) | {"vocabulary": 10_000},
+        way="nn.LSTMCell loop",
+        kernel=None,
+        dtype="tf32",
+        status="measured",
+        note="",
+        run=RUN,
+        median=0.02,
+        q20=0.019,
+        q80=0.023,
+        runs=20,
+        words_per_second=35_000.0,
+        peak_bytes=3 << 30,
+        error=1e-4,
+        allowed=2e-3,
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat on the mat\nand the dog sat on the log\n" * 20, encoding="utf-8")
+    return path

@@ -1,0 +1,86 @@
+"""`gatewise bench` from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gatewise.benchmarks import rivals
+from gatewise.benchmarks.rivals import Way
+from gatewise.cli.bench import app
+from gatewise.contract.errors import ArgumentError
+
+QUICK = ["lm", "--quick", "--device", "cpu", "--runs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_a_run_and_its_report(tmp_path: Path) -> None:
+    ran = call(*QUICK, "--way", "nn.LSTM", "--dropout", "0.1", "--vocabulary", "30", "--plot", "lm.png")
+    assert ran.exit_code == 0
+    assert "30 words, fp32" in ran.stdout
+    assert (tmp_path / "lm.png").is_file()
+    lines = (tmp_path / "benchmarks" / "results" / "lm_quick.jsonl").read_text().splitlines()
+    assert [json.loads(line)["settings"]["dropout"] for line in lines] == [0.1] * 3
+    page = tmp_path / "README.md"
+    page.write_text("<!-- benchmark: lm_quick -->\n<!-- /benchmark: lm_quick -->\n")
+    assert call("report", "lm_quick", "--into", "README.md").exit_code == 0
+    assert "| nn.LSTMCell loop |" in page.read_text()
+    assert "| error (allowed) |" in (tmp_path / "benchmarks" / "reports" / "lm_quick.md").read_text()
+    assert (tmp_path / "benchmarks" / "reports" / "lm_quick.svg").is_file()
+
+
+def test_a_trial_is_not_taken_for_a_figure() -> None:
+    assert call(*QUICK, "--way", "nn.LSTMCell").exit_code == 0
+    with pytest.raises(ArgumentError, match=r"lm\.jsonl"):
+        call("report")
+
+
+def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(rivals.CellLoop):
+        def forward(self, x, state):
+            return super().forward(2 * x, state)
+
+    monkeypatch.setattr(rivals, "ways", lambda: [Way("doubled", Doubled)])
+    ran = call(*QUICK)
+    assert ran.exit_code == 1
+    assert "doubled: wrong." in ran.stdout
+    assert "words/s" in ran.stdout
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impatient(rivals.CellLoop):
+        def forward(self, x, state):
+            raise KeyboardInterrupt
+
+    ways = [way for way in rivals.ways() if way.kernel == "cudnn"] + [Way("impatient", Impatient)]
+    monkeypatch.setattr(rivals, "ways", lambda: ways)
+    ran = call(*QUICK)
+    assert ran.exit_code == 130
+    assert "gatewise cudnn: refused." in ran.stdout
+    assert "Interrupted: these are the rows that were finished." in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--size", "huge"], "`--size` must be one of small, medium, large, got 'huge'"),
+        (["--dropout", "1"], r"`--dropout` must be a probability in \[0, 1\), got 1"),
+        (["--vocabulary", "1"], "`--vocabulary` must be at least 2 words, got 1"),
+        (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--device", "mps"], "`--device` must be cpu, cuda or cuda:N, got 'mps'"),
+    ],
+)
+def test_bad_options(options: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call(*QUICK, *options)
