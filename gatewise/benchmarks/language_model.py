@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from gatewise.benchmarks import rivals
 from gatewise.benchmarks.agreement import Judge
@@ -41,6 +40,7 @@ class Settings:
         runs: Samples of each way.
         calls: Steps a sample.
         warmups: Steps of each way before the first sample.
+        budget: Seconds of a table after which its samples end, once there are three of each way; None for all runs.
         corpus: A text to take tokens from; None for random tokens.
         only: Parts of ways' names: other ways are left out; empty for all.
     """
@@ -50,8 +50,9 @@ class Settings:
     precisions: tuple[Precision, ...]
     device: torch.device
     runs: int = 20
-    calls: int = 5
+    calls: int = 1
     warmups: int = 3
+    budget: float | None = None
     corpus: Path | None = None
     only: tuple[str, ...] = ()
 
@@ -161,7 +162,12 @@ class _Tables:
     def _sample(self, steps: dict[str, TrainingStep], samples: dict[str, list[float]], observer: Observer) -> None:
         settings = self._settings
         for name, seconds in sample_in_turn(
-            steps, device=settings.device, runs=settings.runs, warmups=settings.warmups, calls=settings.calls
+            steps,
+            device=settings.device,
+            runs=settings.runs,
+            warmups=settings.warmups,
+            calls=settings.calls,
+            budget=settings.budget,
         ):
             observer.step(f"timing {name}")
             samples.setdefault(name, []).append(seconds)
@@ -182,7 +188,8 @@ class _Tables:
     def _reason(self, way: Way, precision: Precision, refusal: KernelRefused) -> str:
         case = self._settings.case
         if way.kernel is not None:
-            layer: nn.Module = way.layer(case.hidden_size, case.num_layers, 0.0)
+            with torch.device("meta"):
+                layer = way.layer(case.hidden_size, case.num_layers, case.dropout)
             shape = (case.time, case.batch, case.hidden_size)
             with precision.applied():
                 decision = explain(layer, shape, device=self._settings.device, dtype=precision.compute_dtype)  # type: ignore[arg-type]

@@ -58,6 +58,12 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "words/s" in ran.stdout
 
 
+def test_calls_and_runs_are_what_is_recorded(tmp_path: Path) -> None:
+    assert call(*QUICK[:-2], "--runs", "2", "--calls", "3", "--way", "nn.LSTMCell").exit_code == 0
+    (line,) = (tmp_path / "benchmarks" / "results" / "lm_quick.jsonl").read_text().splitlines()
+    assert (json.loads(line)["runs"], json.loads(line)["settings"]["steps_a_sample"]) == (2, 3)
+
+
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impatient(rivals.CellLoop):
         def forward(self, x, state):
@@ -78,6 +84,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--dropout", "1"], r"`--dropout` must be a probability in \[0, 1\), got 1"),
         (["--vocabulary", "1"], "`--vocabulary` must be at least 2 words, got 1"),
         (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--device", "cuda:99"], r"`--device` must be cpu, or one of \d+ GPUs, got 'cuda:99'"),
         (["--device", "mps"], "`--device` must be cpu, cuda or cuda:N, got 'mps'"),
     ],
 )

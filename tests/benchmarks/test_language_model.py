@@ -110,6 +110,12 @@ def test_only_some_ways(settings, observer) -> None:
         language_model.run(dataclasses.replace(settings, only=("nonsense",)), observer)
 
 
+def test_a_budget_ends_the_samples(settings, observer, plain_ways) -> None:
+    spent = dataclasses.replace(settings, runs=50, budget=0.0)
+    (record,) = language_model.run(spent, observer, [plain_ways["nn.LSTM"]]).records
+    assert record.runs == 3
+
+
 def test_precisions_and_vocabularies_are_tables(settings, observer, plain_ways) -> None:
     many = dataclasses.replace(settings, vocabularies=(20, 30), precisions=(PRECISIONS["fp32"], PRECISIONS["bf16"]))
     records = language_model.run(many, observer, [plain_ways["nn.LSTM"]]).records
