@@ -47,8 +47,8 @@ def accelerate(model: Model) -> Model:
     stays one layer. A model that is itself a `torch.nn.LSTM` is returned as a new module. Running it again changes
     nothing.
 
-    Left alone, each named with its reason in one warning and listed by `planned_swaps`: subclasses of `torch.nn.LSTM`, layers
-    with parametrizations, with a `forward` of their own, or already compiled. Layers that are not registered as
+    Left alone, each named with its reason in one warning and listed by `planned_swaps`: subclasses of `torch.nn.LSTM`,
+    layers with parametrizations, with a `forward` of their own, or already compiled. Layers that are not registered as
     submodules (in a plain list, say) are not found.
 
     Args:

@@ -223,5 +223,5 @@ def test_meta_model():
 
 
 def test_something_else_than_a_module_is_refused():
-    with pytest.raises(gatewise.ArgumentError, match="`model` must be a torch.nn.Module, got list. Give the model"):
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got list\. Give the model"):
         accelerate([nn.LSTM(3, 4)])

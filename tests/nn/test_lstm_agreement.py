@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import hypothesis.strategies as st
 import pytest
 import torch
 from agreement import assert_same_results, results
 from hypothesis import given, settings
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from gatewise.nn import LSTM
 
@@ -51,23 +49,28 @@ def states(choices: dict, batch: int | None, dtype: torch.dtype) -> tuple[torch.
     )
 
 
-def in_double(value):
-    if value is None:
-        return None
-    return (
-        tuple(part.double() for part in value) if isinstance(value, tuple) and type(value) is tuple else value.double()
-    )
+def compare(theirs: torch.nn.LSTM, ours: LSTM, x, hx) -> None:
+    assert_same_results(results(ours, x, hx), theirs, x, hx)
 
 
-def compare(theirs: torch.nn.LSTM, ours: LSTM, x, hx, **call) -> None:
-    peer = results(theirs, x, hx)
-    oracle = peer
-    if ours.weight_ih_l0.dtype != torch.float64:
-        oracle = results(copy.deepcopy(theirs).double(), in_double(x), in_double(hx))
-    assert_same_results(results(ours, x, hx, **call), peer, oracle)
+class Packing(torch.nn.Module):
+    """What one writes around torch.nn.LSTM for sequences of different length."""
+
+    def __init__(self, layer: torch.nn.LSTM, lengths: list[int], time: int):
+        super().__init__()
+        self.layer, self.lengths, self.time = layer, torch.tensor(lengths), time
+
+    def named_parameters(self, *args, **kwargs):
+        return self.layer.named_parameters()
+
+    def forward(self, x, hx):
+        first = self.layer.batch_first
+        packed = pack_padded_sequence(x, self.lengths, batch_first=first, enforce_sorted=False)
+        y, state = self.layer(packed, hx)
+        return pad_packed_sequence(y, batch_first=first, total_length=self.time)[0], state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 def test_equals_torch(choices, time, batch, with_state, seed):
     theirs, ours = pair(choices, seed)
@@ -76,7 +79,7 @@ def test_equals_torch(choices, time, batch, with_state, seed):
     compare(theirs, ours, x, states(choices, batch, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(choices=options(), time=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 def test_one_sequence_equals_torch(choices, time, with_state, seed):
     theirs, ours = pair(choices, seed)
@@ -84,7 +87,7 @@ def test_one_sequence_equals_torch(choices, time, with_state, seed):
     compare(theirs, ours, x, states(choices, None, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -101,7 +104,7 @@ def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, s
     compare(theirs, ours, packed, states(choices, len(lengths), choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -118,25 +121,8 @@ def test_lengths_equal_packed_sequence(choices, lengths, with_state, as_tensor, 
         x = x.transpose(0, 1).contiguous()
     hx = states(choices, batch, dtype) if with_state else None
 
-    class Packing(torch.nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            for name, parameter in layer.named_parameters():
-                self.register_parameter(name, parameter)
-            self.layer = [layer]
-
-        def forward(self, x, hx):
-            first = self.layer[0].batch_first
-            packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=first, enforce_sorted=False)
-            y, state = self.layer[0](packed, hx)
-            return torch.nn.utils.rnn.pad_packed_sequence(y, batch_first=first, total_length=time)[0], state
-
-    peer = results(Packing(theirs), x, hx)
-    oracle = peer
-    if dtype != torch.float64:
-        oracle = results(Packing(copy.deepcopy(theirs).double()), in_double(x), in_double(hx))
     given_lengths = torch.tensor(lengths, dtype=torch.int32) if as_tensor else lengths
-    assert_same_results(results(ours, x, hx, lengths=given_lengths), peer, oracle)
+    assert_same_results(results(ours, x, hx, lengths=given_lengths), Packing(theirs, lengths, time), x, hx)
 
 
 def test_length_zero_hands_the_state_through():
@@ -185,17 +171,25 @@ def test_dropout_changes_results_in_training_only():
     torch.testing.assert_close(layer.eval()(x), plain(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("time", "batch"), [(0, 2), (3, 0)])
-def test_empty_input_gives_what_torch_gives(time, batch):
-    theirs, ours = pair({"input_size": 3, "hidden_size": 4, "num_layers": 2}, 0)
-    x = torch.randn(time, batch, 3)
-    try:
-        expected = theirs(x)
-    except RuntimeError:
-        with pytest.raises(RuntimeError):
-            ours(x)
-        return
-    torch.testing.assert_close(ours(x), expected)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_empty_batch_gives_what_torch_gives(training, with_state):
+    choices = {"input_size": 3, "hidden_size": 4, "num_layers": 2, "bidirectional": True, "proj_size": 0}
+    theirs, ours = pair(choices, 0)
+    x = torch.randn(3, 0, 3)
+    hx = states(choices, 0, torch.float32) if with_state else None
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(ours(x, hx), theirs(x, hx))
+
+
+def test_no_time_step_gives_an_empty_output_and_the_state():
+    # torch.nn.LSTM refuses this on the CPU; a loop over no step is well defined.
+    choices = {"input_size": 3, "hidden_size": 4, "num_layers": 2, "bidirectional": True, "proj_size": 0}
+    _, ours = pair(choices, 0)
+    hx = states(choices, 2, torch.float32)
+    y, state = ours(torch.randn(0, 2, 3), hx)
+    assert y.shape == (0, 2, 8)
+    torch.testing.assert_close(state, hx)
 
 
 def test_batch_first_copies_nothing_and_matches_strides():

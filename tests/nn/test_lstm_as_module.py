@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import itertools
 import pickle
 
 import pytest
@@ -71,7 +72,7 @@ def test_repr_and_all_weights_are_those_of_torch(options):
     assert [[w.shape for w in direction] for direction in ours.all_weights] == [
         [w.shape for w in direction] for direction in theirs.all_weights
     ]
-    assert all(a is b for a, b in zip(sum(ours.all_weights, []), ours.parameters(), strict=True))
+    assert all(a is b for a, b in zip(itertools.chain(*ours.all_weights), ours.parameters(), strict=True))
 
 
 def test_repr_shows_a_named_kernel():

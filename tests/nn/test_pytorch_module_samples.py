@@ -1,4 +1,4 @@
-"""PyTorch's own samples of LSTM and LSTMCell (its module database), checked as its test suite does, with our classes."""
+"""PyTorch's own samples of LSTM and LSTMCell (its module database), checked as its tests do, with our classes."""
 
 from __future__ import annotations
 
