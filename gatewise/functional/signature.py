@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +15,15 @@ from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, senten
 NestedWeights = Sequence[Sequence[Tensor]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class Form(NamedTuple):
+    """What a signature is read from: a tensor without its values."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Signature:
     """The structure of a flat sequence of weights.
 
@@ -83,13 +93,26 @@ def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
         DtypeError: The weights are of different dtypes.
         DeviceError: The weights are on different devices.
     """
+    return _remembered(_forms(flat), bidirectional)
+
+
+def traced_signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
+    """Do the same while a graph is built: symbolic sizes cannot be looked up."""
+    return _read(_forms(flat), bidirectional)
+
+
+def _forms(flat: Sequence[Tensor]) -> tuple[Form, ...]:
+    return tuple([Form(tensor.shape, tensor.dtype, tensor.device) for tensor in flat])
+
+
+def _read(flat: tuple[Form, ...], bidirectional: bool) -> Signature:
     first = flat[0]
-    if len(flat) < 2 or first.dim() != 2 or first.shape[0] % 4 or flat[1].dim() != 2:
+    if len(flat) < 2 or len(first.shape) != 2 or first.shape[0] % 4 or len(flat[1].shape) != 2:
         form = "w_ih [4H, I] and w_hh [4H, R] first"
         raise ShapeError(sentence("weights", form, [tuple(tensor.shape) for tensor in flat[:2]]))
     hidden_size, state_size = first.shape[0] // 4, flat[1].shape[1]
-    bias = len(flat) > 2 and flat[2].dim() == 1
-    per_direction = 2 + 2 * bias + (state_size != hidden_size)
+    bias = len(flat) > 2 and len(flat[2].shape) == 1
+    per_direction = 2 + 2 * bias + bool(state_size != hidden_size)  # symbolic sizes compare to no bool
     per_layer = per_direction * (1 + bidirectional)
     if len(flat) % per_layer:
         expectation = f"a multiple of {per_layer} tensors ({per_direction} a direction)"
@@ -111,7 +134,11 @@ def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
     return found
 
 
-def _check_weight(tensor: Tensor, shape: tuple[int, ...], found: Signature, layer: int) -> None:
+# Reading a signature takes longer than the rest of a call's preparation; a program has few.
+_remembered = functools.lru_cache(maxsize=1024)(_read)
+
+
+def _check_weight(tensor: Form, shape: tuple[int, ...], found: Signature, layer: int) -> None:
     if tensor.shape != shape:
         raise ShapeError(sentence("weights", f"shaped {list(shape)} in layer {layer}", list(tensor.shape)))
     if tensor.dtype != found.dtype:

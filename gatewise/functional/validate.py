@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ def prepare(
         ArgumentError: `dropout` is outside [0, 1], or both `lengths` and `batch_sizes` are given.
     """
     found = signature(flat, bidirectional)
-    time, batch = _check_input(x, found, batch_sizes)
+    time, batch = check_input(x, found, batch_sizes)
     layout, row_lengths = Layout.DENSE, None
     if batch_sizes is not None:
         if lengths is not None:
@@ -58,25 +59,53 @@ def prepare(
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(sentence("dropout", "a probability between 0 and 1", dropout))
     on_gpu = x.is_cuda
-    problem = Problem(
+    problem = _described(
+        found,
+        time,
+        batch,
+        layout,
+        dropout if found.num_layers > 1 else 0.0,
+        needs_grad,
+        in_one_buffer(flat, found.per_direction) if on_gpu else True,
+        on_gpu and found.dtype == torch.float32 and tf32_allowed(),
+        autocast,
+        traced,
+    )
+    return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes, _drawn_masks(problem, x))
+
+
+# Like signatures, problems come back again and again; one object for each makes looking up its decision fast too.
+@functools.lru_cache(maxsize=4096)
+def _described(
+    found: Signature,
+    time: int,
+    batch: int,
+    layout: Layout,
+    dropout: float,
+    needs_grad: bool,
+    weights_flat: bool,
+    allow_tf32: bool,
+    autocast: bool,
+    traced: bool,
+) -> Problem:
+    return Problem(
         time=time,
         batch=batch,
         input_size=found.input_size,
         hidden_size=found.hidden_size,
         proj_size=found.proj_size,
         num_layers=found.num_layers,
-        bidirectional=bidirectional,
+        bidirectional=found.bidirectional,
         bias=found.bias,
         dtype=found.dtype,
         layout=layout,
-        dropout=dropout if found.num_layers > 1 else 0.0,
+        dropout=dropout,
         needs_grad=needs_grad,
-        weights_flat=in_one_buffer(flat, found.per_direction) if on_gpu else True,
-        allow_tf32=on_gpu and found.dtype == torch.float32 and tf32_allowed(),
+        weights_flat=weights_flat,
+        allow_tf32=allow_tf32,
         autocast=autocast,
         traced=traced,
     )
-    return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes, _drawn_masks(problem, x))
 
 
 def tf32_allowed() -> bool:
@@ -84,7 +113,8 @@ def tf32_allowed() -> bool:
     return torch.backends.cudnn.allow_tf32
 
 
-def _check_input(x: Tensor, found: Signature, batch_sizes: Tensor | None) -> tuple[int, int]:
+def check_input(x: Tensor, found: Signature, batch_sizes: Tensor | None) -> tuple[int, int]:
+    """Check x against the weights and return T and B."""
     if batch_sizes is None:
         rank, shape = 3, "[T, B, I]"
     else:
@@ -95,8 +125,7 @@ def _check_input(x: Tensor, found: Signature, batch_sizes: Tensor | None) -> tup
         advice = "The last dimension of x is the input size of the weights."
         raise ShapeError(sentence("x", f"of {found.input_size} features", f"{x.shape[-1]} in {list(x.shape)}", advice))
     if x.dtype != found.dtype:
-        kind = f"{found.dtype} like the weights" if found.dtype in _FLOATS else "a floating-point dtype"
-        raise DtypeError(sentence("x", kind, x.dtype, "Convert one of them with .to(dtype)."))
+        raise DtypeError(sentence("x", f"{found.dtype} like the weights", x.dtype, "Convert one with .to(dtype)."))
     if x.dtype not in _FLOATS:
         raise DtypeError(sentence("x", "float32, float64, float16 or bfloat16", x.dtype))
     if x.device != found.device:

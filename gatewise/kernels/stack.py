@@ -55,6 +55,8 @@ def forward(problem: Problem, inputs: Inputs, layer_forward: LayerForward) -> Re
 
     `Result.kept` holds the outputs of the layers below the last, then what each layer kept, layer by layer.
     """
+    if problem.num_layers == 1:
+        return layer_forward(problem, _only_layer(problem, inputs))
     x, outputs, kept, h_n, c_n = inputs.x, [], [], [], []
     for index in range(problem.num_layers):
         result = layer_forward(problem, _layer(problem, inputs, index, x))
@@ -65,8 +67,6 @@ def forward(problem: Problem, inputs: Inputs, layer_forward: LayerForward) -> Re
         if index < problem.num_layers - 1:
             outputs.append(x)
             x = _dropped(problem, inputs, index, x)
-    if problem.num_layers == 1:
-        return Result(x, h_n[0], c_n[0], tuple(kept))
     return Result(x, torch.cat(h_n), torch.cat(c_n), (*outputs, *kept) if problem.needs_grad else ())
 
 
@@ -79,6 +79,10 @@ def backward(
     layer_backward: LayerBackward,
 ) -> InputGradients:
     """Run a layer's backward over the stack, from the last layer to the first."""
+    if problem.num_layers == 1:
+        found = layer_backward(problem, _only_layer(problem, inputs), result, gradients, needs)
+        states = (found.h0, found.c0) if needs.state else (None, None)
+        return InputGradients(found.x if needs.x else None, *states, found.weights)
     count, directions = problem.num_layers, problem.num_directions
     outputs = (*result.kept[: count - 1], result.y)
     kept = result.kept[count - 1 :]
@@ -110,6 +114,12 @@ def backward(
         joined([c0 for _, c0 in states]) if needs.state else None,
         tuple(gradient for layer in weights for gradient in layer),
     )
+
+
+def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
+    # Most stacks are one layer, and cutting views of it costs as much as everything else here.
+    weights = by_direction(inputs.weights, problem.weights_per_direction)
+    return Layer(inputs.x, inputs.h0, inputs.c0, weights, inputs.lengths, inputs.batch_sizes)
 
 
 def _layer(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:

@@ -9,6 +9,8 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels import ALL
 from gatewise.selection import cost
 
+_BY_NAME = {kernel.name: kernel for kernel in ALL}
+
 
 def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
     """Return what one kernel says to a problem."""
@@ -39,4 +41,4 @@ def kernel_names() -> tuple[str, ...]:
 
 def kernel_named(name: str) -> Kernel:
     """Return a kernel by its name; the caller has checked the name."""
-    return next(kernel for kernel in ALL if kernel.name == name)
+    return _BY_NAME[name]

@@ -13,6 +13,8 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.stack import Layer, LayerGradients
 
 _LSTM = 2
+_forward = torch.ops.aten.mkldnn_rnn_layer.default
+_backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 
 def takes(problem: Problem, device: Device) -> bool:
@@ -47,15 +49,16 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
 
 def layer_forward(problem: Problem, layer: Layer) -> Result:
     """Run one layer; keeps one workspace for each direction."""
-    x = layer.x.detach().contiguous()
-    # The operator writes a workspace only in grad mode. Its arguments are detached, so no graph is recorded.
-    with torch.set_grad_enabled(problem.needs_grad):
+    x = layer.x.contiguous()
+    # The operator writes a workspace only in grad mode; below autograd it records no graph all the same.
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         parts = [
-            torch.ops.aten.mkldnn_rnn_layer(
+            _forward(
                 x,
-                *(tensor.detach() for tensor in _four(weights)),
-                layer.h0[direction].detach(),
-                layer.c0[direction].detach(),
+                *_four(weights),
+                # The operator reads states as if they were contiguous.
+                layer.h0[direction].contiguous(),
+                layer.c0[direction].contiguous(),
                 bool(direction),
                 [],
                 _LSTM,
@@ -80,11 +83,11 @@ def layer_backward(
     """Run one layer's backward; oneDNN computes every gradient whether or not it is wanted."""
     x = layer.x.contiguous()
     parts = [
-        torch.ops.aten.mkldnn_rnn_layer_backward(
+        _backward(
             x,
             *_four(weights),
-            layer.h0[direction],
-            layer.c0[direction],
+            layer.h0[direction].contiguous(),
+            layer.c0[direction].contiguous(),
             _share(result.y, direction, problem),
             result.h_n[direction],
             result.c_n[direction],
