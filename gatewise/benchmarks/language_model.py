@@ -104,7 +104,7 @@ def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = Non
         for vocabulary in settings.vocabularies:
             tables = _Tables(settings, vocabulary, about)
             for precision in settings.precisions:
-                observer.begin(f"{vocabulary:,} words, {precision.name}", len(ways) * (1 + settings.runs))
+                observer.begin(f"{vocabulary:,} words, {precision.name}", 1 + len(ways) * (1 + settings.runs))
                 tables.run(precision, ways, observer, records)
     except KeyboardInterrupt:
         return Outcome(records, True)
@@ -133,6 +133,7 @@ class _Tables:
                 rows[way.name], step = self._checked(way, precision)
                 if step is not None:
                     steps[way.name] = step
+            observer.step("warming up")
             with precision.applied():
                 self._sample(steps, samples, observer)
         finally:

@@ -69,7 +69,7 @@ def bench_language_model(
         runs=min(runs, 3) if quick else runs,
         calls=calls or (10 if where.type == "cuda" and not quick else 1),
         budget=budget,
-        warmups=1 if quick else 3,
+        warmups=3 if where.type == "cuda" else 1,
         corpus=train,
         only=tuple(way or ()),
     )
