@@ -86,24 +86,33 @@ def hidden(z: Tensor, c: Tensor) -> Tensor:
     return o * torch.tanh(c)
 
 
-def coefficients(z: Tensor, previous_c: Tensor, c: Tensor) -> Coefficients:
+def coefficients(z: Tensor, previous_c: Tensor, c: Tensor, out: Coefficients | None = None) -> Coefficients:
     """Return the coefficients of the adjoint, for any number of steps at once.
 
     Args:
         z: Pre-activations [..., 4H], any dtype.
         previous_c: Cell states before the steps [..., H].
         c: Cell states after the steps [..., H].
+        out: Where to write; None for new tensors.
     """
     z = z.to(c.dtype)
     hidden_size = c.shape[-1]
     i, f, _, o = torch.sigmoid(z).split(hidden_size, -1)
     g = torch.tanh(z.narrow(-1, 2 * hidden_size, hidden_size))
     tanh_c = torch.tanh(c)
+    if out is None:
+        rows = (*c.shape[:-1], CELL + 1, hidden_size)
+        out = Coefficients(c.new_empty(rows), c.new_empty(rows))
+    of_i, of_f, of_g, of_o, of_c = out.from_cell.unbind(-2)
+    torch.mul(g * i, 1 - i, out=of_i)
+    torch.mul(previous_c * f, 1 - f, out=of_f)
+    torch.mul(i, 1 - g * g, out=of_g)
+    of_o.zero_()
+    of_c.copy_(f)
     dc_dm = o * (1 - tanh_c * tanh_c)
-    of_cell = [g * i * (1 - i), previous_c * f * (1 - f), i * (1 - g * g), torch.zeros_like(f), f]
-    of_hidden = [dc_dm * factor for factor in of_cell]
-    of_hidden[3] = tanh_c * o * (1 - o)
-    return Coefficients(torch.stack(of_hidden, -2), torch.stack(of_cell, -2))
+    torch.mul(dc_dm.unsqueeze(-2), out.from_cell, out=out.from_hidden)
+    torch.mul(tanh_c * o, 1 - o, out=out.from_hidden[..., 3, :])
+    return out
 
 
 def adjoint(dm: Tensor, dc: Tensor, coefficients: Coefficients, out: Tensor | None = None) -> Tensor:

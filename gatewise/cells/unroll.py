@@ -22,11 +22,11 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 
-# Coefficients of the adjoint are computed for a block of steps at once: enough steps that their operators are few
-# beside those of the steps, and not always all steps, so that scratch memory stays bounded.
-_BLOCK_ELEMENTS = 1 << 22
-_BLOCK_STEPS = 16
-BLOCK_OPERATORS = 26
+# Coefficients of the adjoint are computed for a block of steps at once, in memory that the next block uses again. A GPU
+# wants many steps in a block, so that its operators are few beside those of the steps; a CPU wants a block that stays
+# in its cache. (At least so many steps; more while they have at most so many elements.)
+_BLOCKS = {"cpu": (8, 1 << 18), "cuda": (32, 1 << 22)}
+BLOCK_OPERATORS = 25
 """Operators that compute the coefficients of one block."""
 
 
@@ -173,15 +173,16 @@ def backward(
     )
 
 
-def blocks(time: int, batch: int, hidden_size: int) -> int:
-    """Return how many blocks of coefficients a backward pass computes."""
-    return -(-time // _block_steps(batch, hidden_size))
+def block_steps(batch: int, hidden_size: int, device: str) -> int:
+    """Return how many steps' coefficients a backward pass computes at once on a kind of device ("cpu", "cuda")."""
+    steps, elements = _BLOCKS.get(device, _BLOCKS["cuda"])
+    return max(steps, elements // max(1, 2 * (lstm.CELL + 1) * batch * hidden_size))
 
 
-def backward_workspace(problem: Problem) -> int:
+def backward_workspace(problem: Problem, device: str) -> int:
     """Return the bytes of scratch memory of one direction's backward pass: rows, dz, dh, h, a block of coefficients."""
     tokens = problem.time * problem.batch
-    block = min(problem.time, _block_steps(problem.batch, problem.hidden_size)) * problem.batch
+    block = min(problem.time, block_steps(problem.batch, problem.hidden_size, device)) * problem.batch
     coefficients = 4 * (lstm.CELL + 1) * block * problem.hidden_size
     rows = (lstm.CELL + 1) * tokens * problem.hidden_size
     state_bytes = lstm.state_dtype(problem.dtype).itemsize
@@ -189,10 +190,6 @@ def backward_workspace(problem: Problem) -> int:
     if state_bytes != problem.element_bytes:
         copies += 4 * tokens * problem.hidden_size
     return (coefficients + rows) * state_bytes + copies * problem.element_bytes
-
-
-def _block_steps(batch: int, hidden_size: int) -> int:
-    return max(_BLOCK_STEPS, _BLOCK_ELEMENTS // max(1, 2 * (lstm.CELL + 1) * batch * hidden_size))
 
 
 def _read(reading: Reading, sequence: Tensor) -> Tensor:
@@ -245,12 +242,14 @@ def _chain(
     time, batch, hidden_size = kept.c.shape
     rows = kept.c.new_empty(time, batch, lstm.CELL + 1, hidden_size)
     dc = torch.zeros_like(c0) if dc_n is None else dc_n.to(c0.dtype, copy=True)
-    block = _block_steps(batch, hidden_size)
+    block = min(max(1, time), block_steps(batch, hidden_size, kept.c.device.type))
+    memory = lstm.Coefficients(rows.new_empty(block, *rows.shape[1:]), rows.new_empty(block, *rows.shape[1:]))
     dz = None
     for stop in range(time, 0, -block):
         start = max(0, stop - block)
-        coefficients = _coefficients(reading, kept, c0, start, stop)
-        steps = zip(range(start, stop), *(tensor.unbind(0) for tensor in coefficients), strict=True)
+        here = lstm.Coefficients(*(tensor[: stop - start] for tensor in memory))
+        _coefficients(reading, kept, c0, start, stop, here)
+        steps = zip(range(start, stop), here.from_hidden.unbind(0), here.from_cell.unbind(0), strict=True)
         for t, from_hidden, from_cell in reversed(list(steps)):
             dh_t = dh[t] if dz is None else dh[t].addmm_(dz, weights.w_hh)
             dm = dh_t if weights.w_hr is None else torch.mm(dh_t, weights.w_hr)
@@ -259,17 +258,16 @@ def _chain(
     return rows, dc.clone()
 
 
-def _coefficients(reading: Reading, kept: Kept, c0: Tensor, start: int, stop: int) -> lstm.Coefficients:
+def _coefficients(reading: Reading, kept: Kept, c0: Tensor, start: int, stop: int, out: lstm.Coefficients) -> None:
     c = kept.c[start:stop]
     before = kept.c[start - 1 : stop - 1] if start else torch.cat([c0.unsqueeze(0), c[:-1]])
-    from_hidden, from_cell = lstm.coefficients(kept.z[start:stop], before, c)
-    if reading.real is None:
-        return lstm.Coefficients(from_hidden, from_cell)
-    # A step past a row's end hands dc on and takes part in nothing else.
-    real = reading.real[start:stop].unsqueeze(2)
-    rows = torch.arange(lstm.CELL + 1, device=c.device).view(-1, 1)
-    hand_on = (rows == lstm.CELL).to(c.dtype)
-    return lstm.Coefficients(torch.where(real, from_hidden, 0), torch.where(real, from_cell, hand_on))
+    lstm.coefficients(kept.z[start:stop], before, c, out)
+    if reading.real is not None:
+        # A step past a row's end hands dc on and takes part in nothing else.
+        padding = ~reading.real[start:stop].unsqueeze(2)
+        out.from_hidden.masked_fill_(padding, 0)
+        out.from_cell.masked_fill_(padding, 0)
+        out.from_cell[:, :, lstm.CELL].masked_fill_(padding.squeeze(2), 1)
 
 
 def _initial_hidden_gradient(

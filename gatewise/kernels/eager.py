@@ -62,7 +62,7 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         launches = _BACKWARD_LAUNCHES + half + projected
-        blocks = unroll.blocks(problem.time, problem.batch, problem.hidden_size) * layers
+        blocks = -(-problem.time // unroll.block_steps(problem.batch, problem.hidden_size, device.kind)) * layers
         bulk = blocks * unroll.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
         return forward + Work(
             matmul_flops=2 * problem.matmul_flops,
@@ -70,7 +70,7 @@ class _Eager:
             + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
-            workspace_bytes=unroll.backward_workspace(problem),
+            workspace_bytes=unroll.backward_workspace(problem, device.kind),
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:

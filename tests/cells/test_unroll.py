@@ -146,10 +146,9 @@ def test_blocks_of_steps_do_not_show(lengths, monkeypatch):
     run = unroll.forward(x, h0, c0, weights, lengths=lengths, keep=True)
     above = [torch.randn_like(output) for output in run[:3]]
     whole = unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, lengths=lengths)
-    monkeypatch.setattr(unroll, "_BLOCK_ELEMENTS", 1)
     for steps in (1, 2, 4):
-        monkeypatch.setattr(unroll, "_BLOCK_STEPS", steps)
-        assert unroll.blocks(9, 3, 5) == -(-9 // steps)
+        monkeypatch.setitem(unroll._BLOCKS, "cpu", (steps, 1))
+        assert unroll.block_steps(3, 5, "cpu") == steps
         parts = unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, lengths=lengths)
         for mine, theirs in zip((*parts[:3], *parts.weights), (*whole[:3], *whole.weights), strict=True):
             torch.testing.assert_close(mine, theirs)
