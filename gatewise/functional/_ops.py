@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import KernelRefused
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.explicit import State, probed, run, run_backward
-from gatewise.functional.signature import signature
-from gatewise.functional.validate import prepare
-from gatewise.selection import choose, kernel_named, preference
+from gatewise.functional.signature import Signature, traced_signature
+from gatewise.functional.validate import check_input, prepare, tf32_allowed
+from gatewise.selection import AUTO, choose, kernel_named, predicted, preference
+
+_TYPICAL_SIZE = 64
 
 
 def traced_lstm(
@@ -35,7 +37,7 @@ def traced_lstm(
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = torch.tensor(lengths, dtype=torch.int64)
     if state is None:
-        found = signature(flat, bidirectional)
+        found = traced_signature(flat, bidirectional)
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1]
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
         c0 = x.new_zeros(rows, batch, found.hidden_size)
@@ -94,11 +96,13 @@ def _lstm_forward_fake(
     needs_grad: bool,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    found = signature(weights, bidirectional)
+    found = traced_signature(weights, bidirectional)
+    if batch_sizes is None:
+        check_input(x, found, None)
     dropped = dropout if found.num_layers > 1 else 0.0
     output = (*x.shape[:-1], (1 + bidirectional) * (found.proj_size or found.hidden_size))
     kept: list[Tensor] = []
-    if needs_grad:
+    if needs_grad and x.device.type != "meta":
         problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped)
         name = _chosen(problem, x.device, kernel)
         masks = found.num_layers - 1 if dropped else 0
@@ -216,22 +220,19 @@ def _prepared(
 
 
 def _fake_problem(
-    x: Tensor, h0: Tensor, found: Any, lengths: Tensor | None, batch_sizes: Tensor | None, dropout: float
+    x: Tensor, h0: Tensor, found: Signature, lengths: Tensor | None, batch_sizes: Tensor | None, dropout: float
 ) -> Problem:
-    from gatewise.contract.problem import Layout
-    from gatewise.functional.validate import tf32_allowed
-
     layout = Layout.DENSE
     if batch_sizes is not None:
         layout = Layout.PACKED
     elif lengths is not None:
         layout = Layout.DEVICE_LENGTHS if lengths.device.type == "cuda" else Layout.HOST_LENGTHS
     return Problem(
-        time=int(len(batch_sizes) if batch_sizes is not None else x.shape[0]),
-        batch=int(h0.shape[1]),
-        input_size=found.input_size,
-        hidden_size=found.hidden_size,
-        proj_size=found.proj_size,
+        time=x.shape[0] if batch_sizes is None else batch_sizes.shape[0],
+        batch=h0.shape[1],
+        input_size=int(found.input_size),
+        hidden_size=int(found.hidden_size),
+        proj_size=int(found.proj_size),
         num_layers=found.num_layers,
         bidirectional=found.bidirectional,
         bias=found.bias,
@@ -245,8 +246,15 @@ def _fake_problem(
 
 
 def _chosen(problem: Problem, device: torch.device, kernel: str) -> str:
-    # Whether the weights are flat can only be seen on real memory; the graph must be right for both.
-    chosen = choose(problem.replace(weights_flat=True), probed(device), kernel).chosen
+    # A graph serves every length and batch size from two up, and whether the weights are flat can only be seen on real
+    # memory. The choice must be the same while the graph is built and when it runs, so it sees none of these.
+    time, batch = (
+        size if isinstance(size, int) and size < 2 else _TYPICAL_SIZE for size in (problem.time, problem.batch)
+    )
+    problem = problem.replace(time=time, batch=batch, weights_flat=True)
+    where = probed(device)
+    # "auto" is already what was preferred: a `use_kernel` around the compiled call comes too late.
+    chosen = predicted(problem, where).chosen if kernel == AUTO else choose(problem, where, kernel).chosen
     if chosen is None:
         raise KernelRefused(kernel)
     return chosen

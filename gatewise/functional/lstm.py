@@ -31,7 +31,8 @@ def lstm(
 
     The equations and arguments are those of `gatewise.functional.forward`. Under autocast, x, state and weights are
     converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` and
-    `torch.export` the call is one operator of the graph, and the kernel is chosen when it is compiled.
+    `torch.export` the call is one operator of the graph, and the kernel is chosen when it is compiled. Meta tensors
+    give meta tensors: shapes without a computation.
 
     Args:
         x: Input [T, B, I], any strides; [N, I] with `batch_sizes`.
@@ -59,12 +60,13 @@ def lstm(
         >>> y, (h_n, c_n) = functional.lstm(torch.randn(5, 2, 4), None, module.all_weights)
     """
     flat = flattened(weights)
-    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    on_meta = x.device.type == "meta"
+    autocast = not on_meta and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
     if autocast:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, flat = x.to(dtype), tuple(weight.to(dtype) for weight in flat)
         state = None if state is None else (state[0].to(dtype), state[1].to(dtype))
-    if torch.compiler.is_compiling():
+    if on_meta or torch.compiler.is_compiling():
         return Output(*traced_lstm(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel))
     needs_grad = torch.is_grad_enabled() and (
         x.requires_grad

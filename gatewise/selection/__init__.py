@@ -1,7 +1,7 @@
 """The choice: which kernel computes a problem, and why."""
 
 from gatewise.selection.admit import kernel_named, kernel_names
-from gatewise.selection.choose import choose, decide
+from gatewise.selection.choose import choose, decide, predicted
 from gatewise.selection.explain import explain
 from gatewise.selection.preference import AUTO, preference, use_kernel
 from gatewise.selection.reference import REFERENCE, differentiable
@@ -15,6 +15,7 @@ __all__ = [
     "explain",
     "kernel_named",
     "kernel_names",
+    "predicted",
     "preference",
     "use_kernel",
 ]

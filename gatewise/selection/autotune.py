@@ -132,10 +132,12 @@ def _power_of_two(size: int) -> int:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
+    # Whatever is not a table of times is measured anew.
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
         return {}
+    return {key: times for key, times in known.items() if isinstance(times, dict)} if isinstance(known, dict) else {}
 
 
 def _write(path: Path, known: dict[str, dict[str, float]]) -> None:

@@ -1,0 +1,120 @@
+"""The differentiable call: gradients of every order, and memory that is given back."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from gatewise import functional
+
+
+def make(kernel, **options):
+    torch.manual_seed(0)
+    module = torch.nn.LSTM(3, 4, dtype=torch.float64, **options)
+    rows = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
+    hidden = options.get("proj_size") or 4
+    x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+    h0 = torch.randn(rows, 2, hidden, dtype=torch.float64, requires_grad=True)
+    c0 = torch.randn(rows, 2, 4, dtype=torch.float64, requires_grad=True)
+    weights = [parameter.detach().requires_grad_() for parameter in module.parameters()]
+
+    def call(x, h0, c0, *weights, **more):
+        y, state = functional.lstm(
+            x, (h0, c0), weights, bidirectional=options.get("bidirectional", False), kernel=kernel, **more
+        )
+        return y, *state
+
+    return call, (x, h0, c0, *weights)
+
+
+OPTIONS = [{}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 2, "bias": False}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kernel", ["eager", "aten"])
+def test_first_and_second_derivatives(kernel, options):
+    call, inputs = make(kernel, **options)
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "aten"])
+@pytest.mark.parametrize("lengths", [[3, 1], [0, 2]])
+def test_derivatives_with_lengths(kernel, lengths):
+    call, inputs = make(kernel, bidirectional=True)
+
+    def ragged(*tensors):
+        return call(*tensors, lengths=lengths)
+
+    assert torch.autograd.gradcheck(ragged, inputs)
+    assert torch.autograd.gradgradcheck(ragged, inputs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "aten"])
+def test_only_what_requires_a_gradient_gets_one(kernel):
+    call, inputs = make(kernel)
+    for wanted in range(len(inputs)):
+        tensors = [tensor.detach().requires_grad_(index == wanted) for index, tensor in enumerate(inputs)]
+        call(*tensors)[0].sum().backward()
+        assert [tensor.grad is not None for tensor in tensors] == [index == wanted for index in range(len(inputs))]
+
+
+def test_no_grad_keeps_nothing():
+    call, inputs = make("eager")
+    with torch.no_grad():
+        assert all(output.grad_fn is None for output in call(*inputs))
+
+
+def test_a_graph_can_be_walked_twice():
+    call, inputs = make("aten")
+    loss = call(*inputs)[0].square().sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    torch.testing.assert_close(first, torch.autograd.grad(loss, inputs), rtol=0, atol=0)
+
+
+def test_a_weight_changed_in_place_before_backward_is_an_error():
+    call, inputs = make("eager")
+    weight = inputs[3].detach().clone().requires_grad_()
+    y = call(*inputs[:3], weight, *inputs[4:])[0]
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("kernel", ["eager", "aten"])
+def test_outputs_do_not_keep_themselves_alive(kernel):
+    call, inputs = make(kernel)
+    gc.collect()
+    gc.disable()
+    try:
+        y, *_ = call(*inputs)
+        alive = weakref.ref(y)
+        del y, _
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_saved_tensor_hooks_see_what_is_kept():
+    call, inputs = make("eager")
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+        y = call(*inputs)[0]
+    assert len(packed) > len(inputs)
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_decides_the_dtype(dtype):
+    module = torch.nn.LSTM(4, 8)
+    x = torch.randn(5, 2, 4)
+    with torch.autocast("cpu", dtype):
+        y, (h, c) = functional.lstm(x, None, module.all_weights, kernel="eager")
+    assert y.dtype == h.dtype == c.dtype == dtype
+    y.float().sum().backward()
+    assert module.weight_hh_l0.grad.dtype == torch.float32
+    with torch.autocast("cpu", dtype):
+        y, _ = functional.lstm(x.double(), None, [w.double() for w in module.parameters()])
+    assert y.dtype == torch.float64

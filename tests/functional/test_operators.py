@@ -1,0 +1,96 @@
+"""The registered operators: what torch.compile, torch.export and meta tensors see."""
+
+import pytest
+import torch
+
+from gatewise import functional, use_kernel
+from gatewise.functional._ops import lstm_backward, lstm_forward
+
+CASES = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "lengths": True},
+    {"num_layers": 3, "dropout": 0.5, "bias": False},
+    {"proj_size": 2, "dtype": torch.float64},
+]
+
+
+@pytest.fixture(autouse=True)
+def no_graph_from_another_test():
+    torch._dynamo.reset()
+
+
+def make(num_layers=1, bidirectional=False, dropout=0.0, bias=True, proj_size=0, lengths=False, dtype=torch.float32):
+    torch.manual_seed(0)
+    module = torch.nn.LSTM(3, 4, num_layers, bias=bias, bidirectional=bidirectional, proj_size=proj_size, dtype=dtype)
+    weights = [parameter.detach().requires_grad_() for parameter in module.parameters()]
+    x = torch.randn(5, 3, 3, dtype=dtype, requires_grad=True)
+    lengths = torch.tensor([2, 5, 1]) if lengths else None
+
+    def call(x, *weights):
+        return functional.lstm(x, None, list(weights), bidirectional=bidirectional, dropout=dropout, lengths=lengths)
+
+    return call, (x, *weights)
+
+
+def gradients(call, inputs):
+    torch.manual_seed(1)
+    y, (h, c) = call(*inputs)
+    loss = y.square().sum() + h.sum() + c.square().sum()
+    return [y, h, c, *torch.autograd.grad(loss, inputs)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+def test_the_compiled_call_is_the_same_call(case, kernel):
+    call, inputs = make(**case)
+    with use_kernel(kernel):
+        expected = gradients(call, inputs)
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(gradients(compiled, inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_is_the_one_preferred_while_compiling():
+    call, inputs = make()
+    seen = []
+
+    def backend(graph, example):
+        seen.extend(node.args[-1] for node in graph.graph.nodes if "lstm_forward" in str(node.target))
+        return graph
+
+    with use_kernel("eager"):
+        torch.compile(call, fullgraph=True, backend=backend)(*inputs)
+    assert seen == ["eager"]
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=str)
+def test_the_fakes_agree_with_the_operators(case):
+    _, (x, *weights) = make(**case)
+    rows = case.get("num_layers", 1) * (1 + case.get("bidirectional", False))
+    state = [torch.zeros(rows, 3, 4, requires_grad=True) for _ in range(2)]
+    lengths = torch.tensor([2, 5, 1]) if case.get("lengths") else None
+    arguments = (x, *state, weights, lengths, None, case.get("bidirectional", False), 0.0, True, "eager")
+    torch.library.opcheck(lstm_forward, arguments)
+    detached = [tensor.detach() for tensor in (x, *state)]
+    plain = [weight.detach() for weight in weights]
+    y, h, c, kept = lstm_forward(*detached, plain, *arguments[4:])
+    backward = (*map(torch.ones_like, (y, h, c)), *detached, plain, lengths, None, y, h, c, kept)
+    torch.library.opcheck(lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager"))
+
+
+def test_export_keeps_one_operator():
+    call, (x, *weights) = make()
+
+    class Module(torch.nn.Module):
+        def forward(self, x, weights):
+            return call(x, *weights)[0]
+
+    program = torch.export.export(Module(), (x.detach(), [weight.detach() for weight in weights]))
+    assert sum("lstm_forward" in str(node.target) for node in program.graph.nodes) == 1
+    torch.testing.assert_close(program.module()(x, weights), call(x, *weights)[0])
+
+
+def test_meta_tensors_give_shapes():
+    call, inputs = make(num_layers=2, bidirectional=True)
+    y, (h, c) = call(*(tensor.detach().to("meta").requires_grad_() for tensor in inputs))
+    assert y.is_meta
+    assert (y.shape, h.shape, c.shape) == ((5, 3, 8), (4, 3, 4), (4, 3, 4))

@@ -1,0 +1,63 @@
+"""Which of cuDNN's algorithms PyTorch asks for: the rules as a table."""
+
+import pytest
+import torch
+
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.cudnn.criteria import algorithm
+
+HALF = Problem(time=100, batch=64, input_size=512, hidden_size=512, dtype=torch.float16)
+PERSISTENT, SMALL, STANDARD = "PERSIST_STATIC", "PERSIST_STATIC_SMALL_H", "STANDARD"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, PERSISTENT),
+        ({"dtype": torch.bfloat16}, STANDARD),
+        ({"dtype": torch.float32}, STANDARD),
+        ({"dtype": torch.float64, "hidden_size": 64}, STANDARD),
+        ({"dtype": torch.float32, "hidden_size": 192}, SMALL),
+        ({"dtype": torch.float32, "hidden_size": 193}, STANDARD),
+        ({"batch": 60}, STANDARD),
+        ({"batch": 128}, PERSISTENT),
+        ({"batch": 136}, STANDARD),
+        ({"hidden_size": 1024}, PERSISTENT),
+        ({"hidden_size": 1152}, STANDARD),
+        ({"input_size": 500}, STANDARD),
+        ({"num_layers": 2}, STANDARD),
+        ({"bidirectional": True}, STANDARD),
+        ({"proj_size": 64, "hidden_size": 128}, STANDARD),
+        ({"layout": Layout.PACKED}, STANDARD),
+    ],
+)
+def test_on_an_h200(changes, expected):
+    assert algorithm(HALF.replace(**changes), Device.named("h200")) == expected
+
+
+def test_forward_and_backward_are_chosen_apart():
+    problem = HALF.replace(hidden_size=160, input_size=160, needs_grad=True)
+    assert algorithm(problem, Device.named("h200")) == f"{SMALL} forward, {STANDARD} backward"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a10", STANDARD), ("l4", STANDARD), ("t4", STANDARD), ("a100", PERSISTENT)]
+)
+def test_other_gpus(name, expected):
+    assert algorithm(HALF, Device.named(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("time", "batch", "expected"),
+    [
+        (100, 64, PERSISTENT),
+        (100, 80, STANDARD),
+        (30, 128, STANDARD),
+        (10, 32, PERSISTENT),
+        (9, 32, STANDARD),
+        (20, 8, PERSISTENT),
+    ],
+)
+def test_volta_has_a_table_of_its_own(time, batch, expected):
+    assert algorithm(HALF.replace(time=time, batch=batch), Device.named("v100")) == expected

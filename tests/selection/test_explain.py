@@ -1,0 +1,75 @@
+"""The printed decision, on a machine without a GPU."""
+
+import pytest
+import torch
+
+import gatewise
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, DeviceError, ShapeError
+
+
+@pytest.fixture
+def lstm():
+    return gatewise.LSTM(512, 512, device="meta")
+
+
+@pytest.mark.parametrize("device", ["h200", "t4", "cpu", Device.named("h200").replace(name="an invented GPU " * 9)])
+@pytest.mark.parametrize("lengths", [None, True])
+def test_every_kernel_its_verdict_and_figures_in_80_columns(lstm, device, lengths):
+    decision = gatewise.explain(lstm, (100, 64, 512), device=device, dtype=torch.bfloat16, lengths=lengths)
+    text = str(decision)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for verdict in decision.verdicts:
+        assert verdict.kernel in text
+        if verdict.accepted:
+            assert verdict.seconds > 0
+            assert verdict.peak_bytes > 0
+        for refusal in verdict.refusals:
+            assert refusal.actual.split()[0] in text
+            assert refusal.allowed.split()[0] in text
+    assert f"* {decision.chosen}" in text
+
+
+def test_an_h200_in_full(lstm):
+    decision = gatewise.explain(lstm, (100, 64, 512), device="h200", dtype=torch.float16, training=False)
+    first, second, third = str(decision).splitlines()[:3]
+    assert first == "problem  T 100, B 64, I 512, H 512, float16, inference"
+    assert second == "device   NVIDIA H200 (sm_90, 132 multiprocessors, cuDNN 9.19.0)"
+    assert third == "chosen   cudnn (least predicted time)"
+    assert decision.verdict("cudnn").algorithm == "PERSIST_STATIC"
+
+
+def test_a_shape_and_a_tensor_say_the_same():
+    module = gatewise.LSTM(8, 16, batch_first=True)
+    x = torch.zeros(3, 5, 8)
+    assert gatewise.explain(module, x) == gatewise.explain(module, (3, 5, 8))
+    problem = gatewise.explain(module, x).problem
+    assert (problem.time, problem.batch) == (5, 3)
+    assert gatewise.explain(module, (5, 8)).problem.batch == 1
+
+
+def test_what_is_explained_is_what_runs():
+    module = gatewise.LSTM(8, 16, num_layers=2, dropout=0.5, kernel="eager")
+    decision = gatewise.explain(module, (5, 3, 8))
+    assert decision.chosen == "eager"
+    assert decision.problem.dropout == 0.5
+    assert gatewise.explain(module.eval(), (5, 3, 8)).problem.dropout == 0
+
+
+def test_a_torch_module_is_explained_as_after_accelerate():
+    assert gatewise.explain(torch.nn.LSTM(8, 16), (5, 3, 8)).chosen == "aten"
+
+
+def test_a_refusing_named_kernel_is_explained_without_raising():
+    decision = gatewise.explain(gatewise.LSTM(8, 16), (5, 3, 8), kernel="cudnn")
+    assert decision.chosen is None
+    assert "chosen   none" in str(decision)
+
+
+def test_bad_arguments_say_what_to_give(lstm):
+    with pytest.raises(ShapeError, match=r"\(T, B, 512\)"):
+        gatewise.explain(lstm, (100, 64, 511), device="h200")
+    with pytest.raises(DeviceError, match=r"explain\(\.\.\., device='h200'\)"):
+        gatewise.explain(lstm, (100, 64, 512))
+    with pytest.raises(ArgumentError, match="h200, h100"):
+        Device.named("h2000")
