@@ -107,6 +107,9 @@ def layer_backward(
         )
         for direction, weights in enumerate(layer.weights)
     ]
+    if problem.dtype != torch.float32:
+        # oneDNN gives the gradients of half types in float32.
+        parts = [tuple(tensor.to(problem.dtype) for tensor in part) for part in parts]
     weights = tuple(tensor for part in parts for tensor in part[1 : 5 if problem.bias else 3])
     if len(parts) == 1:
         return LayerGradients(parts[0][0], parts[0][5][None], parts[0][6][None], weights)
