@@ -45,7 +45,7 @@ lint: $(DEV_READY) ## style, formatting, types and import order
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
-	$(BIN)lint-imports --no-logo
+	$(BIN)lint-imports --no-logo --no-cache
 
 format: $(DEV_READY) ## rewrite the sources in the project's format
 	$(RUN) -m ruff check --fix .
@@ -61,7 +61,7 @@ docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict
 
 clean: ## remove what the targets made, the environment too
-	rm -rf .venv site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis
 
 define install
 	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
