@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -59,9 +60,10 @@ def check_kernel(
         raise ArgumentError(f"{kernel.name} refuses {problem}: {'; '.join(refusals)}")
     inputs = make_inputs(problem, device, lengths=lengths, seed=seed)
     gradients = make_gradients(problem, inputs, seed=seed + 1) if problem.needs_grad else None
-    found = named(problem, *run_kernel(kernel, problem, inputs, gradients))
     exact = named(problem, *oracle(problem, inputs, gradients))
-    allowed = budgets(problem, inputs, gradients, exact, device)
+    with _rounding_of(problem):
+        found = named(problem, *run_kernel(kernel, problem, inputs, gradients))
+        allowed = budgets(problem, inputs, gradients, exact, device)
     measured, complaints = {}, []
     for name, value in exact.items():
         if name not in found:
@@ -76,6 +78,17 @@ def check_kernel(
     if complaints:
         raise Disagreement(f"{kernel.name} on {problem} ({device}):\n  " + "\n  ".join(complaints))
     return measured
+
+
+def _rounding_of(problem: Problem) -> AbstractContextManager:
+    # TF32 only for a problem that allows it: PyTorch's default would widen the budgets of all others a thousandfold.
+    library = torch.backends.cudnn
+    return library.flags(
+        enabled=library.enabled,
+        benchmark=library.benchmark,
+        deterministic=library.deterministic,
+        allow_tf32=problem.allow_tf32,
+    )
 
 
 def run_kernel(

@@ -112,3 +112,17 @@ def test_inputs_come_from_their_seed_and_have_mean_zero():
 @pytest.mark.parametrize("layout", [Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS], ids=lambda layout: layout.name)
 def test_default_lengths_have_a_one_a_zero_and_the_longest(layout):
     assert {0, 1, 7} <= set(testing.lengths_of(Problem(7, 5, 1, 1, layout=layout)))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_on_only_where_the_problem_allows_it(allowed):
+    seen = []
+
+    def look(tensor):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return tensor
+
+    before = torch.backends.cudnn.allow_tf32
+    testing.check_kernel(Wrong("y", look), PROBLEM.replace(allow_tf32=allowed))
+    assert seen == [allowed]
+    assert torch.backends.cudnn.allow_tf32 == before
