@@ -70,7 +70,7 @@ class Problem:
     layout: Layout = Layout.DENSE
     dropout: float = 0.0
     needs_grad: bool = False
-    weights_flat: bool = True
+    weights_flat: bool = False
     allow_tf32: bool = False
     autocast: bool = False
     traced: bool = False

@@ -18,7 +18,9 @@ def in_one_buffer(flat: Sequence[Tensor], per_direction: int) -> bool:
         per_direction: Tensors of one direction of one layer.
     """
     pointer = flat[0].data_ptr()
-    if flat[0].untyped_storage().data_ptr() != pointer:
+    storage = flat[0].untyped_storage()
+    # Separate tensors can be neighbours in memory by chance; then the first one's storage ends before the last one.
+    if storage.data_ptr() != pointer or storage.nbytes() < sum(tensor.nbytes for tensor in flat):
         return False
     for tensor in cudnn_order(flat, per_direction):
         if tensor.data_ptr() != pointer or not tensor.is_contiguous():

@@ -53,10 +53,17 @@ def backward(
                 materialize_grads=True,
             )
         )
-    all_gradients = [
+    gradients_in_order = [
         next(found, torch.zeros_like(leaf)) if want else None for leaf, want in zip(leaves, wanted, strict=True)
     ]
-    return InputGradients(all_gradients[0], all_gradients[1], all_gradients[2], tuple(all_gradients[3:]))
+    dx, dh0, dc0, *dweights = gradients_in_order
+    if problem.bias:
+        # Both biases of a direction have one gradient; whoever changes one in place must not change the other.
+        for index in range(2, len(dweights), problem.weights_per_direction):
+            one, other = dweights[index], dweights[index + 1]
+            if one is not None and other is not None and one.data_ptr() == other.data_ptr():
+                dweights[index + 1] = other.clone()
+    return InputGradients(dx, dh0, dc0, tuple(dweights))
 
 
 def _run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
