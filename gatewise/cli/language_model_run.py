@@ -155,11 +155,8 @@ def _corpus(text: TextOptions) -> Corpus:
         return corpus_from_files(**files)
     if any(files.values()):
         given = ", ".join(split for split in _SPLITS if files[split])
-        raise ArgumentError(
-            sentence(
-                "train, valid, test", "three files", f"only {given}", "Or give one file as `source`, to be divided."
-            )
-        )
+        advice = "Or give one file by `--text`; it will be divided."
+        raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
     return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
 
 
@@ -184,7 +181,7 @@ def _train(
     console: Console,
 ) -> Outcome:
     identity = {
-        "model": {name: size for name, size in sizes.items() if name != "kernel"},
+        **{name: size for name, size in sizes.items() if name != "kernel"},
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     unit = material.tokenizer.unit
@@ -261,9 +258,8 @@ def _finish(
     console.print()
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
-    console.print(
-        f"More of it:  gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'", highlight=False
-    )
+    command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
+    console.print(f"[dim]More of it:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
 
 
 def _compare(console: Console, expect: Expectation, result: dict[str, float]) -> None:

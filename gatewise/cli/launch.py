@@ -83,14 +83,14 @@ def _recipe_to_run(asked: Recipe, specified: bool, folder: RunFolder, resume: bo
         return asked
     if not resume:
         raise ArgumentError(
-            f"{folder.path} already holds a run. Go on with it by `--resume`, replace it by `--overwrite`, or choose another "
-            "`--output`."
+            f"{folder.path} already holds a run. Go on with it by `--resume`, replace it by `--overwrite`, or choose "
+            "another `--output`."
         )
     begun = read_recipe(folder.recipe)
     if specified and (changed := differences(begun, asked)):
         raise ArgumentError(
-            f"the run in {folder.path} was begun with another {', '.join(changed)}. Leave the options out to go on with it, or "
-            "choose another `--output`."
+            f"the run in {folder.path} was begun with another {', '.join(changed)}. Leave the options out to go on "
+            "with it, or choose another `--output`."
         )
     return begun
 

@@ -23,8 +23,8 @@ class TextOptions:
     """Which text, and how it is cut up: `[text]`.
 
     Attributes:
-        source: ``"python-topics"``, the help pages that every Python carries, or the path of one file that is divided by
-            `shares`; not used when the three files are given.
+        source: ``"python-topics"``, the help pages that every Python carries, or the path of one file, which is divided
+            by `shares`; not used when the three files are given.
         train: Path of the training text.
         valid: Path of the validation text.
         test: Path of the test text.
@@ -113,6 +113,9 @@ class Expectation:
     on: str = ""
 
 
+_TRAINING = TrainingOptions()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A complete run.
@@ -131,7 +134,7 @@ class Recipe:
     description: str = ""
     text: TextOptions = TextOptions()
     model: ModelOptions = ModelOptions()
-    training: TrainingOptions = TrainingOptions()
+    training: TrainingOptions = _TRAINING
     sample: SampleOptions = SampleOptions()
     expect: Expectation = Expectation()
 

@@ -22,14 +22,14 @@ def train() -> None:
 def language_model(
     recipe: Annotated[
         Path | None,
-        typer.Option(help="TOML file with a complete run; the other options override it.", rich_help_panel=_RUN),
+        typer.Option(help="TOML file with a complete run; other options override it.", rich_help_panel=_RUN),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe; repeatable.", rich_help_panel=_RUN),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the run. [default: runs/NAME, numbered]", rich_help_panel=_RUN)
+        Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]", rich_help_panel=_RUN)
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=_RUN)

@@ -69,8 +69,8 @@ def corpus_from_file(path: str | Path, shares: Sequence[float] = SHARES) -> Corp
 def python_topics() -> Corpus:
     """Return the help pages that every Python carries, divided by `SHARES`.
 
-    These are the texts behind `help("topics")`, in alphabetical order of topic. Many paragraphs stand in several topics;
-    only the first occurrence is kept, so that nothing in the validation or test text was learned by heart.
+    These are the texts behind `help("topics")`, in alphabetical order of topic. Many paragraphs stand in several
+    topics; only the first occurrence is kept, so that nothing in the validation or test text was learned by heart.
 
     Returns:
         About 350,000 characters; the exact text depends on the version of Python.

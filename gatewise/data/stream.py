@@ -40,8 +40,8 @@ class TokenStream:
         device: Where the windows will be read.
         rank: Which process this is.
         processes: How many processes share the columns; process r reads the r-th run of consecutive columns.
-        rotate: Whether each epoch begins somewhere else in the text (drawn from `seed` and the epoch, so that no state is
-            needed to repeat it); the columns then meet other borders in each epoch.
+        rotate: Whether each epoch begins somewhere else in the text (drawn from `seed` and the epoch, so that no state
+            is needed to repeat it); the columns then meet other borders in each epoch.
         seed: Seed of the beginnings.
         name: What to call the text in errors.
 
@@ -67,16 +67,13 @@ class TokenStream:
             if value < 1:
                 raise ArgumentError(sentence(option, "a positive integer", value))
         if batch_size < processes:
-            raise ArgumentError(
-                sentence(
-                    "batch_size", f"at least {processes}, one column a process", batch_size, "Start fewer processes."
-                )
-            )
+            expectation = f"at least {processes}, one column a process"
+            raise ArgumentError(sentence("batch_size", expectation, batch_size, "Start fewer processes."))
         needed = batch_size * (window + 1)
         if len(tokens) < needed:
             raise CorpusError(
-                f"{name} has {len(tokens):,} tokens, too few for one batch: {batch_size} columns of {window} steps need at "
-                f"least {needed:,}. Give a longer text, or lower `batch_size` or `window`."
+                f"{name} has {len(tokens):,} tokens, too few for one batch: {batch_size} columns of {window} steps "
+                f"need at least {needed:,}. Give a longer text, or lower `batch_size` or `window`."
             )
         self._tokens = tokens.to(device)
         self._batch_size = batch_size

@@ -74,8 +74,8 @@ class LanguageModel(nn.Module):
                 raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
         if tied and embedding_size != hidden_size:
             raise ArgumentError(
-                f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` {hidden_size}. "
-                "Make them equal, or switch `tied` off."
+                f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` "
+                f"{hidden_size}. Make them equal, or switch `tied` off."
             )
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
         self.embedding_dropout = nn.Dropout(embedding_dropout)

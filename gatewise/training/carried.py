@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,8 +31,15 @@ def flatten(state: Any) -> tuple[list[torch.Tensor], Any]:
     return leaves, shape
 
 
-def unflatten(leaves: list[torch.Tensor], shape: Any) -> Any:
-    """Invert `flatten`."""
+def indices_of(shape: Any) -> list[int]:
+    """Return the indices of the tensors in a shape that `flatten` returned."""
+    if shape is None:
+        return []
+    return [shape] if isinstance(shape, int) else [index for part in shape for index in indices_of(part)]
+
+
+def unflatten(leaves: Mapping[int, torch.Tensor], shape: Any) -> Any:
+    """Rebuild a state of this shape from its tensors by index."""
     if shape is None:
         return None
     if isinstance(shape, int):

@@ -1,7 +1,7 @@
 """Files of named tensors: written in one piece or not at all, read without running anything they contain.
 
-The format is safetensors: a JSON header and raw numbers. Pickles are recognised and refused, because loading one may run
-any program that is in it.
+The format is safetensors: a JSON header and raw numbers. Pickles are recognised and refused, because loading one may
+run any program that is in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 
-_FORMAT = "gatewise"
+_HEADER = "gatewise"
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""First bytes of what torch.save writes: a zip archive, or in old versions a bare pickle."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, facts: Mapping[str, Any]) -> None:
@@ -32,35 +33,35 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
         kind: What the file is, asked for again when it is read.
         facts: Anything that JSON can hold; floating-point numbers come back in the same bits.
 
+    The same tensors and facts make the same bytes.
+
     Raises:
         CheckpointError: The disk is full or the folder cannot be written; `path` is as it was.
     """
     save = _safetensors().torch.save
     content = save(
         {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
-        {"format": _FORMAT, "kind": kind, "facts": json.dumps(facts)},
+        {_HEADER: json.dumps({"kind": kind, "facts": facts})},  # a single key: their order in the file is random
     )
     write_bytes(path, content)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the content of a file in one piece; see `write_tensors`."""
-    temporary = None
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. What it held before is untouched. Make room or choose another folder."
+            f"{path} cannot be written: {error.strerror}. What it held before is untouched. Make room on the disk, or "
+            "choose another folder."
         ) from error
 
 
@@ -84,10 +85,10 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
             head = file.read(16)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    if head.startswith(b"PK\x03\x04") or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1):
+    if head.startswith(_PICKLES):
         raise CheckpointError(
-            f"{path} is a pickle (torch.save), which could run any program while it loads. Only safetensors are read; save the "
-            "weights with safetensors.torch.save_file instead."
+            f"{path} is a pickle (torch.save), which could run any program while it loads. Only safetensors are read: "
+            "save the weights with safetensors.torch.save_file instead."
         )
     try:
         with library.safe_open(path, framework="pt", device=str(device)) as file:
@@ -97,16 +98,18 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         raise CheckpointError(
             f"{path} is truncated or not a safetensors file ({error}). Take another copy, or train again."
         ) from error
-    if metadata.get("format") != _FORMAT or "facts" not in metadata:
+    if _HEADER not in metadata:
         raise CheckpointError(
-            f"{path} is a safetensors file, but was not written by gatewise. Give a run folder of gatewise."
+            f"{path} is a safetensors file, but was not written by gatewise. Give the folder of a run of gatewise."
         )
-    if metadata.get("kind") != kind:
-        raise CheckpointError(f"{path} holds a {metadata.get('kind')}, not a {kind}. Give the right file.")
     try:
-        return tensors, json.loads(metadata["facts"])
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is damaged: its header is not JSON ({error}). Take another copy.") from error
+        header = json.loads(metadata[_HEADER])
+        found, facts = header["kind"], header["facts"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: its header cannot be read. Take another copy.") from error
+    if found != kind:
+        raise CheckpointError(f"{path} holds a {found}, not a {kind}. Give the right file.")
+    return tensors, facts
 
 
 def _sync_folder(folder: Path) -> None:

@@ -26,12 +26,9 @@ def plot_curves(path: Path, history: Sequence[Evaluation], unit: str, floor: flo
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     epochs = [evaluation.epoch for evaluation in history]
-    left.plot(
-        epochs, [perplexity(each.train_loss) for each in history], "o-", color="#8aa6c1", markersize=3, label="train"
-    )
-    left.plot(
-        epochs, [perplexity(each.valid_loss) for each in history], "o-", color="#c2410c", markersize=3, label="valid"
-    )
+    dots = {"marker": "o", "markersize": 3}
+    left.plot(epochs, [perplexity(each.train_loss) for each in history], color="#8aa6c1", label="train", **dots)
+    left.plot(epochs, [perplexity(each.valid_loss) for each in history], color="#c2410c", label="valid", **dots)
     best = min(history, key=lambda each: each.valid_loss)
     left.annotate(
         f"{perplexity(best.valid_loss):.1f}",
@@ -47,7 +44,7 @@ def plot_curves(path: Path, history: Sequence[Evaluation], unit: str, floor: flo
     left.yaxis.set_major_formatter(ScalarFormatter())
     left.yaxis.set_minor_formatter(ScalarFormatter())
     left.legend(frameon=False)
-    right.plot(epochs, [each.tokens_per_second for each in history], "o-", color="#15803d", markersize=3)
+    right.plot(epochs, [each.tokens_per_second for each in history], color="#15803d", **dots)
     right.set(title=f"training speed ({unit}/s)", xlabel="epoch")
     right.set_ylim(bottom=0)
     for axes in (left, right):

@@ -60,7 +60,8 @@ class Trainable(Protocol):
     def loss(self, batch: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
         """Return the mean loss of a batch, and the state for the next.
 
-        The state is None, a tensor, or tuples of these; None comes in at the beginning of an epoch. The loop detaches it.
+        The state is None, a tensor, or tuples of these; None comes in at the beginning of an epoch. The loop detaches
+        it.
         """
         ...
 

@@ -28,9 +28,9 @@ class TrainingOptions:
         warmup_steps: Steps over which the learning rate rises linearly from zero, under any schedule.
         plateau_factor: See `schedule`.
         plateau_patience: See `schedule`.
-        average: Which weights are evaluated and kept: ``"none"``, those of the last step; ``"ema"``, an exponential moving
-            average; ``"tail"``, the mean of all steps since the validation loss last failed to improve for
-            `average_patience` evaluations.
+        average: Which weights are evaluated and kept: ``"none"``, those of the last step; ``"ema"``, an exponential
+            moving average; ``"tail"``, the mean of all steps since the validation loss was first worse than the best of
+            all but the last `average_patience` evaluations.
         average_decay: Decay of ``"ema"`` a step.
         average_patience: See `average`.
         precision: ``"float32"``; ``"tf32"``, float32 with TensorFloat-32 products on GPUs that have them; or

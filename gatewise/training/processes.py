@@ -77,8 +77,8 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
     """Join the processes that torchrun started, or be the only one.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; None takes a GPU if there is one, and among several processes each its
-            own.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; None takes a GPU if there is one, and among several processes each
+            its own.
 
     Yields:
         This process.

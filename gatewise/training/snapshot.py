@@ -11,7 +11,7 @@ from torch import nn
 
 from gatewise.contract.errors import CheckpointError
 from gatewise.training.averaging import WeightAverage
-from gatewise.training.carried import flatten, unflatten
+from gatewise.training.carried import flatten, indices_of, unflatten
 from gatewise.training.history import Evaluation
 from gatewise.training.processes import Processes
 from gatewise.training.randomness import random_states, restore_random_states
@@ -119,10 +119,11 @@ def restore(
         CheckpointError: The checkpoint is of another model, text or number of processes, or incomplete.
     """
     for name, value in identity.items():
-        if facts.get("identity", {}).get(name) != value:
+        saved = facts.get("identity", {}).get(name)
+        if saved != value:
             raise CheckpointError(
-                f"the checkpoint was made with another {name}: {facts.get('identity', {}).get(name)} there, {value} here. "
-                "Resume with the same, or start a new run in another folder."
+                f"the checkpoint was made with another {name}: {saved} there, {value} here. Resume with the same, or "
+                "start a new run in another folder."
             )
     if facts["processes"] != processes.count:
         raise CheckpointError(
@@ -139,30 +140,19 @@ def restore(
         run.history[:] = [Evaluation(**entry) for entry in facts["history"]]
         for name in _COUNTERS:
             setattr(run, name, facts[name])
-        own = f"process{processes.rank}."
-        leaves = [
-            tensors[f"{own}carried.{index}"].to(processes.device)
-            for index in range(len(flatten_indices(facts["carried"])))
-        ]
-        run.carried = unflatten(leaves, facts["carried"])
-        run.loss_sum.copy_(tensors[f"{own}loss_sum"])
-        states = {
-            name.removeprefix(f"{own}random."): each
-            for name, each in tensors.items()
-            if name.startswith(f"{own}random.")
-        }
-        restore_random_states(states, processes.device)
+        prefix = f"process{processes.rank}."
+        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        run.loss_sum.copy_(own["loss_sum"])
+        run.carried = unflatten(
+            {index: own[f"carried.{index}"].to(processes.device) for index in indices_of(facts["carried"])},
+            facts["carried"],
+        )
+        random = {name.removeprefix("random."): each for name, each in own.items() if name.startswith("random.")}
+        restore_random_states(random, processes.device)
     except KeyError as error:
         raise CheckpointError(
-            f"the checkpoint is incomplete: {error.args[0]} is missing. It is of another model."
+            f"the checkpoint is incomplete or of another model: it lacks {error.args[0]}. Start a new run."
         ) from error
-
-
-def flatten_indices(shape: Any) -> list[int]:
-    """Return the indices in the shape of a carried state."""
-    if shape is None:
-        return []
-    return [shape] if isinstance(shape, int) else [index for part in shape for index in flatten_indices(part)]
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -185,9 +175,9 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         )
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
+            shapes = f"{name} is {list(tensors[name].shape)} there, {list(tensor.shape)} here"
             raise CheckpointError(
-                f"the checkpoint is of another model: {name} is {list(tensors[name].shape)} there, {list(tensor.shape)} here. "
-                "Load it into a model of the same sizes."
+                f"the checkpoint is of another model: {shapes}. Load it into a model of the same sizes."
             )
         tensor.copy_(tensors[name])
 

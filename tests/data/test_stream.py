@@ -1,0 +1,95 @@
+"""Streams: contiguous columns, nothing skipped, nothing twice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gatewise.contract.errors import ArgumentError, CorpusError
+from gatewise.data import TokenStream, unigram_perplexity
+
+TOKENS = torch.arange(1003)
+
+
+def columns_of(windows):
+    inputs, targets = zip(*windows, strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+@pytest.mark.parametrize(("batch", "window"), [(1, 1), (3, 35), (7, 50), (31, 31), (20, 35)])
+def test_columns_are_consecutive_parts_of_the_text(batch, window):
+    stream = TokenStream(TOKENS, batch, window)
+    inputs, targets = columns_of(stream.windows())
+    height = len(TOKENS) // batch
+    expected = TOKENS[: height * batch].view(batch, height).t()
+    assert torch.equal(inputs, expected[:-1])
+    assert torch.equal(targets, expected[1:])
+    assert stream.tokens == targets.numel()
+
+
+def test_length_is_the_number_of_windows_and_the_last_may_be_short():
+    stream = TokenStream(TOKENS, 4, 35)
+    windows = list(stream.windows())
+    assert len(windows) == len(stream)
+    assert [len(window.inputs) for window in windows[:-1]] == [35] * (len(stream) - 1)
+    assert len(windows[-1].inputs) == stream.steps - 35 * (len(stream) - 1)
+    assert windows[-1].count == windows[-1].targets.numel()
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_an_epoch_goes_on_where_it_stopped(rotate):
+    stream = TokenStream(TOKENS, 4, 35, rotate=rotate)
+    whole, rest = list(stream.windows(2)), list(stream.windows(2, start=3))
+    assert len(rest) == len(whole) - 3
+    for one, other in zip(whole[3:], rest, strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+
+
+def test_rotation_begins_elsewhere_in_every_epoch_and_reads_the_same_text():
+    stream = TokenStream(TOKENS, 1, 35, rotate=True)
+    starts = [next(stream.windows(epoch)).inputs[0].item() for epoch in range(5)]
+    assert len(set(starts)) == 5
+    _, targets = columns_of(stream.windows(1))
+    assert len(set(targets.flatten().tolist())) == len(TOKENS) - 1
+    other = TokenStream(TOKENS, 1, 35, rotate=True, seed=1)
+    assert next(other.windows(0)).inputs[0].item() != starts[0]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_share_the_columns(processes):
+    whole = columns_of(TokenStream(TOKENS, 6, 35).windows())[0]
+    parts = [
+        columns_of(TokenStream(TOKENS, 6, 35, rank=rank, processes=processes).windows())[0] for rank in range(processes)
+    ]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+def test_a_short_text_hears_how_long_it_must_be():
+    with pytest.raises(
+        CorpusError, match=r"the training text has 719 tokens, .* 20 columns of 35 steps need at least 720"
+    ):
+        TokenStream(TOKENS[:719], 20, 35, name="the training text")
+    assert len(TokenStream(TOKENS[:720], 20, 35)) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "window", "name"), [(0, 35, "batch_size"), (20, 0, "window"), (-1, 35, "batch_size")]
+)
+def test_sizes_are_positive(batch, window, name):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got"):
+        TokenStream(TOKENS, batch, window)
+
+
+def test_more_processes_than_columns_are_refused():
+    with pytest.raises(ArgumentError, match="`batch_size` must be at least 4, one column a process, got 3"):
+        TokenStream(TOKENS, 3, 35, processes=4)
+
+
+def test_unigram_perplexity_of_equal_and_of_certain_tokens():
+    assert math.isclose(unigram_perplexity(torch.arange(8).repeat(5)), 8.0)
+    assert math.isclose(unigram_perplexity(torch.zeros(10, dtype=torch.int64)), 1.0)
+    uneven = torch.tensor([0, 0, 0, 1])
+    assert math.isclose(unigram_perplexity(uneven), math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25))))

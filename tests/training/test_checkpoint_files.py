@@ -1,0 +1,158 @@
+"""Checkpoint files: whole or refused, and never a pickle."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from echo_model import Echoes, echo_model, train
+from safetensors.torch import save_file
+
+from gatewise.contract.errors import ArgumentError, CheckpointError
+from gatewise.training import RunFolder, TrainingOptions, read_tensors, write_tensors
+from gatewise.training.loop import CHECKPOINT, MODEL
+from gatewise.training.run_folder import bytes_of_run
+from gatewise.training.snapshot import load_weights, weights_of
+
+TENSORS = {"a": torch.randn(3, 4), "b.c": torch.arange(5), "empty": torch.zeros(0, 2)}
+
+
+def test_tensors_and_facts_come_back_in_the_same_bits(tmp_path):
+    facts = {"float": 0.1 + 0.2, "infinite": float("inf"), "none": None, "nested": [{"x": [1, 2]}]}
+    write_tensors(tmp_path / "file", TENSORS, "thing", facts)
+    tensors, again = read_tensors(tmp_path / "file", "thing")
+    assert again == facts
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_same_content_makes_the_same_bytes(tmp_path):
+    for name in "ab":
+        write_tensors(tmp_path / name, TENSORS, "thing", {"x": 1, "y": [2]})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_transposed_tensor_is_written_as_it_looks(tmp_path):
+    write_tensors(tmp_path / "file", {"t": TENSORS["a"].t()}, "thing", {})
+    assert torch.equal(read_tensors(tmp_path / "file", "thing")[0]["t"], TENSORS["a"].t())
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"absent cannot be read: No such file"):
+        read_tensors(tmp_path / "absent", "thing")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path, share):
+    path = tmp_path / "file"
+    write_tensors(path, TENSORS, "thing", {})
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(CheckpointError, match="is truncated or not a safetensors file"):
+        read_tensors(path, "thing")
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_what_torch_save_writes_is_refused_unread(tmp_path, new):
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.zeros(1)}, path, _use_new_zipfile_serialization=new)
+    with pytest.raises(CheckpointError, match=r"model\.pt is a pickle \(torch\.save\), which could run any program"):
+        read_tensors(path, "thing")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_bare_pickle_is_refused_unread(tmp_path, protocol):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(Bomb(), protocol))
+    with pytest.raises(CheckpointError, match="is a pickle"):
+        read_tensors(path, "thing")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_safetensors_of_others_are_refused(tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="was not written by gatewise"):
+        read_tensors(path, "thing")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    write_tensors(tmp_path / "file", TENSORS, MODEL, {})
+    with pytest.raises(CheckpointError, match="holds a model, not a checkpoint"):
+        read_tensors(tmp_path / "file", CHECKPOINT)
+
+
+def test_the_weights_of_another_model_are_refused():
+    weights = weights_of(echo_model(size=7))
+    with pytest.raises(CheckpointError, match=r"of another model: .* is \[7.*\] there, \[6.*\] here"):
+        load_weights(echo_model(size=6), weights)
+    del weights["inner.bias"]
+    with pytest.raises(CheckpointError, match=r"of another model: it lacks inner\.bias"):
+        load_weights(echo_model(size=7), weights)
+    with pytest.raises(CheckpointError, match=r"has, beyond this model, extra"):
+        load_weights(echo_model(), weights_of(echo_model()) | {"extra": torch.zeros(1)})
+
+
+def test_a_run_is_not_resumed_with_another_model_or_text(tmp_path):
+    train(tmp_path, epochs=1)
+    with pytest.raises(CheckpointError, match=r"another model: .* is \[6.*\] there, \[5.*\] here"):
+        train(tmp_path, echo_model(size=5), epochs=1)
+    with pytest.raises(CheckpointError, match="made with another data: echoes there, other here"):
+        train(tmp_path, epochs=1, identity={"data": "other"})
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_tensors(path, TENSORS, "thing", {"number": 1})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"file cannot be written: No space left on device\. What it held before"):
+        write_tensors(path, TENSORS, "thing", {"number": 2})
+    assert read_tensors(path, "thing")[1] == {"number": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ArgumentError, match=r"`output` must be a folder that can be written, got .*file/run"):
+        RunFolder(tmp_path / "file" / "run").prepare(0)
+
+
+def test_a_read_only_file_system_is_refused():
+    with pytest.raises(ArgumentError, match="`output` must be a folder that can be written, got /proc/gatewise"):
+        RunFolder(Path("/proc/gatewise")).prepare(0)
+
+
+def test_a_full_disk_is_refused_before_training(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+    with pytest.raises(ArgumentError, match=r"on a disk with 3 MiB free for checkpoints, .* has 1 MiB"):
+        RunFolder(tmp_path / "run").prepare(3 * 2**20)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "momentum": 0.0}, {"average": "ema"}])
+def test_the_room_that_is_asked_for_is_enough(tmp_path, options):
+    model = echo_model(size=300)
+    train(tmp_path, model, data=Echoes(size=300), valid=Echoes(size=300, length=5, seed=1), epochs=1, **options)
+    written = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    needed = bytes_of_run(model, TrainingOptions(**options)) - 32 * 2**20
+    assert written <= needed <= 3 * written
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path):
+    (tmp_path / ".checkpoint.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder(tmp_path).prepare(0)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]

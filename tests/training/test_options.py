@@ -1,0 +1,81 @@
+"""Every option changes what is trained, and is refused where it makes no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from echo_model import train
+
+from gatewise.contract.errors import ArgumentError
+from gatewise.training import TrainingOptions
+from gatewise.training.history import Evaluation
+
+BASE = {"schedule": "constant", "clip": 0.0}
+
+# For each option: two values, and what must go with both of them to make it matter.
+CHANGES = {
+    "epochs": (2, 3, {}),
+    "optimizer": ("sgd", "adamw", {}),
+    "learning_rate": (0.02, 0.03, {}),
+    "momentum": (0.0, 0.9, {"optimizer": "sgd"}),
+    "weight_decay": (0.0, 0.1, {}),
+    "clip": (0.0, 0.01, {"optimizer": "sgd"}),
+    "schedule": ("constant", "cosine", {}),
+    "warmup_steps": (0, 10, {}),
+    "plateau_factor": (0.25, 0.5, {"schedule": "plateau", "learning_rate": 1.0}),
+    "plateau_patience": (0, 5, {"schedule": "plateau", "learning_rate": 1.0}),
+    "average": ("none", "ema", {}),
+    "average_decay": (0.9, 0.5, {"average": "ema"}),
+    "average_patience": (0, 50, {"average": "tail", "learning_rate": 1.0}),
+    "precision": ("float32", "bfloat16", {}),
+    "evaluations_per_epoch": (1, 2, {}),
+    "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
+}
+# These decide when files are written, or are used by the caller; the weights must not depend on them here.
+NEUTRAL = {"checkpoint_seconds": (60.0, 0.001), "checkpoint_steps": (0, 2), "seed": (0, 1)}
+
+
+def trace(folder, **options):
+    """Return every number of a run that is not a time."""
+    outcome, model = train(folder, **(BASE | {"epochs": 6} | options))
+    timeless = {field.name for field in dataclasses.fields(Evaluation)} - {"seconds", "tokens_per_second"}
+    history = [tuple(getattr(evaluation, name) for name in sorted(timeless)) for evaluation in outcome.history]
+    return history, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_every_option_is_in_this_file():
+    assert CHANGES.keys() | NEUTRAL.keys() == {field.name for field in dataclasses.fields(TrainingOptions)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_option_changes_the_run(tmp_path, name):
+    first, second, others = CHANGES[name]
+    histories = [trace(tmp_path / str(value), **(others | {name: value}))[0] for value in (first, second)]
+    assert histories[0] != histories[1]
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_the_option_changes_no_weight(tmp_path, name):
+    runs = [trace(tmp_path / str(value), **{name: value}) for value in NEUTRAL[name]]
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(runs[0][1], runs[1][1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "sgdm"}, "`optimizer` must be one of sgd, adam, adamw, got 'sgdm'"),
+        ({"schedule": "linear"}, "`schedule` must be one of constant, cosine, plateau, got 'linear'"),
+        ({"average": "mean"}, "`average` must be one of none, ema, tail, got 'mean'"),
+        ({"precision": "float16"}, "`precision` must be one of float32, tf32, bfloat16, got 'float16'"),
+        ({"epochs": 0}, "`epochs` must be greater than 0, got 0"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be greater than 0, got nan"),
+        ({"clip": -1.0}, "`clip` must be 0 or more, got -1.0"),
+        ({"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_bad_values_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        TrainingOptions(**options)

@@ -1,0 +1,119 @@
+"""The parts of the loop: schedules, averages, optimizers, carried states."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from echo_model import echo_model
+from torch import nn
+
+from gatewise.training import TrainingOptions, perplexity
+from gatewise.training.averaging import WeightAverage
+from gatewise.training.carried import detach, flatten, indices_of, unflatten
+from gatewise.training.optimizers import build_optimizer
+from gatewise.training.precision import arithmetic
+from gatewise.training.schedule import Schedule
+
+
+def schedule(total=100, **options):
+    options = TrainingOptions(learning_rate=2.0, **options)
+    return Schedule(build_optimizer(echo_model().parameters(), options), options, total)
+
+
+def test_cosine_goes_from_the_top_to_zero():
+    rates = [schedule(schedule="cosine").rate(step) for step in (0, 50, 100)]
+    assert rates == pytest.approx([2.0, 1.0, 0.0])
+
+
+def test_warmup_rises_linearly_under_any_shape():
+    for shape in ("constant", "cosine", "plateau"):
+        subject = schedule(schedule=shape, warmup_steps=10)
+        assert [subject.rate(step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
+    assert schedule(schedule="cosine", warmup_steps=20).rate(60) == pytest.approx(1.0)
+
+
+def test_plateau_waits_for_its_patience_and_goes_on_after_a_restart():
+    subject = schedule(schedule="plateau", plateau_factor=0.5, plateau_patience=1)
+    rates = []
+    for loss in (3.0, 2.0, 2.0, 2.5, 1.0, 1.0, 1.0):
+        subject.evaluated(loss)
+        again = schedule(schedule="plateau", plateau_factor=0.5, plateau_patience=1)
+        again.restore(subject.facts())
+        subject = again
+        rates.append(subject.rate(0))
+    assert rates == [2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.5]
+
+
+def test_the_schedule_reaches_every_group_of_the_optimizer():
+    options = TrainingOptions(learning_rate=2.0, weight_decay=0.1)
+    optimizer = build_optimizer(echo_model().parameters(), options)
+    Schedule(optimizer, options, 100).prepare(50)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1.0, 1.0])
+
+
+def test_weight_decay_spares_biases_and_frozen_weights_are_left_out():
+    model = echo_model()
+    frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    optimizer = build_optimizer([*model.parameters(), frozen], TrainingOptions(weight_decay=0.1))
+    decays = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+    assert decays == {id(each): 0.1 if each.ndim == 2 else 0.0 for each in model.parameters()}
+
+
+@pytest.mark.parametrize(("average", "decay"), [("tail", 1.0), ("ema", 0.75)])
+def test_averages_are_what_their_formula_says(average, decay):
+    weight = nn.Parameter(torch.zeros(3))
+    subject = WeightAverage([weight], TrainingOptions(average=average, average_decay=0.75))
+    subject.running = True
+    expected = torch.zeros(3)
+    for step in range(1, 9):
+        with torch.no_grad():
+            weight.copy_(torch.randn(3, generator=torch.Generator().manual_seed(step)))
+        subject.update()
+        expected += (weight.detach() - expected) * max(1 / step, 1 - decay)
+    last = weight.detach().clone()
+    with subject.in_place():
+        assert torch.allclose(weight.detach(), expected)
+    assert torch.equal(weight.detach(), last)
+
+
+def test_the_tail_begins_when_validation_no_longer_improves():
+    subject = WeightAverage([nn.Parameter(torch.zeros(1))], TrainingOptions(average="tail", average_patience=2))
+    started = []
+    for loss in (5.0, 4.0, 4.5, 3.9, 4.1, 4.2):
+        subject.evaluated(loss)
+        started.append(subject.running)
+    assert started == [False, False, False, False, True, True]  # 4.1 is worse than 4.0, the best up to two before
+
+
+def test_without_an_average_nothing_is_kept():
+    subject = WeightAverage(echo_model().parameters(), TrainingOptions())
+    subject.update()
+    assert subject.values == []
+    with subject.in_place():
+        pass
+
+
+def test_states_of_any_nesting_survive():
+    a, b = torch.randn(2), torch.randn(3, requires_grad=True)
+    for state in (None, a, (a, b), ((a, None), (b,)), ()):
+        leaves, shape = flatten(state)
+        again = unflatten(dict(enumerate(leaves)), shape)
+        assert indices_of(shape) == list(range(len(leaves)))
+        assert repr(again) == repr(state)
+    assert not detach((b * 2,))[0].requires_grad
+
+
+def test_tensor_float_32_is_allowed_only_where_asked():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    for precision, allowed in (("float32", False), ("tf32", True), ("bfloat16", True)):
+        with arithmetic(precision):
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (allowed, allowed)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == before
+
+
+def test_perplexity_of_a_hopeless_loss_is_infinite():
+    assert perplexity(0.0) == 1.0
+    assert perplexity(1e6) == math.inf

@@ -1,0 +1,144 @@
+"""However a run is stopped, the resumed one ends in the same bits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+
+import pytest
+import torch
+from echo_model import Diary, Echoes, train
+
+from gatewise.contract.errors import ArgumentError
+from gatewise.data import TokenStream
+from gatewise.models import LanguageModel
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.loop import CHECKPOINT
+
+OPTIONS = {
+    "plain": {"checkpoint_steps": 7},
+    "sgd, plateau, tail": {
+        "optimizer": "sgd",
+        "learning_rate": 0.2,
+        "schedule": "plateau",
+        "average": "tail",
+        "average_patience": 0,
+        "checkpoint_steps": 3,
+    },
+    "warm-up, ema, several evaluations": {
+        "warmup_steps": 10,
+        "average": "ema",
+        "average_decay": 0.9,
+        "evaluations_per_epoch": 3,
+        "checkpoint_steps": 5,
+    },
+}
+
+
+def train_language_model(folder, stop_at=0, **options):
+    """Train a small LSTM with every dropout on rotated text."""
+    tokens = torch.randint(50, (2000,), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = LanguageModel(50, 24, 24, 2, dropout=0.3, embedding_dropout=0.3, layer_dropout=0.3, tied=True)
+    return train(
+        folder,
+        model,
+        StopAt(TokenStream(tokens, 4, 10, rotate=True), stop_at),
+        TokenStream(tokens[:400], 4, 10),
+        **({"epochs": 3, "learning_rate": 0.01} | options),
+    )
+
+
+def files_of(folder):
+    """Return the bytes of the best model, and everything in the checkpoint that is not a time."""
+    run = RunFolder(folder)
+    tensors, facts = read_tensors(run.checkpoint, CHECKPOINT)
+    for name in ("seconds", "segment_seconds"):
+        del facts[name]
+    for evaluation in facts["history"]:
+        del evaluation["seconds"], evaluation["tokens_per_second"]
+    bits = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return run.model.read_bytes(), bits, facts
+
+
+class StopAt:
+    """Data that presses Ctrl-C while it serves the n-th batch."""
+
+    def __init__(self, batches, step: int) -> None:
+        self.batches, self.step, self.served = batches, step, 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def windows(self, epoch=0, start=0):
+        for batch in self.batches.windows(epoch, start):
+            self.served += 1
+            if self.served == self.step:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("step", [1, 19, 20, 21, 60])
+def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, options, step):
+    train(tmp_path / "whole", **options)
+    outcome, _ = train(tmp_path / "parts", data=StopAt(Echoes(), step), **options)
+    assert outcome.interrupted
+    assert outcome.step == step
+    diary = Diary()
+    outcome, _ = train(tmp_path / "parts", observers=[diary], **options)
+    assert not outcome.interrupted
+    assert diary.starts[0][0] == step
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
+
+
+def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path):
+    train_language_model(tmp_path / "whole")
+    steps = 0
+    for pause in (1, 49, 1, 30):  # 50 windows an epoch
+        outcome, _ = train_language_model(tmp_path / "parts", stop_at=pause)
+        steps += pause
+        assert (outcome.interrupted, outcome.step) == (True, steps)
+    train_language_model(tmp_path / "parts")
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
+
+
+KILLS = 20
+
+
+def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
+    """Processes are killed with SIGKILL wherever they are: in a step, an evaluation, or half-way through a file."""
+    options = {"epochs": 4, "checkpoint_steps": 2}
+    train_language_model(tmp_path / "whole", **options)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_resumption"])
+    moments, kills = random.Random(0), 0
+    for _ in range(10 * KILLS):
+        process = context.Process(target=train_language_model, args=(tmp_path / "parts",), kwargs=options)
+        process.start()
+        process.join(moments.uniform(0.0, 0.4) if kills < KILLS else None)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            kills += 1
+        elif process.exitcode == 0 and kills >= KILLS:
+            break
+        assert process.exitcode in (0, -signal.SIGKILL)
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    first, _ = train(tmp_path)
+    before = files_of(tmp_path)
+    second, _ = train(tmp_path)
+    assert second == first
+    assert files_of(tmp_path) == before
+
+
+def test_training_that_diverges_says_so(tmp_path):
+    with pytest.raises(
+        ArgumentError, match=r"the loss is \w+ after 20 steps: training diverged\. Lower `learning_rate`"
+    ):
+        train(tmp_path, optimizer="sgd", learning_rate=1e30, clip=0.0)
