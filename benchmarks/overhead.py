@@ -142,9 +142,8 @@ def main() -> int:
             row = measure(shape, mode, given.device, DTYPES[given.dtype], kernel, given.pairs)
             theirs, ours = (row["milliseconds"][name]["median"] for name in ("torch", "gatewise"))
             flag = "" if row["ratio"] <= ALLOWED else f"  above {ALLOWED}"
-            print(
-                f"{row['T']:>4}{row['B']:>5}{row['H']:>6}  {mode:<11}{theirs:>12.4f}{ours:>13.4f}{row['ratio']:>8.3f}{flag}"
-            )
+            sizes = f"{row['T']:>4}{row['B']:>5}{row['H']:>6}"
+            print(f"{sizes}  {mode:<11}{theirs:>12.4f}{ours:>13.4f}{row['ratio']:>8.3f}{flag}")
             rows.append(row)
     if not given.no_record:
         RESULTS.parent.mkdir(exist_ok=True)
