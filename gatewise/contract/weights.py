@@ -65,3 +65,26 @@ def by_direction(flat: Sequence[Tensor], per_direction: int) -> list[DirectionWe
         DirectionWeights.from_tensors(flat[start : start + per_direction])
         for start in range(0, len(flat), per_direction)
     ]
+
+
+def cudnn_order(flat: Sequence[Tensor], per_direction: int) -> list[Tensor]:
+    """Return weights in the order of cuDNN's buffer: every matrix of the stack, then every bias.
+
+    Args:
+        flat: All weights in torch's flat order.
+        per_direction: Tensors of one direction (`Problem.weights_per_direction`).
+    """
+    starts = range(0, len(flat), per_direction)
+    directions = [flat[start : start + per_direction] for start in starts]
+    matrices = [tensor for tensors in directions for tensor in tensors if tensor.dim() == 2]
+    biases = [tensor for tensors in directions for tensor in tensors if tensor.dim() == 1]
+    return [*matrices, *biases]
+
+
+def cudnn_buffer_size(flat: Sequence[Tensor], per_direction: int) -> int:
+    """Return the elements of cuDNN's buffer, which has room for two biases a direction even where there are none."""
+    elements = sum(tensor.numel() for tensor in flat)
+    if per_direction >= 4:
+        return elements
+    gates = sum(tensor.shape[0] for tensor in flat[::per_direction])
+    return elements + 2 * gates

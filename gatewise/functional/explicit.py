@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -167,15 +168,16 @@ def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel:
         saved.spent = kernel_named(kernel).single_use
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
-    if between is None:
-        return way.backward(problem, inputs, result, gradients, needs)
-    found = way.backward(
-        between.problem(problem),
-        between.inputs(inputs),
-        between.result_in(result),
-        between.gradients_in(gradients),
-        needs,
-    )
+    with _dtypes_as_given(inputs.x.device):
+        if between is None:
+            return way.backward(problem, inputs, result, gradients, needs)
+        found = way.backward(
+            between.problem(problem),
+            between.inputs(inputs),
+            between.result_in(result),
+            between.gradients_in(gradients),
+            needs,
+        )
     return between.gradients_out(found, gradients)
 
 
@@ -190,9 +192,17 @@ def probed(device: torch.device) -> Device:
 def _forward_on(kernel: str, problem: Problem, inputs: Inputs) -> Result:
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
-    if between is None:
-        return way.forward(problem, inputs)
-    return between.result_out(way.forward(between.problem(problem), between.inputs(inputs)), inputs)
+    with _dtypes_as_given(inputs.x.device):
+        if between is None:
+            return way.forward(problem, inputs)
+        return between.result_out(way.forward(between.problem(problem), between.inputs(inputs)), inputs)
+
+
+def _dtypes_as_given(device: torch.device) -> contextlib.AbstractContextManager:
+    # The dtype was decided before; autocast must not convert what a kernel computes with once more.
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _check_gradients(gradients: OutputGradients, result: Result) -> None:

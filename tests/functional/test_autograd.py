@@ -118,3 +118,14 @@ def test_autocast_decides_the_dtype(dtype):
     with torch.autocast("cpu", dtype):
         y, _ = functional.lstm(x.double(), None, [w.double() for w in module.parameters()])
     assert y.dtype == torch.float64
+
+
+def test_autocast_does_not_reach_into_the_explicit_passes():
+    module = torch.nn.LSTM(4, 8, dtype=torch.float32)
+    x = torch.randn(5, 2, 4)
+    (expected, _), _ = functional.forward(x, None, module.all_weights, kernel="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        (y, _), saved = functional.forward(x, None, module.all_weights, kernel="eager")
+        gradients = functional.backward(saved, torch.ones_like(y))
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    assert gradients.x.dtype == torch.float32

@@ -2,7 +2,8 @@
 
 import torch
 
-from gatewise.functional.flat_buffer import cudnn_order, in_one_buffer
+from gatewise.contract.weights import cudnn_order
+from gatewise.functional.flat_buffer import in_one_buffer
 
 
 def in_a_buffer(weights, per_direction):
@@ -36,13 +37,19 @@ def test_neighbours_in_memory_are_not_one_buffer():
         """A tensor that follows the one before it in memory, with a storage of its own."""
 
         def __init__(self, tensor, address):
-            self.nbytes, self._tensor, self._address = tensor.nbytes, tensor, address
+            self.nbytes, self.shape, self._tensor, self._address = tensor.nbytes, tensor.shape, tensor, address
 
         def data_ptr(self):
             return self._address
 
         def dim(self):
             return self._tensor.dim()
+
+        def numel(self):
+            return self._tensor.numel()
+
+        def element_size(self):
+            return self._tensor.element_size()
 
         def is_contiguous(self):
             return True

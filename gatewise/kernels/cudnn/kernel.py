@@ -12,6 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.contract.weights import cudnn_buffer_size, cudnn_order
 from gatewise.kernels import stack
 from gatewise.kernels.cudnn import criteria
 from gatewise.kernels.stack import Layer, LayerGradients
@@ -106,7 +107,7 @@ def _forward(problem: Problem, inputs: Inputs, num_layers: int, flat: bool) -> R
         inputs.x.contiguous(),
         list(inputs.weights),
         problem.weights_per_direction,
-        _buffer(inputs.weights) if flat else None,
+        _buffer(problem, inputs.weights, flat=flat),
         inputs.h0.contiguous(),
         inputs.c0.contiguous(),
         _LSTM,
@@ -133,12 +134,11 @@ def _backward(
     flat: bool,
 ) -> InputGradients:
     weights = list(inputs.weights)
-    buffer = _buffer(inputs.weights) if flat else _repacked(problem, inputs, num_layers)
     dx, dh0, dc0, dweights = torch.ops.aten._cudnn_rnn_backward(
         inputs.x.contiguous(),
         weights,
         problem.weights_per_direction,
-        buffer,
+        _buffer(problem, inputs.weights, flat=flat),
         inputs.h0.contiguous(),
         inputs.c0.contiguous(),
         result.y,
@@ -166,26 +166,14 @@ def _backward(
     )
 
 
-def _buffer(weights: tuple[Tensor, ...]) -> Tensor:
-    first = weights[0]
-    count = sum(weight.numel() for weight in weights)
-    return torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage(), 0, (count,), (1,))
-
-
-def _repacked(problem: Problem, inputs: Inputs, num_layers: int) -> Tensor:
-    # The flattening operator makes its arguments views of the buffer; copies keep the caller's weights as they were.
-    copies = [weight.detach().clone() for weight in inputs.weights]
-    return torch._cudnn_rnn_flatten_weight(
-        copies,
-        problem.weights_per_direction,
-        inputs.x.shape[-1],
-        _LSTM,
-        problem.hidden_size,
-        problem.proj_size,
-        num_layers,
-        False,
-        problem.bidirectional,
-    )
+def _buffer(problem: Problem, weights: tuple[Tensor, ...], *, flat: bool) -> Tensor:
+    first, per_direction = weights[0], problem.weights_per_direction
+    size = cudnn_buffer_size(weights, per_direction)
+    if flat:
+        return torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage(), 0, (size,), (1,))
+    parts = [tensor.reshape(-1) for tensor in cudnn_order(weights, per_direction)]
+    missing = size - sum(part.numel() for part in parts)
+    return torch.cat([*parts, first.new_zeros(missing)] if missing else parts)
 
 
 def _steps(inputs: Inputs) -> list[int]:
