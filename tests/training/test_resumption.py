@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 
 import pytest
 import torch
@@ -63,6 +64,13 @@ def files_of(folder):
     return run.model.read_bytes(), bits, facts
 
 
+def processes_that_start_fast():
+    """Return a context whose processes are forked from one that has imported everything, but computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"])
+    return context
+
+
 class StopAt:
     """Data that presses Ctrl-C while it serves the n-th batch."""
 
@@ -110,22 +118,21 @@ KILLS = 20
 
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     """Processes are killed with SIGKILL wherever they are: in a step, an evaluation, or half-way through a file."""
-    options = {"epochs": 4, "checkpoint_steps": 2}
+    options = {"epochs": 6, "checkpoint_steps": 1}
     train_language_model(tmp_path / "whole", **options)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["test_resumption"])
-    moments, kills = random.Random(0), 0
-    for _ in range(10 * KILLS):
+    context = processes_that_start_fast()
+    chance, checkpoint = random.Random(0), RunFolder(tmp_path / "parts").checkpoint
+    for step in sorted(chance.sample(range(240), KILLS)):  # of 300 steps
         process = context.Process(target=train_language_model, args=(tmp_path / "parts",), kwargs=options)
         process.start()
-        process.join(moments.uniform(0.0, 0.4) if kills < KILLS else None)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            kills += 1
-        elif process.exitcode == 0 and kills >= KILLS:
-            break
-        assert process.exitcode in (0, -signal.SIGKILL)
+        while not checkpoint.exists() or read_tensors(checkpoint, CHECKPOINT)[1]["step"] < step:
+            assert process.exitcode is None, f"ended before step {step}"
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.005))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    train_language_model(tmp_path / "parts", **options)
     assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
 
 

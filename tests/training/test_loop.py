@@ -1,0 +1,132 @@
+"""The loop: what it reports, evaluates and keeps."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from echo_model import ALONE, Diary, Echoes, echo_model, train
+
+from gatewise.training import RunFolder, evaluate, read_tensors
+from gatewise.training import loop as loop_module
+from gatewise.training.curves import plot_curves
+from gatewise.training.loop import MODEL
+from gatewise.training.snapshot import load_weights
+
+
+def test_training_learns(tmp_path):
+    before = evaluate(echo_model(), Echoes(length=5, seed=1), ALONE)
+    outcome, _ = train(tmp_path, epochs=8)
+    assert outcome.history[-1].valid_loss < 0.8 * before
+    assert outcome.step == 160
+
+
+def test_the_best_weights_are_kept_and_the_last_ones_trained(tmp_path):
+    outcome, model = train(tmp_path, epochs=6, optimizer="sgd", learning_rate=1.0, schedule="constant", clip=0.0)
+    best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
+    assert best is not outcome.history[-1], "the case must get worse at its end"
+    kept = echo_model(seed=9)
+    tensors, facts = read_tensors(RunFolder(tmp_path).model, MODEL)
+    assert facts == {"made": "for a test"}
+    load_weights(kept, tensors)
+    valid = Echoes(length=5, seed=1)
+    assert evaluate(kept, valid, ALONE) == best.valid_loss
+    assert evaluate(model, valid, ALONE) == outcome.history[-1].valid_loss
+
+
+def test_the_average_is_what_is_evaluated_and_kept(tmp_path):
+    outcome, model = train(tmp_path, epochs=2, average="ema", average_decay=0.95)
+    kept = echo_model(seed=9)
+    load_weights(kept, read_tensors(RunFolder(tmp_path).model, MODEL)[0])
+    assert not torch.equal(kept.inner.weight, model.inner.weight)
+    assert evaluate(kept, Echoes(length=5, seed=1), ALONE) == outcome.history[-1].valid_loss
+
+
+def test_evaluation_has_no_dropout_and_leaves_the_mode_alone():
+    model = echo_model(dropout=0.9)
+    losses = {evaluate(model, Echoes(length=5), ALONE) for _ in range(3)}
+    assert len(losses) == 1
+    assert model.training
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_evaluation_carries_the_state():
+    model, data = echo_model(), Echoes(length=2)
+    batches = list(data.windows())
+    carried = evaluate(model, data, ALONE)
+    with torch.no_grad():
+        model.eval()
+        apart = sum(model.loss(batch)[0].item() for batch in batches) / 2
+        first, state = model.loss(batches[0])
+        second, _ = model.loss(batches[1], state)
+    assert carried == pytest.approx((first + second).item() / 2)
+    assert carried != pytest.approx(apart)
+
+
+def test_an_epoch_has_as_many_evaluations_as_asked_for(tmp_path):
+    outcome, _ = train(tmp_path, epochs=2, evaluations_per_epoch=3)
+    assert [evaluation.step for evaluation in outcome.history] == [7, 14, 20, 27, 34, 40]
+    assert [evaluation.epoch for evaluation in outcome.history] == pytest.approx([0.35, 0.7, 1, 1.35, 1.7, 2])
+
+
+def test_patience_ends_training(tmp_path):
+    outcome, _ = train(
+        tmp_path, epochs=30, optimizer="sgd", learning_rate=1.0, schedule="constant", clip=0.0, patience=2
+    )
+    assert len(outcome.history) < 30
+    assert [evaluation.best for evaluation in outcome.history[-3:]] == [True, False, False]
+
+
+def test_observers_hear_everything(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_module, "_REPORT_SECONDS", 0.0)
+    diary = Diary()
+    outcome, _ = train(tmp_path, observers=[diary])
+    assert diary.starts == [(0, 0)]
+    assert tuple(diary.evaluations) == outcome.history
+    assert [report.step for report in diary.reports] == list(range(1, 61))
+    assert {report.total_steps for report in diary.reports} == {60}
+    first_epoch = [report.loss for report in diary.reports[:20]]
+    assert sum(first_epoch) / 20 == pytest.approx(outcome.history[0].train_loss)
+
+
+def test_reports_and_observers_change_no_weight(tmp_path, monkeypatch):
+    _, quiet = train(tmp_path / "quiet")
+    monkeypatch.setattr(loop_module, "_REPORT_SECONDS", 0.0)
+    _, told = train(tmp_path / "told", observers=[Diary()])
+    assert torch.equal(quiet.inner.weight, told.inner.weight)
+
+
+def test_training_works_outside_the_main_thread(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(tmp_path, epochs=1)))
+    thread.start()
+    thread.join()
+    assert results[0][0].step == 20
+
+
+def test_the_curves_are_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    outcome, _ = train(tmp_path, evaluations_per_epoch=2)
+    for floor in (None, 5.0):
+        plot_curves(tmp_path / "curves.png", outcome.history, "words", floor)
+        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_summaries_are_written_and_cut_back_at_a_resumption(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from gatewise.training.summaries import TensorBoardSummaries
+
+    outcome, _ = train(tmp_path)
+    for start in (0, 30):
+        summaries = TensorBoardSummaries(tmp_path / "tensorboard")
+        summaries.started(start, [])
+        for evaluation in outcome.history:
+            if evaluation.step > start:
+                summaries.evaluated(evaluation)
+        summaries.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("epoch/valid_perplexity")] == [20, 40, 60]
