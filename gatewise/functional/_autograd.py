@@ -19,13 +19,13 @@ class LSTMFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Problem, kernel: str, rest: Inputs, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
+        ctx: Any, problem: Problem, kernel: str, rest: tuple, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel chosen for the problem; `rest` carries the inputs that have no gradient."""
-        saved = run(problem, rest._replace(x=x, h0=h0, c0=c0, weights=weights), kernel)
+        """Run the kernel chosen for the problem; `rest` is what follows the weights in `Inputs`: no gradients there."""
+        saved = run(problem, Inputs(x, h0, c0, weights, *rest), kernel)
         y, h_n, c_n, kept = saved.result
         ctx.save_for_backward(x, h0, c0, *weights, y, h_n, c_n, *kept)
-        ctx.call = (problem, saved.kernel, rest._replace(x=None, h0=None, c0=None, weights=()), len(weights))  # type: ignore[arg-type]
+        ctx.call = (problem, saved.kernel, rest, len(weights))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -35,13 +35,11 @@ class LSTMFunction(torch.autograd.Function):
         """Return the gradients of x, h0, c0 and the weights."""
         problem, kernel, rest, count = ctx.call
         tensors = ctx.saved_tensors
-        x, h0, c0, weights = *tensors[:3], tensors[3 : 3 + count]
-        inputs = rest._replace(x=x, h0=h0, c0=c0, weights=weights)
+        inputs = Inputs(*tensors[:3], tensors[3 : 3 + count], *rest)
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable_backward(problem, inputs, OutputGradients(*gradients), wanted)
-        y, h_n, c_n, *kept = tensors[3 + count :]
-        result = Result(y, h_n, c_n, tuple(kept))
+        result = Result(*tensors[3 + count : 6 + count], tensors[6 + count :])
         saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
         needs = Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
         found = run_backward(saved, OutputGradients(*gradients), needs, kernel)
@@ -49,16 +47,20 @@ class LSTMFunction(torch.autograd.Function):
         return None, None, None, found.x, found.h0, found.c0, *found.weights
 
 
+def in_plain_torch(problem: Problem, inputs: Inputs) -> Result:
+    """Compute the outputs by operators that autograd and `torch.func` see one by one."""
+    between = conversion(problem, inputs, REFERENCE.layouts)
+    if between is None:
+        return differentiable(problem, inputs)
+    return between.result_out(differentiable(between.problem(problem), between.inputs(inputs)), inputs)
+
+
 def _differentiable_backward(
     problem: Problem, inputs: Inputs, gradients: OutputGradients, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     # No kernel's backward can itself be differentiated; a replay in plain torch, from the same inputs and the same
     # dropout masks, can.
-    between = conversion(problem, inputs, REFERENCE.layouts)
-    if between is None:
-        result = differentiable(problem, inputs)
-    else:
-        result = between.result_out(differentiable(between.problem(problem), between.inputs(inputs)), inputs)
+    result = in_plain_torch(problem, inputs)
     given = [(output, gradient) for output, gradient in zip(result[:3], gradients, strict=True) if gradient is not None]
     sources = [
         tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), wanted, strict=True) if want

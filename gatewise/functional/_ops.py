@@ -38,7 +38,7 @@ def traced_lstm(
         lengths = torch.tensor(lengths, dtype=torch.int64)
     if state is None:
         found = traced_signature(flat, bidirectional)
-        rows, batch = found.num_layers * (1 + bidirectional), x.shape[1]
+        rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
         c0 = x.new_zeros(rows, batch, found.hidden_size)
     else:

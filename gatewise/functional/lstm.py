@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.contract.saved import Inputs
-from gatewise.functional._autograd import LSTMFunction
+from gatewise.contract.errors import KernelRefused, sentence
+from gatewise.functional._autograd import LSTMFunction, in_plain_torch
 from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, run
 from gatewise.functional.signature import NestedWeights, flattened
 from gatewise.functional.validate import prepare
-from gatewise.selection import AUTO
+from gatewise.selection import AUTO, REFERENCE, preference
 
 
 def lstm(
@@ -84,11 +84,20 @@ def lstm(
         needs_grad=needs_grad,
         autocast=autocast,
     )
-    if not needs_grad:
+    if torch._C._are_functorch_transforms_active():
+        _check_transformable(kernel)
+        y, h_n, c_n, _ = in_plain_torch(problem, inputs)
+    elif not needs_grad:
         with torch.no_grad():
             y, h_n, c_n, _ = run(problem, inputs, kernel).result
     else:
         # The tensors travel as arguments, so that autograd sees them; what is left of the inputs has no gradient.
-        rest = Inputs(*[None] * 3, (), *inputs[4:])  # type: ignore[arg-type]
-        y, h_n, c_n = LSTMFunction.apply(problem, kernel, rest, inputs.x, inputs.h0, inputs.c0, *flat)  # type: ignore[misc]
+        y, h_n, c_n = LSTMFunction.apply(problem, kernel, inputs[4:], inputs.x, inputs.h0, inputs.c0, *flat)  # type: ignore[misc]
     return Output(y, State(h_n, c_n))
+
+
+def _check_transformable(kernel: str) -> None:
+    wanted = preference(kernel).kernel
+    if wanted not in (AUTO, REFERENCE.name):
+        expectation = f"{AUTO!r} or {REFERENCE.name!r} inside torch.func.grad, vmap and the like"
+        raise KernelRefused(sentence("kernel", expectation, repr(wanted), "They see plain PyTorch operators only."))

@@ -66,7 +66,8 @@ def prepare(
         layout,
         dropout if found.num_layers > 1 else 0.0,
         needs_grad,
-        in_one_buffer(flat, found.per_direction) if on_gpu else True,
+        # Inside torch.func transforms tensors have no memory to look at.
+        not on_gpu or (not torch._C._are_functorch_transforms_active() and in_one_buffer(flat, found.per_direction)),
         on_gpu and found.dtype == torch.float32 and tf32_allowed(),
         autocast,
         traced,

@@ -205,6 +205,30 @@ def test_func_grad_of_functional_call():
     same(gradients, {name: parameter.grad for name, parameter in theirs.named_parameters()})
 
 
+def test_vmap_gives_gradients_per_sample():
+    _, ours = twins(num_layers=2)
+    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+
+    def loss(weights, x):
+        return torch.func.functional_call(ours, weights, (x,))[0].square().sum()
+
+    samples = torch.randn(3, 4, 5)
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
+    for row, sample in enumerate(samples):
+        ours.zero_grad()
+        ours(sample)[0].square().sum().backward()
+        for name, parameter in ours.named_parameters():
+            same(found[name][row], parameter.grad)
+
+
+def test_function_transforms_refuse_a_named_kernel_that_they_cannot_see_into():
+    layer = LSTM(5, 4, kernel="aten")
+    weights = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    call = torch.func.grad(lambda weights, x: torch.func.functional_call(layer, weights, (x,))[0].sum())
+    with pytest.raises(gatewise.KernelRefused, match=r"`kernel` must be 'auto' or 'eager' inside torch\.func\.grad"):
+        call(weights, torch.randn(3, 2, 5))
+
+
 def test_weights_tied_between_layers_share_one_gradient():
     theirs, ours = nn.LSTM(4, 4, 2), LSTM(4, 4, 2)
     ours.load_state_dict(theirs.state_dict())

@@ -58,11 +58,10 @@ def backward(
     ]
     dx, dh0, dc0, *dweights = gradients_in_order
     if problem.bias:
-        # Both biases of a direction have one gradient; whoever changes one in place must not change the other.
-        for index in range(2, len(dweights), problem.weights_per_direction):
-            one, other = dweights[index], dweights[index + 1]
-            if one is not None and other is not None and one.data_ptr() == other.data_ptr():
-                dweights[index + 1] = other.clone()
+        # Both biases of a direction may have one gradient; whoever changes one in place must not change the other.
+        for index in range(3, len(dweights), problem.weights_per_direction):
+            gradient = dweights[index]
+            dweights[index] = None if gradient is None else gradient.clone()
     return InputGradients(dx, dh0, dc0, tuple(dweights))
 
 
