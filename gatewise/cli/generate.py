@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -22,14 +22,15 @@ def generate(
         int | None, typer.Option(help="The same seed writes the same. [default: another each time]")
     ] = None,
     kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. [default: a GPU if there is one]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
     """Let a trained language model write, token by token.
 
     \b
-    gatewise generate --checkpoint runs/demo --prompt "The value"
-    gatewise generate --checkpoint runs/demo --temperature 0.5 --top-p 0.9
-    gatewise generate --checkpoint runs/demo --seed 1 --length 1000
+    Examples:
+      gatewise generate --checkpoint runs/demo --prompt "The value"
+      gatewise generate --checkpoint runs/demo --temperature 0.5 --top-p 0.9
+      gatewise generate --checkpoint runs/demo --seed 1 --length 1000
     """  # noqa: D301 - \b keeps the lines of the examples apart
     import secrets
 

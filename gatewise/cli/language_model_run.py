@@ -15,7 +15,8 @@ from rich.markup import escape
 
 from gatewise.cli.recipe import PYTHON_TOPICS, Expectation, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.decision import Decision
+from gatewise.contract.errors import ArgumentError, CheckpointError, KernelRefused, sentence
 from gatewise.data import (
     Corpus,
     Tokenizer,
@@ -25,7 +26,6 @@ from gatewise.data import (
     corpus_from_files,
     load_tokenizer,
     python_topics,
-    read_text,
     stream_text,
     unigram_perplexity,
 )
@@ -81,10 +81,12 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     torch.manual_seed(recipe.training.seed)
     model = build_model(sizes, processes.device)
     torch.manual_seed(recipe.training.seed + 1 + processes.rank)
+    decision = _decision(recipe, material, model, processes)
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
+        write_bytes(folder.tokenizer, material.tokenizer.to_json().encode())
         write_bytes(folder.recipe, to_toml(recipe).encode())
-    _describe(console, recipe, material, model, processes, folder)
+    _describe(console, recipe, material, model, processes, folder, decision)
     outcome = _train(model, material, sizes, recipe, folder, processes, console)
     if outcome.interrupted:
         return outcome
@@ -161,14 +163,36 @@ def _corpus(text: TextOptions) -> Corpus:
 
 
 def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: Processes) -> Tokenizer:
-    """Build the tokenizer once, in the first process; a resumed run and the other processes read it."""
-    if processes.first and not folder.checkpoint.exists():
-        tokenizer = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None)
-        write_bytes(folder.tokenizer, tokenizer.to_json().encode())
-    processes.wait()
-    if not folder.tokenizer.exists():
-        raise CheckpointError(f"{folder.path} has a checkpoint, but no {folder.tokenizer.name}. Start a new run.")
-    return load_tokenizer(read_text(folder.tokenizer))
+    """Build the tokenizer in the first process and tell the others; a run that goes on keeps the one it has."""
+    document = ""
+    if processes.first:
+        if folder.checkpoint.exists():
+            if not folder.tokenizer.exists():
+                raise CheckpointError(
+                    f"{folder.path} has a checkpoint, but no {folder.tokenizer.name}. Start a new run."
+                )
+            document = folder.tokenizer.read_text("utf-8")
+        else:
+            document = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None).to_json()
+    return load_tokenizer(processes.told(document))
+
+
+def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
+    """Say which kernel trains the model; a kernel that was named and refuses is an error before anything is written."""
+    options = recipe.model
+    decision = explain(
+        model.lstm,
+        (
+            min(recipe.text.window, material.streams["train"].steps),
+            recipe.text.batch_size // processes.count,
+            options.embedding_size,
+        ),
+        dtype=torch.bfloat16 if recipe.training.precision == "bfloat16" else None,
+        training=True,
+    )
+    if decision.chosen is None:
+        raise KernelRefused(f"the kernel {options.kernel!r} cannot train this model\n\n{decision}")
+    return decision
 
 
 def _train(
@@ -204,7 +228,13 @@ def _train(
 
 
 def _describe(
-    console: Console, recipe: Recipe, material: Material, model: LanguageModel, processes: Processes, folder: RunFolder
+    console: Console,
+    recipe: Recipe,
+    material: Material,
+    model: LanguageModel,
+    processes: Processes,
+    folder: RunFolder,
+    decision: Decision,
 ) -> None:
     corpus, tokenizer = material.corpus, material.tokenizer
     characters = sum(len(getattr(corpus, split)) for split in _SPLITS)
@@ -217,12 +247,9 @@ def _describe(
     _field(console, "tokens", f"{len(tokenizer):,} different {tokenizer.unit}; {parts}")
     _field(console, "model", f"{shape}, {weights:,} weights")
     _field(console, "folder", str(folder.path))
-    time = min(recipe.text.window, material.streams["train"].steps)
-    batch = recipe.text.batch_size // processes.count
-    autocast = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
-    decision = explain(model.lstm, (time, batch, options.embedding_size), dtype=autocast, training=True)
     if processes.count > 1:
-        _field(console, "workers", f"{processes.count} processes, {batch} columns each")
+        columns = recipe.text.batch_size // processes.count
+        _field(console, "workers", f"{processes.count} processes, {columns} columns each")
     console.print()
     console.print(escape(str(decision)), soft_wrap=True)
     console.print()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from gatewise.cli.language_model_run import train_language_model
@@ -58,6 +59,8 @@ def launch(
         folder = RunFolder(Path(processes.told(str(output or _folder_under_runs(asked.name, resume)))))
         recipe = _recipe_to_run(asked, specified, folder, resume, overwrite)
         processes.wait()
+        if recipe.threads:
+            torch.set_num_threads(recipe.threads)
         console = Console(quiet=not processes.first)
         if processes.first and overwrite:
             folder.clear()

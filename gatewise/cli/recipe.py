@@ -30,7 +30,7 @@ class TextOptions:
         test: Path of the test text.
         shares: Fractions of the text for training, validation and test.
         tokens: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
-        vocabulary_size: Largest vocabulary; 0 keeps every word or character, and is 8,000 for bpe.
+        vocabulary_size: Largest vocabulary; 0 keeps every word or character, and is 2,000 for bpe.
         batch_size: Columns of text that are read side by side, over all processes.
         window: Time steps between two updates of the weights.
         evaluation_batch_size: Columns for validation and test.
@@ -42,7 +42,7 @@ class TextOptions:
     valid: str = ""
     test: str = ""
     shares: tuple[float, float, float] = SHARES
-    tokens: str = "word"
+    tokens: str = "bpe"
     vocabulary_size: int = 0
     batch_size: int = 20
     window: int = 35
@@ -65,8 +65,8 @@ class ModelOptions:
         kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
     """
 
-    embedding_size: int = 200
-    hidden_size: int = 200
+    embedding_size: int = 256
+    hidden_size: int = 256
     num_layers: int = 2
     dropout: float = 0.2
     embedding_dropout: float = 0.2
@@ -123,6 +123,7 @@ class Recipe:
     Attributes:
         name: Also the name of its folder under `runs/`.
         description: One line.
+        threads: CPU threads; 0 takes as many as PyTorch does. The bits of a result depend on it.
         text: See `TextOptions`.
         model: See `ModelOptions`.
         training: See `gatewise.training.TrainingOptions`.
@@ -132,6 +133,7 @@ class Recipe:
 
     name: str = "lm"
     description: str = ""
+    threads: int = 0
     text: TextOptions = TextOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = _TRAINING

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Train a model on text.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a model on text.")
 
 _TEXT, _MODEL, _TRAINING, _RUN = "Text", "Model", "Training", "Run"
 _INTERRUPTED = 130
@@ -29,7 +29,7 @@ def language_model(
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe; repeatable.", rich_help_panel=_RUN),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]", rich_help_panel=_RUN)
+        Path | None, typer.Option(help="Folder of the run; default: a new one, runs/NAME.", rich_help_panel=_RUN)
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=_RUN)
@@ -38,7 +38,10 @@ def language_model(
         bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=_RUN)
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N. [default: a GPU if there is one]", rich_help_panel=_RUN)
+        str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.", rich_help_panel=_RUN)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="CPU threads; 0: as PyTorch does.", rich_help_panel=_RUN)
     ] = None,
     source: Annotated[
         str | None, typer.Option("--text", help="One UTF-8 file, divided 90/5/5.", rich_help_panel=_TEXT)
@@ -68,19 +71,22 @@ def language_model(
 ) -> None:
     """Train a language model on text, score it, and let it write.
 
-    Without any option: the help pages of Python, in a few minutes on a laptop.
-    Ctrl-C saves; the same command with --resume goes on, to the very same bits on a CPU.
+    Without any option it reads the help pages of Python, for a few minutes.
+
+    Ctrl-C saves; with --resume training goes on, on a CPU to the very same bits.
 
     \b
-    gatewise train lm
-    gatewise train lm --text book.txt --tokens character
-    gatewise train lm --recipe recipes/demo.toml --set training.epochs=3
-    gatewise train lm --output runs/demo --resume
-    torchrun --nproc-per-node 2 -m gatewise train lm --text book.txt
+    Examples:
+      gatewise train lm
+      gatewise train lm --text book.txt --tokens character
+      gatewise train lm --recipe recipes/demo.toml --set training.epochs=3
+      gatewise train lm --output runs/demo --resume
+      torchrun --nproc-per-node 2 -m gatewise train lm --text book.txt
     """  # noqa: D301 - \b keeps the lines of the examples apart
     from gatewise.cli.launch import launch
 
     flags = {
+        "threads": threads,
         "text.source": source,
         "text.train": train,
         "text.valid": valid,

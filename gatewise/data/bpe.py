@@ -9,7 +9,7 @@ import torch
 
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
 
-DEFAULT_SIZE = 8000
+DEFAULT_SIZE = 2000
 
 
 class BpeTokenizer:
@@ -31,7 +31,7 @@ class BpeTokenizer:
 
     @classmethod
     def from_text(cls, text: str, size: int | None = None) -> BpeTokenizer:
-        """Learn merges from a text until there are `size` tokens (default 8,000, at least 256)."""
+        """Learn merges from a text until there are `size` tokens (default 2,000, at least 256)."""
         size = DEFAULT_SIZE if size is None else size
         if size < 256:
             raise ArgumentError(sentence("vocabulary_size", "at least 256 for bpe", size, "Every byte is a token."))

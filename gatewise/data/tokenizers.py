@@ -171,7 +171,7 @@ def build_tokenizer(kind: str, text: str, size: int | None = None) -> Tokenizer:
     Args:
         kind: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
         text: The text whose vocabulary is taken.
-        size: The largest vocabulary in tokens; None keeps every word or character, and means 8,000 for ``"bpe"``.
+        size: The largest vocabulary in tokens; None keeps every word or character, and means 2,000 for ``"bpe"``.
 
     Returns:
         The tokenizer.
