@@ -48,10 +48,14 @@ class _Cudnn:
         recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
         traffic += passes * steps * recurrent // 10
         repack = 0 if problem.weights_flat else 2 * problem.parameter_count * problem.element_bytes
-        stored = problem.parameter_count * problem.element_bytes if repack or problem.dropout else 0
+        # Measured with cuDNN 9.19: a copy of the weights, and about eight values of H for every token of a layer.
+        workspace = problem.parameter_count + 8 * problem.time * problem.batch * problem.num_directions * (
+            problem.hidden_size
+        )
+        stored = workspace * problem.element_bytes
         flops, operators = passes * problem.matmul_flops, 6 * passes
         if criteria.runs_persistent(problem, device):
-            return Work(flops, traffic + repack, 10 * passes, operators, exchanges=3 * passes * steps)
+            return Work(flops, traffic + repack, 10 * passes, operators, 3 * passes * steps, stored)
         # One product and one element-wise kernel for every step; backward has two more for each of its products.
         launches = steps * (6 if problem.needs_grad else 2)
         return Work(flops, traffic + repack, launches, operators, workspace_bytes=stored)
@@ -60,9 +64,12 @@ class _Cudnn:
         if not problem.needs_grad:
             return ()
         tokens = problem.time * problem.batch * problem.num_directions
+        projected = problem.hidden_size + problem.proj_size if problem.proj_size else 0
 
         def reserve(layers: int) -> TensorSpec:
-            return TensorSpec((layers * tokens * 6 * problem.hidden_size * problem.element_bytes,), torch.uint8, False)
+            # Measured with cuDNN 9.19: gates and cell of every step, and the outputs between layers.
+            features = layers * (5 * problem.hidden_size + projected) + (layers - 1) * problem.state_size
+            return TensorSpec((tokens * features * problem.element_bytes,), torch.uint8, exact=False)
 
         if not _layer_by_layer(problem):
             return (reserve(problem.num_layers),)
