@@ -1,0 +1,90 @@
+"""flatten_parameters on a GPU: one buffer for cuDNN, and nothing that a program could notice changes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from gatewise.functional.flat_buffer import in_one_buffer
+from gatewise.nn import LSTM, accelerate
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS = [
+    {},
+    {"num_layers": 2, "bidirectional": True},
+    {"bias": False},
+    {"proj_size": 4, "num_layers": 2},
+]
+
+
+def flat(layer: LSTM) -> bool:
+    per_direction = 2 + 2 * layer.bias + (layer.proj_size > 0)
+    return in_one_buffer([weight for direction in layer.all_weights for weight in direction], per_direction)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_moving_and_converting_keep_values_and_parameter_objects(options, dtype):
+    layer = LSTM(16, 8, **options)
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    identities = [id(parameter) for parameter in layer.parameters()]
+    layer.to("cuda", dtype)
+    assert flat(layer)
+    assert [id(parameter) for parameter in layer.parameters()] == identities
+    for parameter, value in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter.cpu(), value.to(dtype))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies_are_flat_too(copied):
+    layer = LSTM(16, 8, num_layers=2, device="cuda")
+    other = copied(layer)
+    assert flat(layer)
+    assert flat(other)
+    assert other.weight_ih_l0.data_ptr() != layer.weight_ih_l0.data_ptr()
+
+
+def test_frozen_weights_stay_frozen():
+    layer = LSTM(16, 8)
+    layer.weight_hh_l0.requires_grad_(False)
+    layer.cuda()
+    assert flat(layer)
+    assert [parameter.requires_grad for parameter in layer.parameters()] == [True, False, True, True]
+
+
+def test_tied_and_parametrised_weights_are_left_where_they_are():
+    tied = LSTM(8, 8, num_layers=2)
+    tied.weight_hh_l1 = tied.weight_hh_l0
+    tied.cuda()
+    assert tied.weight_hh_l1 is tied.weight_hh_l0
+    assert not flat(tied)
+    normed = LSTM(8, 8)
+    parametrizations.weight_norm(normed, "weight_hh_l0")
+    normed.cuda()
+    x = torch.randn(5, 2, 8, device="cuda")
+    for layer in (tied, normed):
+        layer(x)[0].sum().backward()
+
+
+def test_replaced_parameters_are_flat_again_on_request():
+    layer = LSTM(16, 8, device="cuda")
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    layer.load_state_dict(state, assign=True)
+    assert not flat(layer)
+    layer.flatten_parameters()
+    assert flat(layer)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_accelerate_does_not_move_parameters_that_are_flat_already():
+    theirs = nn.LSTM(16, 8, num_layers=2).cuda()
+    pointers = [parameter.data_ptr() for parameter in theirs.parameters()]
+    ours = accelerate(theirs)
+    assert [parameter.data_ptr() for parameter in ours.parameters()] == pointers
