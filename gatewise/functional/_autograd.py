@@ -34,12 +34,13 @@ class LSTMFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
         problem, kernel, rest, count = ctx.call
-        tensors = ctx.saved_tensors
-        inputs = Inputs(*tensors[:3], tensors[3 : 3 + count], *rest)
+        x, h0, c0, *others = ctx.saved_tensors
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), *rest)
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable_backward(problem, inputs, OutputGradients(*gradients), wanted)
-        result = Result(*tensors[3 + count : 6 + count], tensors[6 + count :])
+        y, h_n, c_n, *kept = others[count:]
+        result = Result(y, h_n, c_n, tuple(kept))
         saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
         needs = Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
         found = run_backward(saved, OutputGradients(*gradients), needs, kernel)
