@@ -1,0 +1,1 @@
+"""The `persistent` kernel: recurrent weights stay on the chip, and one launch computes a whole sequence."""

@@ -1,0 +1,1 @@
+"""The CUDA C++ sources of the persistent kernel, compiled at run time."""

@@ -1,0 +1,201 @@
+// The adjoint of an LSTM over a whole sequence in one launch: gradients of the gate sums, step by step.
+//
+// Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
+// rows each.
+// dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
+// r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
+// Compile-time: HIDDEN (a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH,
+// RAGGED, FLOAT16.
+#define WIDTH (4 * HIDDEN / SPLIT)
+#define TILES ((SPLIT * UNITS + 15) / 16)
+#include "cell.cuh"
+#include "sequence.cuh"
+#if SPLIT > 1
+#include "cluster.cuh"
+
+constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a step
+#endif
+
+struct Backward {
+    const u16* weights[2];  // [H, 4H] for each direction: W_hh transposed
+    const u16* gates;       // [D, T, B, 4H], activated
+    const u16* cells;       // [D, T, B, H]
+    const u16* c0;          // [D, B, H]
+    const u16* dy;          // [T, B, D * H], or null for zeros
+    const u16* dh_n;        // [D, B, H], or null for zeros
+    const u16* dc_n;        // [D, B, H], or null for zeros
+    u16* dgates;            // [D, T, B, 4H], filled with 0xFFFF
+    u16* dh0;               // [D, B, H]
+    u16* dc0;               // [D, B, H]
+    const i64* lengths;     // [B]; read only if RAGGED
+    int* failure;           // set to 1 when a wait is given up
+    int time, batch, groups, first_direction, directions;
+    u32 patience;
+};
+
+// What a cell needs of one step.
+struct Inputs {
+    uint2 gates;     // i f, g o
+    u32 before, dy;  // c of the step before, gradient of the output
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Backward p) {
+    extern __shared__ float4 shared[];
+    __shared__ int row_ends[ROWS];
+    float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
+    uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
+#if SPLIT > 1
+    __shared__ u64 arrival;
+    float* const received = (float*)(lent + LENT_WORDS);  // [2, SPLIT, ROWS, UNITS]
+    const u32 rank = cluster_rank();
+    if (threadIdx.x == 0) initialise_arrival(&arrival);
+#else
+    const u32 rank = 0;
+#endif
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
+    const bool reverse = direction == 1;
+    const int y_stride = p.directions * HIDDEN;
+    const size_t plane = (size_t)p.batch * HIDDEN, state = direction * plane;  // of one step
+    const u16* const gates = p.gates + state * 4 * p.time;
+    const u16* const cells = p.cells + state * p.time;
+    u16* const dgates = p.dgates + state * 4 * p.time;
+
+    Weights weights;
+    const u16* source = (reverse ? p.weights[1] : p.weights[0]) + rank * WIDTH;
+    load_weights(weights, lent, [&](int row, int k) {
+        const int unit = first_unit - (int)rank * UNITS + row;
+        return row < SPLIT * UNITS && unit < HIDDEN ? *(const u32*)(source + (size_t)unit * 4 * HIDDEN + k) : 0u;
+    });
+    Patience patience = {p.patience, 0, false};
+    int parity = 0;
+#if SPLIT > 1
+    cluster_barrier();
+#endif
+
+    for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {
+        const int first_row = group * ROWS;
+        const int steps = read_ends(row_ends, p.lengths, first_row, p.batch, p.time);
+        const Ends ends = {row_ends, p.time, p.batch - first_row};
+        bool inside[CELLS];
+        u32 own[CELLS], four_own[CELLS];  // a cell's place in a plane [B, H], and in [B, 4H] where the lane reads gates
+        float dc[CELLS];
+        u32 cell_now[CELLS];
+        Inputs input[CELLS], coming[CELLS];  // of the next step, and of the one after it, as they were loaded
+        // Lane j of four loads gate j of their four units; `transposed` gives each lane the four gates of its own. Only
+        // c of the step before is loaded, because c of a step is what the step visited last had as `before`.
+        auto load = [&](int cell, int step) -> Inputs {
+            const int t = reverse ? step : steps - 1 - step;
+            if (!inside[cell] || step >= steps) return {{0, 0}, 0, 0};
+            const Place at = place_of(cell);
+            const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
+            const u16* const before = first ? p.c0 + state : cells + (reverse ? t + 1 : t - 1) * plane;
+            const u32 column = (first_row + at.row) * y_stride + direction * HIDDEN + first_unit + at.unit;
+            return {*(const uint2*)(gates + t * plane * 4 + four_own[cell]), before[own[cell]],
+                    p.dy ? p.dy[t * plane * p.directions + column] : 0u};
+        };
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) {
+            const Place at = place_of(cell);
+            const int unit = first_unit + at.unit, n = first_row + at.row;
+            inside[cell] = at.exists && unit < HIDDEN && n < p.batch;
+            own[cell] = n * HIDDEN + unit;
+            four_own[cell] = n * 4 * HIDDEN + (lane & 3) * HIDDEN + (unit & ~3);
+            const int end = inside[cell] ? ends.of(at.row) : 0;
+            dc[cell] = inside[cell] && p.dc_n ? widened(p.dc_n[state + own[cell]]) : 0.f;
+            cell_now[cell] = end ? cells[(reverse ? 0 : end - 1) * plane + own[cell]] : 0u;
+            input[cell] = load(cell, 0);
+            input[cell].gates = transposed(input[cell].gates);
+            coming[cell] = load(cell, 1);
+        }
+        // One step more than the sequence has: it makes the gradient of h0.
+        for (int step = 0; step <= steps; ++step, parity ^= 1) {
+            const int t = reverse ? step : steps - 1 - step;
+            const int after = reverse ? t - 1 : t + 1;
+            float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+            partial_product(
+                weights,
+                [&](int row) -> Row {
+                    const int n = first_row + row;
+                    if (after < 0 || after >= ends.of(row)) return {nullptr, ABSENT};
+                    return {dgates + after * plane * 4 + (size_t)n * 4 * HIDDEN + rank * WIDTH, EXCHANGED};
+                },
+                sums + warp * PARTIAL_FLOATS, patience);
+            __syncthreads();
+#if SPLIT > 1
+            float* const inbox = received + parity * RECEIVED;
+            if (threadIdx.x == 0) expect_bytes(&arrival, RECEIVED * 4);
+            for (int item = threadIdx.x; item < RECEIVED / 4; item += THREADS) {
+                const int row = item / (SPLIT * UNITS / 4), column = item % (SPLIT * UNITS / 4) * 4;
+                const u32 to = column / UNITS;
+                send(address_in(shared_address(inbox + (rank * ROWS + row) * UNITS + column % UNITS), to),
+                     summed(sums, row, column), address_in(shared_address(&arrival), to));
+            }
+            if (warp_owns(0)) {
+                patience.polls = 0;
+                while (!has_arrived(&arrival, parity) && patience.is_left()) {}
+            }
+#endif
+            // First the arithmetic, then what other blocks wait for, then the loads for later steps.
+            uint2 grads[CELLS];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!warp_owns(cell)) continue;
+                const Place at = place_of(cell);
+                const int end = ends.of(at.exists ? at.row : 0);
+                const bool start = reverse ? t == 0 : t + 1 == end, finish = reverse ? t == end : t < 0;
+                const bool active = inside[cell] && t >= 0 && t < end;
+                float recurrent = 0.f;
+                if (at.exists) {
+#if SPLIT > 1
+#pragma unroll
+                    for (int from = 0; from < SPLIT; ++from) recurrent += inbox[(from * ROWS + at.row) * UNITS + at.unit];
+#else
+                    const float* sum = sums + at.row * PARTIAL_STRIDE + at.unit;
+#pragma unroll
+                    for (int part = 0; part < WARPS; ++part) recurrent += sum[part * PARTIAL_FLOATS];
+#endif
+                }
+                // A row's first step here takes the gradient of its final state instead.
+                if (inside[cell] && start) recurrent = p.dh_n ? widened(p.dh_n[state + own[cell]]) : 0.f;
+                if (inside[cell] && finish) {
+                    p.dh0[state + own[cell]] = (u16)narrowed(recurrent);
+                    p.dc0[state + own[cell]] = (u16)narrowed(dc[cell]);
+                }
+                const Inputs& in = input[cell];
+                const Gates gate = {low_half(in.gates.x), high_half(in.gates.x), low_half(in.gates.y), high_half(in.gates.y)};
+                float carried = dc[cell];
+                const Gates grad = adjoint(gate, widened(cell_now[cell]), widened(in.before), recurrent + widened(in.dy), carried);
+                if (active) dc[cell] = carried, cell_now[cell] = in.before;
+                const uint2 pairs = {packed(grad.i, grad.f), packed(grad.g, grad.o)};
+                grads[cell] = paired(active ? pairs : make_uint2(0, 0));
+            }
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (inside[cell] && t >= 0 && t < steps) {
+                    const Place at = place_of(cell);
+                    u16* const to = dgates + t * plane * 4 + (u32)((first_row + at.row) * 4 * HIDDEN + (lane & 1) * 2 * HIDDEN +
+                                                                   first_unit + (at.unit & ~1));
+                    store_exchanged(to, grads[cell].x);
+                    store_exchanged(to + HIDDEN, grads[cell].y);
+                }
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!warp_owns(cell)) continue;
+                input[cell] = coming[cell];
+                input[cell].gates = transposed(input[cell].gates);
+                coming[cell] = load(cell, step + 2);
+            }
+        }
+        if (RAGGED)
+            for (int row = 0; row < ROWS && first_row + row < p.batch; ++row)
+                for (int t = steps; t < p.time; ++t)
+                    for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS)
+                        if (first_unit + i % UNITS < HIDDEN)
+                            dgates[((size_t)t * p.batch + first_row + row) * 4 * HIDDEN + i / UNITS * HIDDEN + first_unit + i % UNITS] = 0;
+    }
+    if (patience.lost) *(volatile int*)p.failure = 1;
+#if SPLIT > 1
+    cluster_barrier();
+#endif
+}

@@ -1,0 +1,142 @@
+// LSTM over a whole sequence in one launch.
+//
+// Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
+// rows each.
+// Compile-time: HIDDEN (a multiple of 8), UNITS (of 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16.
+#define WIDTH HIDDEN
+#define TILES (UNITS / 4)
+#include "cell.cuh"
+#include "sequence.cuh"
+
+struct Forward {
+    u16* gates;             // [D, T, B, 4H]: x W_ih^T + biases; the activated gates take its place where `cells` is given
+    const u16* weights[2];  // [4H, H] for each direction
+    u16* y;                 // [T, B, D * H], filled with 0xFFFF
+    const u16* h0;          // [D, B, H]
+    const u16* c0;          // [D, B, H]
+    u16* h_n;               // [D, B, H]
+    u16* c_n;               // [D, B, H]
+    u16* cells;             // [D, T, B, H]: every c_t for the backward pass, or null
+    const i64* lengths;     // [B]; read only if RAGGED
+    int* failure;           // set to 1 when a wait is given up
+    int time, batch, groups, first_direction, directions;
+    u32 patience;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
+    extern __shared__ float4 shared[];
+    __shared__ int row_ends[ROWS];
+    float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
+    uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
+    const bool reverse = direction == 1;
+    const int y_stride = p.directions * HIDDEN;
+    const size_t plane = (size_t)p.batch * HIDDEN, state = direction * plane;  // of one step
+    u16* const y = p.y + direction * HIDDEN;
+    u16* const gates = p.gates + state * 4 * p.time;
+    u16* const cells = p.cells ? p.cells + state * p.time : nullptr;
+
+    // Tile row r is gate r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
+    Weights weights;
+    const u16* source = reverse ? p.weights[1] : p.weights[0];
+    load_weights(weights, lent, [&](int row, int k) {
+        const int unit = first_unit + row / 4;
+        return unit < HIDDEN ? *(const u32*)(source + (size_t)((row & 3) * HIDDEN + unit) * HIDDEN + k) : 0u;
+    });
+    Patience patience = {p.patience, 0, false};
+    int parity = 0;
+
+    for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {
+        const int first_row = group * ROWS;
+        const int steps = read_ends(row_ends, p.lengths, first_row, p.batch, p.time);
+        const Ends ends = {row_ends, p.time, p.batch - first_row};
+        bool inside[CELLS];
+        u32 own[CELLS], four_own[CELLS];  // a cell's place in a plane [B, H], and in [B, 4H] where the lane reads gates
+        float c[CELLS];
+        uint2 input[CELLS], coming[CELLS];  // the gate sums of the next step, and of the one after it, as they were loaded
+        // Lane j of four loads gate j of their four units; `transposed` gives each lane the four gates of its own.
+        auto load = [&](int cell, int step) {
+            const int t = reverse ? steps - 1 - step : step;
+            return inside[cell] && step < steps ? *(const uint2*)(gates + t * plane * 4 + four_own[cell]) : make_uint2(0, 0);
+        };
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) {
+            const Place at = place_of(cell);
+            const int unit = first_unit + at.unit, n = first_row + at.row;
+            inside[cell] = at.exists && unit < HIDDEN && n < p.batch;
+            own[cell] = n * HIDDEN + unit;
+            four_own[cell] = n * 4 * HIDDEN + (lane & 3) * HIDDEN + (unit & ~3);
+            c[cell] = inside[cell] ? widened(p.c0[state + own[cell]]) : 0.f;
+            input[cell] = transposed(load(cell, 0));
+            coming[cell] = load(cell, 1);
+        }
+        for (int step = 0; step < steps; ++step, parity ^= 1) {
+            const int t = reverse ? steps - 1 - step : step;
+            const u16* const before = y + (reverse ? t + 1 : t - 1) * plane * p.directions;
+            u16* const now = y + t * plane * p.directions;
+            float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+            partial_product(
+                weights,
+                [&](int row) -> Row {
+                    const int n = first_row + row, end = ends.of(row);
+                    if (t >= end) return {nullptr, ABSENT};
+                    if (reverse ? t + 1 == end : t == 0) return {p.h0 + state + (size_t)n * HIDDEN, FINISHED};
+                    return {before + (size_t)n * y_stride, EXCHANGED};
+                },
+                sums + warp * PARTIAL_FLOATS, patience);
+            __syncthreads();
+            // First the arithmetic, then what other blocks wait for, then what only the backward pass needs.
+            Gates gate[CELLS];
+            u32 output[CELLS];
+            bool active[CELLS];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!warp_owns(cell)) continue;
+                const Place at = place_of(cell);
+                active[cell] = inside[cell] && (!RAGGED || t < ends.of(at.row));
+                const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
+                gate[cell] = activated({sum.x + low_half(input[cell].x), sum.y + high_half(input[cell].x),
+                                        sum.z + low_half(input[cell].y), sum.w + high_half(input[cell].y)});
+                const float updated = next_cell(gate[cell], c[cell]);
+                if (active[cell]) c[cell] = updated;
+                output[cell] = paired(active[cell] ? narrowed(hidden(gate[cell], updated)) : 0u);
+            }
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (inside[cell] && (lane & 1) == 0) {
+                    const Place at = place_of(cell);
+                    store_exchanged(now + (u32)((first_row + at.row) * y_stride + first_unit + at.unit), output[cell]);
+                }
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!warp_owns(cell)) continue;
+                input[cell] = transposed(coming[cell]);
+                coming[cell] = load(cell, step + 2);
+            }
+            if (!cells) continue;
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!warp_owns(cell)) continue;
+                const uint2 turned = transposed({packed(gate[cell].i, gate[cell].f), packed(gate[cell].g, gate[cell].o)});
+                if (!active[cell]) continue;
+                *(uint2*)(gates + t * plane * 4 + four_own[cell]) = turned;
+                cells[t * plane + own[cell]] = (u16)narrowed(c[cell]);
+            }
+        }
+        __syncwarp();  // half of the last outputs were stored by a neighbouring lane
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) {
+            if (!inside[cell]) continue;
+            const Place at = place_of(cell);
+            const int end = ends.of(at.row);
+            u16* const column = y + (size_t)(first_row + at.row) * y_stride + first_unit + at.unit;
+            const size_t last = (reverse ? 0 : end - 1) * plane * p.directions;
+            p.h_n[state + own[cell]] = end ? *(volatile u16*)(column + last) : p.h0[state + own[cell]];
+            p.c_n[state + own[cell]] = (u16)narrowed(c[cell]);
+            if (RAGGED)
+                for (int t = steps; t < p.time; ++t) column[t * plane * p.directions] = 0;
+        }
+    }
+    if (patience.lost) *(volatile int*)p.failure = 1;
+}

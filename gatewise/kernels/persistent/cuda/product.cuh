@@ -1,0 +1,137 @@
+// The recurrent product of one step: weights in registers, the other operand polled from the exchange.
+//
+// A block multiplies TILES x 16 weight rows with ROWS batch rows over a depth of WIDTH. Its warps split the depth: warp w
+// takes SPANS spans of 32 values from w * SPANS * 32, for every weight row, and leaves a partial sum in shared memory.
+// The order of the depth is free, so each lane's fragment is 16 contiguous bytes of a row: no staging.
+#pragma once
+#include "exchange.cuh"
+
+constexpr int THREADS = WARPS * 32;
+constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, one tensor-core tile wide each
+constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // floats; the padding keeps stores free of bank conflicts
+constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // of one warp
+constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls for one group of eight rows, CHUNK spans each
+constexpr int ITEMS = NEIGHBOURS * POLLS;
+constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
+
+constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights do not fit in registers: in shared memory
+constexpr int LENT_WORDS = WARPS * LENT * SPANS * 2 * 32;  // of 16 bytes
+
+// A lane's weights: RESIDENT tiles in registers, the others at `lent`, which is its own share of shared memory.
+struct Weights {
+    u32 held[RESIDENT][SPANS * 2][4];
+    const uint4* lent;
+};
+
+// Where a lane's batch row comes from in this step: nothing to read (zeros), a finished tensor, or the exchange.
+enum Source { ABSENT, FINISHED, EXCHANGED };
+
+struct Row {
+    const u16* data;
+    Source source;
+};
+
+// The first value of a lane's 16 bytes in span `span` of its warp.
+__device__ __forceinline__ int depth_of(int span) {
+    return ((threadIdx.x >> 5) * SPANS + span) * 32 + (threadIdx.x & 3) * 8;
+}
+
+// Loads the weights once: `pair_at(row, k)` gives the two values (row, k) and (row, k + 1); `room` has LENT_WORDS.
+template <class PairAt>
+__device__ __forceinline__ void load_weights(Weights& weights, uint4* room, PairAt pair_at) {
+    const int row = (threadIdx.x & 31) >> 2;
+    room += (threadIdx.x >> 5) * LENT * SPANS * 2 * 32 + (threadIdx.x & 31);
+    weights.lent = room;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int half = 0; half < SPANS * 2; ++half) {
+            const int k = depth_of(half / 2) + (half & 1) * 4;
+            u32 pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pairs[i] = k < WIDTH ? pair_at(tile * 16 + row + (i & 1) * 8, k + (i & 2)) : 0;
+            if (tile < RESIDENT) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) weights.held[tile < RESIDENT ? tile : 0][half][i] = pairs[i];
+            } else {
+                room[((tile - RESIDENT) * SPANS * 2 + half) * 32] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+        }
+}
+
+__device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int half, u32 b0, u32 b1) {
+    if (tile < RESIDENT) return multiply(sum, weights.held[tile < RESIDENT ? tile : 0][half], b0, b1);
+    const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * 2 + half) * 32];
+    const u32 fragment[4] = {lent.x, lent.y, lent.z, lent.w};
+    multiply(sum, fragment, b0, b1);
+}
+
+__device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int poll) {
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c) {
+        const int span = poll * CHUNK + c, k = depth_of(span);
+        words[c] = span < SPANS && row.source != ABSENT && k < WIDTH ? load_exchanged(row.data + k) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+__device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], Row row) {
+    bool missing = false;
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c) missing |= is_unwritten(words[c]);
+    return __any_sync(EVERY_LANE, missing && row.source == EXCHANGED);
+}
+
+__device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int poll, Patience& patience) {
+    while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
+}
+
+// `row_of(row)` says where a batch row of the block comes from; `partial` is this warp's share of shared memory.
+template <class RowOf>
+__device__ __forceinline__ void partial_product(const Weights& weights, RowOf row_of, float* partial, Patience& patience) {
+    const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
+    uint4 words[AHEAD][CHUNK];
+    float sum[TILES][4];
+#pragma unroll
+    for (int item = 0; item < AHEAD; ++item) load_item(words[item], row_of(item / POLLS * 8 + row), item % POLLS);
+    patience.polls = 0;
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        const int group = item / POLLS, poll = item % POLLS;
+        uint4(&here)[CHUNK] = words[item % AHEAD];
+        await_item(here, row_of(group * 8 + row), poll, patience);
+#pragma unroll
+        for (int c = 0; c < CHUNK; ++c) {
+            const int span = poll * CHUNK + c;
+            if (span >= SPANS) continue;
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                if (span == 0) sum[tile][0] = sum[tile][1] = sum[tile][2] = sum[tile][3] = 0.f;
+                multiply_tile(sum[tile], weights, tile, span * 2, here[c].x, here[c].y);
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
+        }
+        if (item + AHEAD < ITEMS) load_item(here, row_of((item + AHEAD) / POLLS * 8 + row), (item + AHEAD) % POLLS);
+        if (poll == POLLS - 1) {
+            float* out = partial + (group * 8 + 2 * pair) * PARTIAL_STRIDE + row;
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                out[tile * 16] = sum[tile][0];
+                out[tile * 16 + PARTIAL_STRIDE] = sum[tile][1];
+                out[tile * 16 + 8] = sum[tile][2];
+                out[tile * 16 + 8 + PARTIAL_STRIDE] = sum[tile][3];
+            }
+        }
+    }
+}
+
+// The sum over warps of four neighbouring values of a batch row.
+__device__ __forceinline__ float4 summed(const float* partials, int row, int column) {
+    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        const float4 part = *(const float4*)(partials + warp * PARTIAL_FLOATS + row * PARTIAL_STRIDE + column);
+        total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    }
+    return total;
+}

@@ -1,0 +1,48 @@
+// Which rows a block works on, how long they are, and which cells a thread owns.
+#pragma once
+#include "product.cuh"
+
+constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // of one thread
+
+// A cell of a block: one hidden unit of one batch row. Four neighbouring lanes own four neighbouring units of a row.
+struct Place {
+    int row, unit;
+    bool exists;
+};
+
+__device__ __forceinline__ Place place_of(int cell) {
+    const int index = threadIdx.x + cell * THREADS;
+    return {index / UNITS, index % UNITS, index < ROWS * UNITS};
+}
+
+// Whether any lane of the warp owns such a cell; the same for all its lanes.
+__device__ __forceinline__ bool warp_owns(int cell) { return (int)(threadIdx.x & ~31) + cell * THREADS < ROWS * UNITS; }
+
+// Where each of the block's rows ends: `time` for all of them unless RAGGED, 0 beyond the batch.
+struct Ends {
+    const int* rows;  // [ROWS] in shared memory
+    int time, rows_left;
+
+    __device__ __forceinline__ int of(int row) const {
+#if RAGGED
+        return rows[row];
+#else
+        return row < rows_left ? time : 0;
+#endif
+    }
+};
+
+// Reads the lengths of a group's rows; returns the longest.
+__device__ __forceinline__ int read_ends(int* rows, const i64* lengths, int first_row, int batch, int time) {
+#if RAGGED
+    __syncthreads();
+    for (int row = threadIdx.x; row < ROWS; row += THREADS)
+        rows[row] = first_row + row < batch ? (int)max((i64)0, min((i64)time, lengths[first_row + row])) : 0;
+    __syncthreads();
+    int longest = 0;
+    for (int row = 0; row < ROWS; ++row) longest = max(longest, rows[row]);
+    return longest;
+#else
+    return time;
+#endif
+}

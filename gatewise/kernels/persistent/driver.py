@@ -1,0 +1,104 @@
+"""Loading machine code and launching it: a thin layer over the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from gatewise.contract.errors import DeviceError, MissingExtra
+
+
+class Shape(NamedTuple):
+    """How a kernel is launched.
+
+    Attributes:
+        grid: Blocks in x, y and z.
+        threads: Threads of a block.
+        shared_bytes: Dynamic shared memory of a block.
+        cluster: Blocks of a cluster, along x; 1 for none.
+    """
+
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    cluster: int = 1
+
+
+def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure, device: torch.device) -> None:
+    """Launch a kernel cooperatively on the current stream of a device: all of its blocks run, or none does.
+
+    Args:
+        binary: Machine code for the device.
+        entry: Name of the kernel, which takes one struct by value.
+        shape: Grid, block and shared memory.
+        arguments: The struct.
+        device: A CUDA device with an index, current.
+
+    Raises:
+        DeviceError: The driver refused, as when the grid cannot be resident at once.
+    """
+    driver = _driver()
+    stream = torch.cuda.current_stream(device).cuda_stream
+    function = _function(binary, entry, shape.shared_bytes, device.index)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    _check(driver.cuLaunchKernelEx(_configuration(shape, stream), function, ctypes.addressof(pointers), 0), entry)
+
+
+def resident_clusters(binary: bytes, entry: str, shape: Shape, device: torch.device) -> int:
+    """Return how many clusters of a launch can be resident at once."""
+    function = _function(binary, entry, shape.shared_bytes, device.index)
+    return _check(_driver().cuOccupancyMaxActiveClusters(function, _configuration(shape, 0)), entry)
+
+
+def _driver() -> ModuleType:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise MissingExtra.for_package("cuda-core", "Launching the persistent kernel", "cuda") from error
+    return driver
+
+
+@functools.lru_cache(maxsize=512)
+def _function(binary: bytes, entry: str, shared_bytes: int, device_index: int) -> object:
+    driver = _driver()
+    module = _check(driver.cuModuleLoadData(binary), entry)
+    function = _check(driver.cuModuleGetFunction(module, entry.encode()), entry)
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _check(driver.cuFuncSetAttribute(function, limit, shared_bytes), entry)
+    return function
+
+
+@functools.lru_cache(maxsize=4096)
+def _configuration(shape: Shape, stream: int) -> object:
+    driver = _driver()
+    configuration = driver.CUlaunchConfig()
+    configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ = shape.grid
+    configuration.blockDimX, configuration.blockDimY, configuration.blockDimZ = shape.threads, 1, 1
+    configuration.sharedMemBytes = shape.shared_bytes
+    configuration.hStream = stream
+    cooperative = driver.CUlaunchAttribute()
+    cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    cooperative.value.cooperative = 1
+    attributes = [cooperative]
+    if shape.cluster > 1:
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x = shape.cluster
+        cluster.value.clusterDim.y = 1
+        cluster.value.clusterDim.z = 1
+        attributes.append(cluster)
+    configuration.attrs = attributes
+    configuration.numAttrs = len(attributes)
+    return configuration
+
+
+def _check(outcome: tuple, entry: str) -> object:
+    status, *values = outcome
+    if int(status) != 0:
+        advice = "Report it with the output of `gatewise doctor`, or name another kernel."
+        raise DeviceError(f"the CUDA driver refused the kernel `{entry}`: {status.name}. {advice}")
+    return values[0] if values else None

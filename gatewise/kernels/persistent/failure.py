@@ -1,0 +1,43 @@
+"""Waits that were given up: how a kernel tells the host without making it wait."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import GatewiseError
+
+# About ten seconds of polling: far beyond any wait of a healthy device, and short enough to be an error, not a hang.
+PATIENCE = 1 << 24
+
+
+class WaitGivenUp(GatewiseError, RuntimeError):
+    """A block waited for data that never came; the outputs of that call are NaN."""
+
+
+@functools.cache
+def flag(device_index: int) -> Tensor:
+    """Return the word that kernels of a device set when they give up: on the host, pinned, so that reading it costs
+    nothing.
+    """
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+
+
+def raise_if_given_up(device_index: int) -> None:
+    """Raise if an earlier call on this device gave up; the flag is cleared, so the next call runs.
+
+    Like every error of asynchronous device work, it is seen by a later call than the one that caused it.
+
+    Raises:
+        WaitGivenUp: Naming the kernel and what to report.
+    """
+    word = flag(device_index)
+    if word[0] == 0:
+        return
+    word.zero_()
+    raise WaitGivenUp(
+        "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; its outputs "
+        "are NaN. Repeat it with kernel='cudnn', and report the output of `gatewise explain` and `gatewise doctor`."
+    )

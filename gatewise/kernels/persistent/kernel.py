@@ -1,0 +1,88 @@
+"""The `persistent` kernel: recurrent weights on the chip, one launch a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gatewise.contract.criterion import Criterion
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import TensorSpec, Work
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+from gatewise.kernels.persistent import layer
+from gatewise.kernels.persistent.criteria import CRITERIA
+from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
+
+
+class _Persistent:
+    """Forward and backward of a layer each in one cooperative launch.
+
+    Weights are loaded into registers once; hidden states (backward: gradients of the gate sums) travel between
+    multiprocessors through L2, where the data itself is the signal that it has arrived.
+    """
+
+    name = "persistent"
+    summary = "recurrent weights on the chip, one launch a layer"
+    layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
+    single_use = False
+
+    def criteria(self) -> Sequence[Criterion]:
+        return CRITERIA
+
+    def algorithm(self, problem: Problem, device: Device) -> str:
+        return "; ".join(
+            f"{name}: {cut.units} units x {cut.rows} rows a block, {cut.blocks * cut.together * cut.directions} blocks"
+            + (f" in clusters of {cut.split}" if cut.split > 1 else "")
+            for name, cut in _passes(problem, device)
+        )
+
+    def work(self, problem: Problem, device: Device) -> Work:
+        hidden, layers = hidden_of(problem.hidden_size), problem.num_layers
+        planes = problem.num_directions * problem.time * problem.batch * hidden * problem.element_bytes
+        passes = 3 if problem.needs_grad else 1
+        seconds = sum(
+            cut.step_seconds() * problem.time * problem.num_directions / cut.directions
+            for _, cut in _passes(problem, device)
+        )
+        operators = layers * (6 + problem.num_directions * 4)
+        if problem.needs_grad:
+            operators += layers * (8 + problem.num_directions * 10)
+        recurrent = 8.0 * problem.num_directions * layers * problem.time * problem.batch * hidden**2
+        return Work(
+            matmul_flops=passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent,
+            bytes_moved=layers * planes * (30 if problem.needs_grad else 9),
+            launches=operators,
+            operators=operators,
+            exchanges=round(layers * seconds / device.exchange_seconds),
+            workspace_bytes=planes * 4,
+        )
+
+    def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+        if not problem.needs_grad:
+            return ()
+        hidden = hidden_of(problem.hidden_size)
+        tokens = (problem.num_directions, problem.time, problem.batch)
+        output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
+        layer_keeps = (TensorSpec((*tokens, 4 * hidden), problem.dtype), TensorSpec((*tokens, hidden), problem.dtype))
+        return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
+
+    def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        return stack.forward(problem, inputs, layer.forward)
+
+    def backward(
+        self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+    ) -> InputGradients:
+        return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
+
+
+def _passes(problem: Problem, device: Device) -> list[tuple[str, Tiling]]:
+    names = ("forward", "backward") if problem.needs_grad else ("forward",)
+    cuts = [
+        (name, tiling(problem.hidden_size, problem.batch, problem.num_directions, device, name == "backward"))
+        for name in names
+    ]
+    return [(name, cut) for name, cut in cuts if cut is not None]
+
+
+persistent = _Persistent()

@@ -1,0 +1,142 @@
+"""From CUDA C++ in the package to machine code: NVRTC, and a cache on disk.
+
+Needs the extra `cuda`, and no GPU: `compile_source` works anywhere, for any architecture.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from gatewise.contract.errors import MissingExtra
+
+SOURCES = Path(__file__).parent / "cuda"
+
+
+class Resources(NamedTuple):
+    """What one instance of a kernel takes, as the assembler reports it."""
+
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Whether the packages that compile and launch kernels can be imported."""
+    return all(_found(package) for package in ("cuda.core", "cuda.bindings"))
+
+
+def compile_source(name: str, architecture: str, macros: Mapping[str, int]) -> bytes:
+    """Return the machine code of a source for an architecture, from the cache where it is there.
+
+    Args:
+        name: File in `cuda/`, without its ending.
+        architecture: As NVRTC names it: "sm_90".
+        macros: The template parameters of the source.
+
+    Raises:
+        MissingExtra: `cuda-core` is not installed.
+    """
+    path = cache_folder() / f"{name}-{architecture}-{_fingerprint(name, architecture, tuple(macros.items()))}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        binary, _ = compile_afresh(name, architecture, macros)
+    _store(path, binary)
+    return binary
+
+
+def compile_afresh(name: str, architecture: str, macros: Mapping[str, int]) -> tuple[bytes, Resources]:
+    """Compile without the cache; also return what the kernel takes."""
+    core = _core()
+    options = core.ProgramOptions(
+        arch=architecture,
+        std="c++17",
+        include_path=str(SOURCES),
+        define_macro=[(macro, str(value)) for macro, value in macros.items()],
+        ptxas_options=["-v"],
+    )
+    log = io.StringIO()
+    program = core.Program((SOURCES / f"{name}.cu").read_text(), "c++", options)
+    binary = program.compile("cubin", logs=log).code
+    return binary, _resources(log.getvalue())
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: GATEWISE_CACHE, or the user's cache folder."""
+    named = os.environ.get("GATEWISE_CACHE")
+    if named:
+        return Path(named) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gatewise" / "kernels"
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _core() -> ModuleType:
+    try:
+        import cuda.core as core
+
+        if not hasattr(core, "Program"):
+            import cuda.core.experimental as core
+    except ImportError as error:
+        raise MissingExtra.for_package("cuda-core", "Compiling the persistent kernel", "cuda") from error
+    return core
+
+
+def _fingerprint(name: str, architecture: str, macros: tuple[tuple[str, int], ...]) -> str:
+    text = repr((name, architecture, sorted(macros), _source_digest(), _compiler_version()))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.cu*")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _compiler_version() -> str:
+    try:
+        return importlib.metadata.version("nvidia-cuda-nvrtc")
+    except importlib.metadata.PackageNotFoundError:
+        return "system"
+
+
+def _store(path: Path, binary: bytes) -> None:
+    # Written aside and moved, so that another process never reads half a file. A folder that cannot be written costs a
+    # compilation in the next process, not this call.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(binary)
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def _resources(log: str) -> Resources:
+    def figure(pattern: str) -> int:
+        found = re.search(pattern, log)
+        return int(found.group(1)) if found else 0
+
+    return Resources(
+        figure(r"Used (\d+) registers"), figure(r"(\d+) bytes spill stores"), figure(r"(\d+) bytes stack frame")
+    )

@@ -1,0 +1,67 @@
+"""Every refusal of the persistent kernel: each criterion rejects its own violation and says so."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.kernels.persistent import toolchain
+from gatewise.kernels.persistent.kernel import persistent
+
+H200 = Device.named("h200")
+PROBLEM = Problem(20, 8, 64, 256, dtype=torch.bfloat16, needs_grad=True)
+ALWAYS = [criterion for criterion in persistent.criteria() if criterion.quantity != "packages"]
+
+
+@pytest.fixture(autouse=True)
+def packages_are_there(monkeypatch):
+    monkeypatch.setattr(toolchain, "is_installed", lambda: True)
+
+
+def test_accepts_an_ordinary_problem():
+    assert [criterion.check(PROBLEM, H200) for criterion in persistent.criteria()] == [None] * len(
+        persistent.criteria()
+    )
+
+
+@pytest.mark.parametrize("criterion", ALWAYS, ids=lambda criterion: criterion.quantity)
+def test_each_criterion_rejects_its_violation(criterion):
+    refusal = criterion.check(*criterion.violation(PROBLEM, H200))
+    assert refusal is not None
+    assert refusal.actual
+    assert refusal.allowed == criterion.allowed
+
+
+def test_missing_packages_are_a_refusal_with_the_command(monkeypatch):
+    monkeypatch.setattr(toolchain, "is_installed", lambda: False)
+    refusals = [str(refusal) for criterion in persistent.criteria() if (refusal := criterion.check(PROBLEM, H200))]
+    assert refusals == [
+        "packages is not installed, allowed: cuda-core and NVRTC installed; pip install 'gatewise[cuda]'"
+    ]
+
+
+def test_weights_that_do_not_fit_are_refused_with_their_size():
+    refusals = [
+        str(refusal)
+        for criterion in persistent.criteria()
+        if (refusal := criterion.check(PROBLEM.replace(hidden_size=4096), H200))
+    ]
+    assert len(refusals) == 1
+    assert "128 MiB of recurrent weights" in refusals[0]
+
+
+def test_states_its_work_and_what_it_keeps():
+    work = persistent.work(PROBLEM, H200)
+    assert work.exchanges > 0
+    assert work.matmul_flops > 0
+    assert [spec.shape for spec in persistent.kept(PROBLEM, H200)] == [(1, 20, 8, 1024), (1, 20, 8, 256)]
+    assert persistent.kept(PROBLEM.replace(needs_grad=False), H200) == ()
+    assert "units x" in persistent.algorithm(PROBLEM, H200)
+
+
+def test_importing_it_loads_no_cuda_package():
+    code = "import sys, gatewise.kernels.persistent.kernel; assert not [m for m in sys.modules if m.startswith(('cuda.core', 'cuda.bindings.driver'))]"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,46 @@
+"""The CUDA sources compile for every supported architecture, without a GPU, and take what they are planned to take."""
+
+import pytest
+
+pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
+
+from gatewise.contract.device import Device
+from gatewise.kernels.persistent import toolchain
+from gatewise.kernels.persistent.plan import tiling
+
+ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
+
+
+def compiled(name, architecture, cut, *, float16=False, ragged=False):
+    return toolchain.compile_afresh(name, architecture, cut.macros(float16, ragged))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_compiles(name, architecture):
+    device = Device.named(ARCHITECTURES[architecture])
+    if architecture == "sm_120":
+        device = device.replace(capability=(12, 0))
+    float16 = architecture in ("sm_86", "sm_90")
+    cut = tiling(200, 20, 2, device, name == "backward")
+    binary, taken = compiled(name, architecture, cut, float16=float16, ragged=not float16)
+    assert binary[:4] == b"\x7fELF"
+    assert taken.registers <= 255
+    assert taken.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 64), (1024, 16), (1500, 20), (1, 1)])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_next_to_nothing_spills(name, hidden, batch):
+    """What may spill are a few addresses that are used once."""
+    cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
+    _, taken = compiled(name, "sm_90", cut)
+    assert taken.registers >= cut.weight_registers  # the weights are in registers
+    assert taken.spilled_bytes <= 16
+
+
+def test_ragged_and_dtype_are_different_code():
+    cut = tiling(64, 8, 1, Device.named("h200"), False)
+    plain, _ = compiled("forward", "sm_90", cut)
+    assert compiled("forward", "sm_90", cut, ragged=True)[0] != plain
+    assert compiled("forward", "sm_90", cut, float16=True)[0] != plain

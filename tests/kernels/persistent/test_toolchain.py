@@ -1,0 +1,49 @@
+"""The cache of compiled kernels, and what is said when the compiler is not there."""
+
+import sys
+
+import pytest
+
+from gatewise.contract.device import Device
+from gatewise.contract.errors import MissingExtra
+from gatewise.kernels.persistent import toolchain
+from gatewise.kernels.persistent.plan import tiling
+
+MACROS = tiling(8, 1, 1, Device.named("h200"), False).macros(float16=False, ragged=False)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def test_the_second_call_reads_what_the_first_compiled(folder, monkeypatch):
+    pytest.importorskip("cuda.core")
+    first = toolchain.compile_source("forward", "sm_90", MACROS)
+    assert [path.read_bytes() for path in folder.iterdir()] == [first]
+    monkeypatch.setattr(toolchain, "compile_afresh", lambda *arguments: pytest.fail("compiled again"))
+    assert toolchain.compile_source("forward", "sm_90", MACROS) == first
+
+
+def test_other_macros_and_architectures_are_other_entries(folder):
+    pytest.importorskip("cuda.core")
+    toolchain.compile_source("forward", "sm_90", MACROS)
+    toolchain.compile_source("forward", "sm_80", MACROS)
+    toolchain.compile_source("forward", "sm_90", MACROS | {"FLOAT16": 1})
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_path):
+    pytest.importorskip("cuda.core")
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    monkeypatch.setenv("GATEWISE_CACHE", str(occupied))
+    assert toolchain.compile_source("forward", "sm_90", MACROS)
+
+
+def test_a_missing_compiler_is_said_with_the_command(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    monkeypatch.setitem(sys.modules, "cuda.core.experimental", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'gatewise\[cuda\]'"):
+        toolchain.compile_source("forward", "sm_90", MACROS)
