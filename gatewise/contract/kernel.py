@@ -116,6 +116,14 @@ class Kernel(Protocol):
         """Compute the outputs and keep what backward needs."""
         ...
 
+    def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
+        """Compute the outputs by operators that autograd records and differentiates itself, or return None.
+
+        For kernels that are PyTorch's own: their graph costs less than a function around the explicit passes. Called
+        with autograd on, instead of `forward` and `backward`, where nothing stands between the caller and the kernel.
+        """
+        ...
+
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:

@@ -52,7 +52,6 @@ class Problem:
         layout: How sequences of different length are given.
         dropout: Probability of dropping an output between layers in this call; 0 when not training.
         needs_grad: Whether a backward pass may follow, so that something must be kept for it.
-        weights_flat: Whether the weights are views of one buffer in cuDNN's order.
         allow_tf32: Whether float32 products may be rounded to TF32 in this call (the user's PyTorch settings).
         autocast: Whether autocast chose the dtype.
         traced: Whether the call is being compiled, so that only tensors can be kept for backward.
@@ -70,7 +69,6 @@ class Problem:
     layout: Layout = Layout.DENSE
     dropout: float = 0.0
     needs_grad: bool = False
-    weights_flat: bool = False
     allow_tf32: bool = False
     autocast: bool = False
     traced: bool = False

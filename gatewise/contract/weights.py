@@ -88,3 +88,23 @@ def cudnn_buffer_size(flat: Sequence[Tensor], per_direction: int) -> int:
         return elements
     gates = sum(tensor.shape[0] for tensor in flat[::per_direction])
     return elements + 2 * gates
+
+
+def in_one_buffer(flat: Sequence[Tensor], per_direction: int) -> bool:
+    """Tell whether the weights are views of one storage, as `torch.nn.LSTM.flatten_parameters` lays them.
+
+    Args:
+        flat: Weights in torch's flat order.
+        per_direction: Tensors of one direction of one layer.
+    """
+    pointer = flat[0].data_ptr()
+    storage = flat[0].untyped_storage()
+    needed = cudnn_buffer_size(flat, per_direction) * flat[0].element_size()
+    # Separate tensors can be neighbours in memory by chance; then the first one's storage ends before the last one.
+    if storage.data_ptr() != pointer or storage.nbytes() < needed:
+        return False
+    for tensor in cudnn_order(flat, per_direction):
+        if tensor.data_ptr() != pointer or not tensor.is_contiguous():
+            return False
+        pointer += tensor.nbytes
+    return True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
-from gatewise.functional.explicit import run, run_backward
+from gatewise.functional.explicit import forward_on, run_backward
 from gatewise.functional.ragged import conversion
 from gatewise.selection import REFERENCE, differentiable
 
@@ -21,11 +21,10 @@ class LSTMFunction(torch.autograd.Function):
     def forward(
         ctx: Any, problem: Problem, kernel: str, rest: tuple, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel chosen for the problem; `rest` is what follows the weights in `Inputs`: no gradients there."""
-        saved = run(problem, Inputs(x, h0, c0, weights, *rest), kernel)
-        y, h_n, c_n, kept = saved.result
+        """Run the chosen kernel; `rest` is what follows the weights in `Inputs`: no gradients there."""
+        y, h_n, c_n, kept = forward_on(kernel, problem, Inputs(x, h0, c0, weights, *rest))
         ctx.save_for_backward(x, h0, c0, *weights, y, h_n, c_n, *kept)
-        ctx.call = (problem, saved.kernel, rest, len(weights))
+        ctx.call = (problem, kernel, rest, len(weights))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n

@@ -246,12 +246,12 @@ def _fake_problem(
 
 
 def _chosen(problem: Problem, device: torch.device, kernel: str) -> str:
-    # A graph serves every length and batch size from two up, and whether the weights are flat can only be seen on real
-    # memory. The choice must be the same while the graph is built and when it runs, so it sees none of these.
+    # A graph serves every length and batch size from two up. The choice must be the same while the graph is built and
+    # when it runs, so it sees neither.
     time, batch = (
         size if isinstance(size, int) and size < 2 else _TYPICAL_SIZE for size in (problem.time, problem.batch)
     )
-    problem = problem.replace(time=time, batch=batch, weights_flat=True)
+    problem = problem.replace(time=time, batch=batch)
     where = probed(device)
     # "auto" is already what was preferred: a `use_kernel` around the compiled call comes too late.
     chosen = predicted(problem, where).chosen if kernel == AUTO else choose(problem, where, kernel).chosen

@@ -150,7 +150,16 @@ def backward(
 def run(problem: Problem, inputs: Inputs, kernel: str) -> Saved:
     """Choose a kernel for checked inputs and run its forward pass."""
     chosen = choose(problem, probed(inputs.x.device), kernel).chosen or ""
-    return Saved(chosen, problem, inputs, _forward_on(chosen, problem, inputs))
+    return Saved(chosen, problem, inputs, forward_on(chosen, problem, inputs))
+
+
+def record(kernel: str, problem: Problem, inputs: Inputs) -> Result | None:
+    """Compute the outputs under autograd by a kernel that is PyTorch's own; None when an explicit pass is needed."""
+    way = kernel_named(kernel)
+    if problem.layout not in way.layouts or inputs.lengths is not None:
+        return None
+    with _dtypes_as_given(inputs.x.device):
+        return way.recorded(problem, inputs)
 
 
 def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel: str) -> InputGradients:
@@ -162,7 +171,7 @@ def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel:
         if kernel != saved.kernel:
             message = f"the forward pass ran on {saved.kernel!r}; backward on {kernel!r} repeats it there"
             warnings.warn(message, RepeatedForwardWarning, stacklevel=3)
-        result = _forward_on(kernel, problem, inputs)
+        result = forward_on(kernel, problem, inputs)
     else:
         result = saved.result
         saved.spent = kernel_named(kernel).single_use
@@ -189,7 +198,8 @@ def probed(device: torch.device) -> Device:
     return numbers
 
 
-def _forward_on(kernel: str, problem: Problem, inputs: Inputs) -> Result:
+def forward_on(kernel: str, problem: Problem, inputs: Inputs) -> Result:
+    """Run a kernel's forward pass in the layout it reads."""
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
     with _dtypes_as_given(inputs.x.device):

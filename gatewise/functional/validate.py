@@ -11,7 +11,6 @@ from torch import Tensor
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
-from gatewise.functional.flat_buffer import in_one_buffer
 from gatewise.functional.signature import Signature, signature
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -58,7 +57,6 @@ def prepare(
         row_lengths, h0 = _without_sync(row_lengths, time, h0)
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(sentence("dropout", "a probability between 0 and 1", dropout))
-    on_gpu = x.is_cuda
     problem = _described(
         found,
         time,
@@ -66,9 +64,7 @@ def prepare(
         layout,
         dropout if found.num_layers > 1 else 0.0,
         needs_grad,
-        # Inside torch.func transforms tensors have no memory to look at.
-        not on_gpu or (not torch._C._are_functorch_transforms_active() and in_one_buffer(flat, found.per_direction)),
-        on_gpu and found.dtype == torch.float32 and tf32_allowed(),
+        found.dtype == torch.float32 and x.is_cuda and tf32_allowed(),
         autocast,
         traced,
     )
@@ -84,7 +80,6 @@ def _described(
     layout: Layout,
     dropout: float,
     needs_grad: bool,
-    weights_flat: bool,
     allow_tf32: bool,
     autocast: bool,
     traced: bool,
@@ -102,7 +97,6 @@ def _described(
         layout=layout,
         dropout=dropout,
         needs_grad=needs_grad,
-        weights_flat=weights_flat,
         allow_tf32=allow_tf32,
         autocast=autocast,
         traced=traced,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.weights import in_one_buffer
 from gatewise.functional import lstm
-from gatewise.functional.flat_buffer import in_one_buffer
 from gatewise.nn import init
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t

@@ -91,7 +91,6 @@ def explain(
         layout=_layout(lengths, where),
         dropout=module.dropout if training and module.num_layers > 1 else 0.0,
         needs_grad=training,
-        weights_flat=True,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and torch.backends.cudnn.allow_tf32,
     )
     return decide(problem, where, kernel or getattr(module, "kernel", AUTO))

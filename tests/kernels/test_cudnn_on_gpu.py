@@ -6,6 +6,7 @@ import torch
 import gatewise
 from gatewise import functional
 from gatewise.contract.saved import Inputs
+from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.validate import prepare
 from gatewise.kernels.cudnn import cudnn
 
@@ -46,11 +47,11 @@ def test_flat_weights_are_seen_and_read_in_place(form):
     flat = tuple(ours.parameters())
     options = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "needs_grad": False}
     problem, inputs = prepare(x.detach(), None, flat, bidirectional=form.get("bidirectional", False), **options)
-    assert problem.weights_flat
+    assert in_one_buffer(flat, problem.weights_per_direction)
     with torch.no_grad():
         from_buffer = cudnn.forward(problem, inputs)
         apart = Inputs(*inputs[:3], tuple(weight.detach().clone() for weight in flat))
-        copied = cudnn.forward(problem.replace(weights_flat=False), apart)
+        copied = cudnn.forward(problem, apart)
     torch.testing.assert_close(from_buffer[:3], copied[:3], rtol=0, atol=0)
 
 

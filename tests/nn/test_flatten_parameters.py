@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from gatewise.functional.flat_buffer import in_one_buffer
+from gatewise.contract.weights import in_one_buffer
 from gatewise.nn import LSTM, accelerate
 
 pytestmark = pytest.mark.gpu

@@ -34,6 +34,11 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
     return Result(y, h_n, c_n, (*outputs, *leaves))
 
 
+def recorded(problem: Problem, inputs: Inputs) -> Result:
+    """Run PyTorch's call, on oneDNN where it would, and let autograd record it."""
+    return Result(*_run(problem, inputs))
+
+
 def backward(
     problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
 ) -> InputGradients:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.contract.weights import cudnn_buffer_size, cudnn_order
+from gatewise.contract.weights import in_one_buffer
 from gatewise.kernels import stack
 from gatewise.kernels.cudnn import criteria
+from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from gatewise.kernels.stack import Layer, LayerGradients
 
 _LSTM = 2
@@ -47,18 +47,15 @@ class _Cudnn:
         # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
         recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
         traffic += passes * steps * recurrent // 10
-        repack = 0 if problem.weights_flat else 2 * problem.parameter_count * problem.element_bytes
         # Measured with cuDNN 9.19: a copy of the weights, and about eight values of H for every token of a layer.
-        workspace = problem.parameter_count + 8 * problem.time * problem.batch * problem.num_directions * (
-            problem.hidden_size
-        )
-        stored = workspace * problem.element_bytes
+        layer_tokens = problem.time * problem.batch * problem.num_directions
+        stored = (problem.parameter_count + 8 * layer_tokens * problem.hidden_size) * problem.element_bytes
         flops, operators = passes * problem.matmul_flops, 6 * passes
         if criteria.runs_persistent(problem, device):
-            return Work(flops, traffic + repack, 10 * passes, operators, 3 * passes * steps, stored)
+            return Work(flops, traffic, 10 * passes, operators, 3 * passes * steps, stored)
         # One product and one element-wise kernel for every step; backward has two more for each of its products.
         launches = steps * (6 if problem.needs_grad else 2)
-        return Work(flops, traffic + repack, launches, operators, workspace_bytes=stored)
+        return Work(flops, traffic, launches, operators, workspace_bytes=stored)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -79,14 +76,30 @@ class _Cudnn:
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         if _layer_by_layer(problem):
             return stack.forward(problem, inputs, _layer_forward)
-        return _forward(problem, inputs, problem.num_layers, problem.weights_flat)
+        if not problem.needs_grad and in_one_buffer(inputs.weights, problem.weights_per_direction):
+            return _by_pytorch(problem, inputs)
+        return _forward(problem, inputs, problem.num_layers)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         if _layer_by_layer(problem):
             return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
-        return _backward(problem, inputs, result, gradients, needs, problem.num_layers, problem.weights_flat)
+        return _backward(problem, inputs, result, gradients, needs, problem.num_layers)
+
+    def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
+        if _layer_by_layer(problem) or not in_one_buffer(inputs.weights, problem.weights_per_direction):
+            return None
+        return _by_pytorch(problem, inputs)
+
+
+def _by_pytorch(problem: Problem, inputs: Inputs) -> Result:
+    # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights.
+    options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
+    state, weights = (inputs.h0, inputs.c0), list(inputs.weights)
+    if inputs.batch_sizes is None:
+        return Result(*torch._VF.lstm(inputs.x, state, weights, *options, False))
+    return Result(*torch._VF.lstm(inputs.x, inputs.batch_sizes, state, weights, *options))
 
 
 def _layer_by_layer(problem: Problem) -> bool:
@@ -94,13 +107,13 @@ def _layer_by_layer(problem: Problem) -> bool:
 
 
 def _layer_forward(problem: Problem, layer: Layer) -> Result:
-    return _forward(problem, _layer_inputs(layer), 1, False)
+    return _forward(problem, _layer_inputs(layer), 1)
 
 
 def _layer_backward(
     problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> LayerGradients:
-    found = _backward(problem, _layer_inputs(layer), result, gradients, needs, 1, False)
+    found = _backward(problem, _layer_inputs(layer), result, gradients, needs, 1)
     return LayerGradients(found.x, found.h0, found.c0, found.weights)
 
 
@@ -109,12 +122,12 @@ def _layer_inputs(layer: Layer) -> Inputs:
     return Inputs(layer.x, layer.h0, layer.c0, flat, layer.lengths, layer.batch_sizes)
 
 
-def _forward(problem: Problem, inputs: Inputs, num_layers: int, flat: bool) -> Result:
+def _forward(problem: Problem, inputs: Inputs, num_layers: int) -> Result:
     y, h_n, c_n, reserve, _ = torch.ops.aten._cudnn_rnn(
         inputs.x.contiguous(),
         list(inputs.weights),
         problem.weights_per_direction,
-        _buffer(problem, inputs.weights, flat=flat),
+        weight_buffer(inputs.weights, problem.weights_per_direction),
         inputs.h0.contiguous(),
         inputs.c0.contiguous(),
         _LSTM,
@@ -138,14 +151,13 @@ def _backward(
     gradients: OutputGradients,
     needs: Needs,
     num_layers: int,
-    flat: bool,
 ) -> InputGradients:
     weights = list(inputs.weights)
     dx, dh0, dc0, dweights = torch.ops.aten._cudnn_rnn_backward(
         inputs.x.contiguous(),
         weights,
         problem.weights_per_direction,
-        _buffer(problem, inputs.weights, flat=flat),
+        weight_buffer(inputs.weights, problem.weights_per_direction),
         inputs.h0.contiguous(),
         inputs.c0.contiguous(),
         result.y,
@@ -171,16 +183,6 @@ def _backward(
         dc0 if needs.state else None,
         tuple(dweights) if needs.weights else (None,) * len(weights),
     )
-
-
-def _buffer(problem: Problem, weights: tuple[Tensor, ...], *, flat: bool) -> Tensor:
-    first, per_direction = weights[0], problem.weights_per_direction
-    size = cudnn_buffer_size(weights, per_direction)
-    if flat:
-        return torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage(), 0, (size,), (1,))
-    parts = [tensor.reshape(-1) for tensor in cudnn_order(weights, per_direction)]
-    missing = size - sum(part.numel() for part in parts)
-    return torch.cat([*parts, first.new_zeros(missing)] if missing else parts)
 
 
 def _steps(inputs: Inputs) -> list[int]:

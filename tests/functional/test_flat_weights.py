@@ -2,8 +2,7 @@
 
 import torch
 
-from gatewise.contract.weights import cudnn_order
-from gatewise.functional.flat_buffer import in_one_buffer
+from gatewise.contract.weights import cudnn_order, in_one_buffer
 
 
 def in_a_buffer(weights, per_direction):
