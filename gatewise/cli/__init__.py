@@ -43,7 +43,7 @@ def main() -> NoReturn:
             package = (error.name or "typer").partition(".")[0]
             raise MissingExtra.for_package(package, "the command line", "train") from None
         del rich, typer
-        application(COMMANDS)()
+        application(COMMANDS)(prog_name="gatewise")
     except GatewiseError as error:
         _fail(str(error))
     except KeyboardInterrupt:

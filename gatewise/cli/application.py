@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gatewise._version import __version__
 
@@ -16,21 +15,19 @@ if TYPE_CHECKING:
     from gatewise.cli import Command
 
 
-def application(commands: Sequence[Command]) -> click.Command:
+def application(commands: Sequence[Command]) -> Callable[..., None]:
     """Return the program with these commands."""
     known = {command.name: command for command in commands}
 
     class Commands(TyperGroup):
-        def list_commands(self, ctx: click.Context) -> list[str]:
+        def list_commands(self, ctx: typer.Context) -> list[str]:
             return list(known)
 
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
             """Return what the list of commands needs, and no more."""
-            return click.Command(cmd_name, help=known[cmd_name].summary) if cmd_name in known else None
+            return TyperCommand(cmd_name, help=known[cmd_name].summary) if cmd_name in known else None
 
-        def resolve_command(
-            self, ctx: click.Context, args: list[str]
-        ) -> tuple[str | None, click.Command | None, list[str]]:
+        def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
             """Import the one command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
@@ -46,9 +43,17 @@ def application(commands: Sequence[Command]) -> click.Command:
     )
 
     @root.callback()
-    def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-        if version:
-            typer.echo(__version__)
-            raise typer.Exit
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """Train and run LSTMs at the speed of the hardware."""
 
     return typer.main.get_command(root)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit

@@ -36,6 +36,7 @@ from gatewise.training import RunFolder, evaluate, fit, perplexity
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.loop import Outcome
+from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
 from gatewise.training.progress import terminal_progress
 from gatewise.training.run_folder import bytes_of_run
@@ -180,16 +181,11 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
     """Say which kernel trains the model; a kernel that was named and refuses is an error before anything is written."""
     options = recipe.model
-    decision = explain(
-        model.lstm,
-        (
-            min(recipe.text.window, material.streams["train"].steps),
-            recipe.text.batch_size // processes.count,
-            options.embedding_size,
-        ),
-        dtype=torch.bfloat16 if recipe.training.precision == "bfloat16" else None,
-        training=True,
-    )
+    time = min(recipe.text.window, material.streams["train"].steps)
+    batch = recipe.text.batch_size // processes.count
+    autocast = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
+    with arithmetic(recipe.training.precision):
+        decision = explain(model.lstm, (time, batch, options.embedding_size), dtype=autocast, training=True)
     if decision.chosen is None:
         raise KernelRefused(f"the kernel {options.kernel!r} cannot train this model\n\n{decision}")
     return decision

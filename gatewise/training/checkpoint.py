@@ -20,6 +20,8 @@ from gatewise.contract.errors import CheckpointError, MissingExtra
 _HEADER = "gatewise"
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """First bytes of what torch.save writes: a zip archive, or in old versions a bare pickle."""
+_AFTER_SHORT_LENGTH = b"\0\0\0\0{"
+"""Bytes 4 to 8 of safetensors: the length of the header, whose first bytes may be anything, ends; the header begins."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, facts: Mapping[str, Any]) -> None:
@@ -85,7 +87,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
             head = file.read(16)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    if head.startswith(_PICKLES):
+    if head.startswith(_PICKLES) and head[4:9] != _AFTER_SHORT_LENGTH:
         raise CheckpointError(
             f"{path} is a pickle (torch.save), which could run any program while it loads. Only safetensors are read: "
             "save the weights with safetensors.torch.save_file instead."

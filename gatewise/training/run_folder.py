@@ -21,8 +21,8 @@ class RunFolder:
         path: The folder; made by `prepare`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
         self.recipe = path / "recipe.toml"
         self.tokenizer = path / "tokenizer.json"
         self.checkpoint = path / "checkpoint.safetensors"

@@ -78,6 +78,18 @@ def test_a_bare_pickle_is_refused_unread(tmp_path, protocol):
     assert not (tmp_path / "exploded").exists()
 
 
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_header_whose_length_looks_like_a_pickle_is_not_one(tmp_path, protocol):
+    """The file begins with the length of its header: 0x0280 looks like the first bytes of a pickle of protocol 2."""
+    path = tmp_path / "file"
+    for padding in range(256 * protocol - 100, 256 * protocol + 130):
+        write_tensors(path, {"a": torch.zeros(1)}, "thing", {"padding": "x" * padding})
+        if path.read_bytes()[:2] == bytes([0x80, protocol]):
+            break
+    assert path.read_bytes()[:2] == bytes([0x80, protocol])
+    assert read_tensors(path, "thing")[1] == {"padding": "x" * padding}
+
+
 def test_safetensors_of_others_are_refused(tmp_path):
     path = tmp_path / "foreign.safetensors"
     save_file({"a": torch.zeros(1)}, path)

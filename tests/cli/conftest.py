@@ -1,0 +1,70 @@
+"""The command line, called in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("safetensors")
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a command printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def gatewise(monkeypatch, capsys, tmp_path):
+    """Call `gatewise` with words as on a terminal of 80 columns, in an empty folder."""
+    from gatewise.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["gatewise", *map(str, words)])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        captured = capsys.readouterr()
+        return Answer(leaving.value.code or 0, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text of which a small model learns a little."""
+    path = tmp_path / "cats.txt"
+    lines = [
+        f"the {animal} sat on the {place} and ate {number} mice .\n"
+        for animal in ("cat", "dog", "owl")
+        for place in ("mat", "roof", "bed", "tree")
+        for number in range(12)
+    ]
+    path.write_text("".join(lines[index * 37 % len(lines)] for index in range(len(lines))), "utf-8")
+    return path
+
+
+@pytest.fixture
+def small(text):
+    """Options of a run that takes a second."""
+    sizes = {
+        "embedding-size": 16,
+        "hidden-size": 16,
+        "num-layers": 1,
+        "batch-size": 4,
+        "window": 10,
+        "epochs": 2,
+        "learning-rate": 0.03,
+    }
+    words = [word for name, value in sizes.items() for word in (f"--{name}", value)]
+    return ["--text", text, "--tokens", "word", *words, "--set", "evaluation_batch_size=2", "--set", "sample.length=10"]

@@ -1,0 +1,74 @@
+"""`gatewise generate`: text from a trained model, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+OPTIONS = ("generate", "--checkpoint", "run", "--prompt", "the", "--length", 12, "--seed", 1)
+
+
+@pytest.fixture
+def trained(gatewise, small):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    return gatewise
+
+
+def test_it_writes_as_much_as_asked_for_after_the_prompt(trained):
+    text = trained(*OPTIONS, "--length", 30).out
+    assert text.startswith("the ")
+    assert len(text.split()) + text.count("\n") - 1 == 31
+    assert "<unk>" not in text
+
+
+def test_a_seed_repeats_and_none_does_not(trained):
+    assert trained(*OPTIONS).out == trained(*OPTIONS).out
+    without = OPTIONS[:-2]
+    assert len({trained(*without, "--temperature", 2).out for _ in range(4)}) > 1
+
+
+def test_every_option_changes_the_text(trained):
+    plain = trained(*OPTIONS, "--temperature", 2).out
+    changes = (
+        ["--temperature", 0],
+        ["--temperature", 2, "--top-k", 2],
+        ["--temperature", 2, "--top-p", 0.1],
+        ["--temperature", 2, "--seed", 2],
+        ["--temperature", 2, "--length", 3],
+        ["--temperature", 2, "--prompt", "owl"],
+    )
+    texts = [trained(*OPTIONS, *change).out for change in changes]
+    assert plain not in texts
+
+
+def test_a_file_is_as_good_as_its_folder(trained):
+    assert trained(*OPTIONS, "--checkpoint", "run/model.safetensors").out == trained(*OPTIONS).out
+
+
+def test_a_kernel_can_be_named(trained):
+    assert trained(*OPTIONS, "--kernel", "eager", "--temperature", 0).out == trained(*OPTIONS, "--temperature", 0).out
+    answer = trained(*OPTIONS, "--kernel", "cudnn")
+    assert answer.status == 1
+    assert "cudnn" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--checkpoint", "absent"], "absent does not exist"),
+        (["--checkpoint", "."], "has no model yet"),
+        (["--checkpoint", "run/checkpoint.safetensors"], "holds a checkpoint, not a model"),
+        (["--checkpoint", "run/recipe.toml"], "is truncated or not a safetensors file"),
+        (["--checkpoint", "pickled.pt"], "is a pickle (torch.save)"),
+        (["--prompt", ""], "`prompt` must be at least one token"),
+        (["--temperature", -1], "`temperature` must be 0 or more"),
+        (["--top-k", -3], "`top_k` must be"),
+        (["--top-p", 1.5], "`top_p` must be in (0, 1]"),
+    ],
+)
+def test_bad_input_is_refused(trained, words, message):
+    torch.save({}, "pickled.pt")
+    answer = trained(*OPTIONS, *words)
+    assert answer.status == 1
+    assert answer.err.startswith("error: ")
+    assert message in answer.err

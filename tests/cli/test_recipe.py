@@ -1,0 +1,106 @@
+"""Recipes: what they may say, and what is said when they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gatewise.cli.recipe import Recipe, differences, overridden, parse_settings, read_recipe, to_toml
+from gatewise.contract.errors import ArgumentError
+
+RECIPES = sorted(Path(__file__).parents[2].glob("recipes/*.toml"))
+
+
+def changed(*settings):
+    return overridden(Recipe(), parse_settings(settings))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_has_a_score_to_expect(path):
+    recipe = read_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.description
+    assert recipe.expect.test_perplexity or recipe.expect.share_of_unigram
+    assert recipe.expect.minutes
+    assert recipe.expect.on
+
+
+def test_there_are_recipes():
+    assert {path.stem for path in RECIPES} >= {"demo", "wikitext2-medium"}
+
+
+def test_a_recipe_survives_being_written(tmp_path):
+    recipe = changed(
+        'name="é \\"quoted\\""', "text.shares=[0.5, 0.25, 0.25]", "training.learning_rate=1e-30", "tied=false"
+    )
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe), "utf-8")
+    assert read_recipe(tmp_path / "recipe.toml") == recipe
+
+
+def test_settings_reach_their_section_with_and_without_its_name():
+    assert changed("training.epochs=3").training.epochs == 3
+    assert changed("epochs=3").training.epochs == 3
+    assert changed("model.dropout=0").model.dropout == 0.0
+    assert changed("source=book.txt").text.source == "book.txt"
+    assert changed("text.source=a=b").text.source == "a=b"
+    assert changed("threads=2").threads == 2
+
+
+def test_differences_name_the_keys():
+    assert differences(Recipe(), changed("epochs=99", "tied=false", "name=other")) == [
+        "name",
+        "model.tied",
+        "training.epochs",
+    ]
+
+
+def test_every_value_has_a_description():
+    for owner in [Recipe, *(type(getattr(Recipe(), field.name)) for field in dataclasses.fields(Recipe))]:
+        if dataclasses.is_dataclass(owner):
+            for field in dataclasses.fields(owner):
+                assert f"        {field.name}: " in owner.__doc__, f"{owner.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epochs", "`--set` must be key=value, got 'epochs'"),
+        ("epocs=3", "`epocs` must be a key of the recipe, got an unknown one. Did you mean epochs?"),
+        ("xyzzy=3", "Known sections: text, model, training, sample, expect"),
+        ("test_perplexity.x=3", "must be a key of the recipe"),
+        ("epochs=many", "`training.epochs` must be an integer, got 'many'"),
+        ("epochs=1.5", "`training.epochs` must be an integer, got 1.5"),
+        ("epochs=true", "`training.epochs` must be an integer, got True"),
+        ("tied=1", "`model.tied` must be true or false, got 1"),
+        ("dropout=high", "`model.dropout` must be a number, got 'high'"),
+        ("text.shares=[1, true, 'x']", "`text.shares` must be a list of numbers"),
+        ("optimizer=lion", "`optimizer` must be one of sgd, adam, adamw, got 'lion'"),
+    ],
+)
+def test_bad_settings_are_refused(setting, message):
+    with pytest.raises(ArgumentError) as error:
+        changed(setting)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[training", "must be a TOML file, got"),
+        (b"\xff", "must be a TOML file, got"),
+        (b"[trianing]\nepochs = 3", "`trianing.epochs` must be a key of the recipe"),
+        (b"training = 3", "`training` must be a key of the recipe"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, content, message):
+    (tmp_path / "recipe.toml").write_bytes(content)
+    with pytest.raises(ArgumentError) as error:
+        read_recipe(tmp_path / "recipe.toml")
+    assert message in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ArgumentError, match=r"`recipe` must be a TOML file.* got .*absent\.toml"):
+        read_recipe(tmp_path / "absent.toml")

@@ -1,0 +1,259 @@
+"""`gatewise train lm`: what it prints, writes, refuses and continues."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+import torch
+
+from gatewise.data import TokenStream
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.loop import MODEL
+
+
+def weights(folder):
+    return read_tensors(RunFolder(folder).model, MODEL)[0]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_reports_and_leaves_everything(gatewise, small, tmp_path):
+    answer = gatewise("train", "lm", *small, "--output", "run")
+    assert answer.status == 0, answer.err
+    for word in (
+        "cats.txt",
+        "1 x 16 LSTM",
+        "chosen",
+        "aten",
+        "valid ppl",
+        "words/s",
+        "unigram",
+        "The",
+        "gatewise generate",
+    ):
+        assert word in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {
+        *("recipe.toml", "tokenizer.json", "checkpoint.safetensors", "model.safetensors"),
+        *("result.json", "curves.png", "tensorboard"),
+    }
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert 1 < result["valid_perplexity"] < result["unigram_perplexity"]
+    assert math.isclose(result["share_of_unigram"], result["valid_perplexity"] / result["unigram_perplexity"])
+    assert f"{result['test_perplexity']:,.2f}" in answer.out
+
+
+def test_runs_without_an_output_are_numbered_and_the_newest_resumed(gatewise, small, tmp_path):
+    for _ in range(2):
+        assert gatewise("train", "lm", *small).status == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["lm", "lm-2"]
+    assert "runs/lm-2" in gatewise("train", "lm", "--resume").out
+
+
+# For each option of the command line: a value that must change the weights or, where there is none, the recipe.
+CHANGES = {
+    "--tokens": "character",
+    "--vocabulary-size": 10,
+    "--batch-size": 5,
+    "--window": 9,
+    "--hidden-size": 8,
+    "--embedding-size": 8,
+    "--num-layers": 2,
+    "--dropout": 0.4,
+    "--epochs": 1,
+    "--optimizer": "sgd",
+    "--learning-rate": 0.01,
+    "--schedule": "constant",
+    "--clip": 0.001,
+    "--precision": "bfloat16",
+    "--seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {}
+
+
+@pytest.mark.parametrize("option", [*CHANGES, "--no-tied"])
+def test_the_option_changes_the_model(gatewise, small, option, plain):
+    if not plain:
+        assert gatewise("train", "lm", *small, "--no-tied", "--output", "plain").status == 0
+        plain.update(weights("plain"))
+    words = [option, CHANGES[option]] if option in CHANGES else []
+    tied = ["--tied"] if option == "--no-tied" else ["--no-tied"]
+    answer = gatewise("train", "lm", *small, *tied, *words, "--output", "run")
+    assert answer.status == 0, answer.err
+    assert not same(plain, weights("run"))
+
+
+def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
+    for split in ("train", "valid", "test"):
+        shutil.copy(text, tmp_path / f"{split}.txt")
+    files = [word for split in ("train", "valid", "test") for word in (f"--{split}", f"{split}.txt")]
+    answer = gatewise("train", "lm", *small, *files, "--output", "run")
+    words = len(text.read_text().split()) + len(text.read_text().splitlines())
+    assert f"train {words:,}, valid {words:,}, test {words:,}" in answer.out
+    answer = gatewise("train", "lm", *small, "--train", "train.txt", "--output", "other")
+    assert answer.status == 1
+    assert "`train, valid, test` must be three files, got only train" in answer.err
+
+
+def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
+    (tmp_path / "mine.toml").write_text('name = "mine"\n[model]\nhidden_size = 4\n[training]\nepochs = 1\n')
+    answer = gatewise(
+        "train", "lm", "--recipe", "mine.toml", *small, "--set", "model.hidden_size=8", "--set", "tied=false"
+    )
+    assert answer.status == 0, answer.err
+    recipe = tomllib.loads((tmp_path / "runs" / "mine" / "recipe.toml").read_text())
+    assert recipe["model"]["hidden_size"] == 8  # --set wins over the flag, the flag over the file
+    assert recipe["training"]["epochs"] == 2
+
+
+def test_what_was_expected_is_compared(gatewise, small):
+    for limit, verdict in ((1e9, "reached"), (1.001, "missed")):
+        answer = gatewise(
+            "train", "lm", *small, "--overwrite", "--output", "run", "--set", f"expect.test_perplexity={limit}"
+        )
+        assert f"test perplexity at most {limit:g}: {verdict}" in answer.out
+
+
+def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    before = weights("run")
+    answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run")
+    assert answer.status == 1
+    assert "run already holds a run. Go on with it by `--resume`" in answer.err
+    answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--resume")
+    assert answer.status == 1
+    assert "begun with another training.seed" in answer.err
+    assert same(before, weights("run"))
+    assert gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--overwrite").status == 0
+    assert not same(before, weights("run"))
+
+
+def test_there_must_be_something_to_resume(gatewise, small):
+    answer = gatewise("train", "lm", "--output", "run", "--resume")
+    assert answer.status == 1
+    assert "there is no run in run to resume" in answer.err
+    assert (
+        gatewise("train", "lm", *small, "--output", "run", "--resume").status == 0
+    )  # all is said that a new run needs
+    answer = gatewise("train", "lm", "--output", "run", "--resume", "--overwrite")
+    assert "exclude each other" in answer.err
+
+
+def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
+    assert gatewise("train", "lm", *small, "--output", "whole").status == 0
+    original = TokenStream.windows
+
+    def windows(self, epoch=0, start=0):
+        for index, window in enumerate(original(self, epoch, start)):
+            if epoch == 1 and index == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield window
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStream, "windows", windows)
+        answer = gatewise("train", "lm", *small, "--output", "parts")
+    assert answer.status == 130
+    assert "everything is saved. Go on with:\n  gatewise train lm --output parts --resume" in answer.out
+    answer = gatewise("train", "lm", "--output", "parts", "--resume")
+    assert answer.status == 0
+    assert "resumed after" in answer.out
+    assert RunFolder("whole").model.read_bytes() == RunFolder("parts").model.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "absent.txt"], "there is no text file"),
+        (["--window", 5000], "the training text has"),
+        (["--kernel", "cudnn"], "the kernel 'cudnn' cannot train this model"),
+        (["--kernel", "fastest"], "'eager'"),
+        (["--output", "/proc/run"], "`output` must be a folder that can be written"),
+        (["--output", "cats.txt/run"], "`output` must be a folder that can be written"),
+        (["--dropout", 1.5], "must be a probability in [0, 1)"),
+        (["--device", "tpu"], "`device` must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--set", "sample.temperature=-1"], "`temperature` must be 0 or more"),
+        (["--tokens", "syllable"], "`tokens` must be one of"),
+        (["--batch-size", 0], "`batch_size` must be a positive integer"),
+    ],
+)
+def test_bad_input_is_an_error_before_training(gatewise, small, words, message, tmp_path):
+    answer = gatewise("train", "lm", *small, "--output", "run", *words)
+    assert answer.status == 1
+    assert answer.err.startswith("error: ")
+    assert message in answer.err
+    assert "valid ppl" not in answer.out
+    assert not list((tmp_path / "run").glob("*")) if (tmp_path / "run").exists() else True
+
+
+def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    answer = gatewise("train", "lm", *small, "--output", "run")
+    assert answer.status == 1
+    assert "must be on a disk with" in answer.err
+    assert "valid ppl" not in answer.out
+
+
+def command(*words, processes=1):
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    )
+    return [sys.executable, *launcher, "-m", "gatewise", *map(str, words)]
+
+
+@pytest.mark.slow
+def test_kill_nine_and_resume_end_in_the_same_bits(small, tmp_path):
+    options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 8]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        command(*options, "--output", "whole"), cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    process = subprocess.Popen(
+        command(*options, "--output", "parts"), cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
+    )
+    while not RunFolder(tmp_path / "parts").model.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    subprocess.run(
+        command("train", "lm", "--output", "parts", "--resume"),
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    assert RunFolder(tmp_path / "whole").model.read_bytes() == RunFolder(tmp_path / "parts").model.read_bytes()
+
+
+@pytest.mark.slow
+def test_torchrun_has_the_losses_of_one_process(small, tmp_path):
+    options = ["train", "lm", *small, "--dropout", 0]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    results = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        run = command(*options, "--output", folder, processes=processes)
+        answer = subprocess.run(
+            run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120
+        )
+        assert answer.returncode == 0, answer.stderr
+        results.append(json.loads((folder / "result.json").read_text()))
+        assert answer.stdout.count("valid ppl") == 1, "only the first process reports"
+    for name in ("valid_perplexity", "test_perplexity"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
