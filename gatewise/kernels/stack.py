@@ -122,6 +122,27 @@ def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
     return Layer(inputs.x, inputs.h0, inputs.c0, weights, inputs.lengths, inputs.batch_sizes)
 
 
+def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem, Inputs], Result]) -> Result:
+    """Run a call that takes whole problems over the layers one by one, by operators that autograd can record.
+
+    Args:
+        problem: The stack.
+        inputs: Its inputs.
+        call: Computes a problem of one layer, without dropout.
+    """
+    single = problem.replace(num_layers=1, dropout=0.0)
+    rows, share = problem.num_directions, problem.num_directions * problem.weights_per_direction
+    x, states = inputs.x, []
+    for index in range(problem.num_layers):
+        if index:
+            x = _dropped(problem, inputs, index - 1, x)
+        state, weights = slice(index * rows, (index + 1) * rows), slice(index * share, (index + 1) * share)
+        layer = Inputs(x, inputs.h0[state], inputs.c0[state], inputs.weights[weights], None, inputs.batch_sizes)
+        x, h_n, c_n, _ = call(single, layer)
+        states.append((h_n, c_n))
+    return Result(x, torch.cat([h_n for h_n, _ in states]), torch.cat([c_n for _, c_n in states]))
+
+
 def _layer(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:
     rows = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
     per_direction = problem.weights_per_direction

@@ -14,6 +14,7 @@ from torch import Tensor
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
@@ -25,18 +26,18 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
 def forward(problem: Problem, inputs: Inputs) -> Result:
     """Run the loop; keeps the outputs with their graph, then the leaves that the graph starts from."""
     if not problem.needs_grad:
-        return Result(*_run(problem, inputs))
+        return _run(problem, inputs)
     leaves = [tensor.detach().requires_grad_() for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
     with torch.enable_grad():
         shadow = inputs._replace(x=leaves[0], h0=leaves[1], c0=leaves[2], weights=tuple(leaves[3:]))
-        outputs = _run(problem, shadow)
+        outputs = _run(problem, shadow)[:3]
     y, h_n, c_n = (output.detach() for output in outputs)
     return Result(y, h_n, c_n, (*outputs, *leaves))
 
 
 def recorded(problem: Problem, inputs: Inputs) -> Result:
     """Run PyTorch's call, on oneDNN where it would, and let autograd record it."""
-    return Result(*_run(problem, inputs))
+    return _run(problem, inputs)
 
 
 def backward(
@@ -70,36 +71,17 @@ def backward(
     return InputGradients(dx, dh0, dc0, tuple(dweights))
 
 
-def _run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    if not problem.dropout:
-        return _layers(problem, inputs.x, inputs.h0, inputs.c0, inputs.weights, inputs.batch_sizes)
-    x, hidden, cell = inputs.x, [], []
-    scale = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
-    rows, share = problem.num_directions, problem.num_directions * problem.weights_per_direction
-    for index in range(problem.num_layers):
-        if index:
-            x = x * inputs.masks[index - 1] * scale
-        x, h_n, c_n = _layers(
-            problem.replace(num_layers=1),
-            x,
-            inputs.h0[index * rows : (index + 1) * rows],
-            inputs.c0[index * rows : (index + 1) * rows],
-            inputs.weights[index * share : (index + 1) * share],
-            inputs.batch_sizes,
-        )
-        hidden.append(h_n)
-        cell.append(c_n)
-    return x, torch.cat(hidden), torch.cat(cell)
+def _run(problem: Problem, inputs: Inputs) -> Result:
+    return stack.layer_after_layer(problem, inputs, _call) if problem.dropout else _call(problem, inputs)
 
 
-def _layers(
-    problem: Problem, x: Tensor, h0: Tensor, c0: Tensor, weights: tuple[Tensor, ...], batch_sizes: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _call(problem: Problem, inputs: Inputs) -> Result:
     options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
-    with _without_cudnn(x):
-        if batch_sizes is None:
-            return torch._VF.lstm(x, (h0, c0), list(weights), *options, False)
-        return torch._VF.lstm(x, batch_sizes, (h0, c0), list(weights), *options)
+    state, weights = (inputs.h0, inputs.c0), list(inputs.weights)
+    with _without_cudnn(inputs.x):
+        if inputs.batch_sizes is None:
+            return Result(*torch._VF.lstm(inputs.x, state, weights, *options, False))
+        return Result(*torch._VF.lstm(inputs.x, inputs.batch_sizes, state, weights, *options))
 
 
 @contextlib.contextmanager

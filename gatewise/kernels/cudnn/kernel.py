@@ -74,10 +74,10 @@ class _Cudnn:
         return (*[output] * (problem.num_layers - 1), *[reserve(1)] * problem.num_layers)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        if not problem.needs_grad and (found := self.recorded(problem, inputs)) is not None:
+            return found
         if _layer_by_layer(problem):
             return stack.forward(problem, inputs, _layer_forward)
-        if not problem.needs_grad and in_one_buffer(inputs.weights, problem.weights_per_direction):
-            return _by_pytorch(problem, inputs)
         return _forward(problem, inputs, problem.num_layers)
 
     def backward(
@@ -88,13 +88,17 @@ class _Cudnn:
         return _backward(problem, inputs, result, gradients, needs, problem.num_layers)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        if _layer_by_layer(problem) or not in_one_buffer(inputs.weights, problem.weights_per_direction):
-            return None
-        return _by_pytorch(problem, inputs)
+        # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights.
+        flat, per_direction = inputs.weights, problem.weights_per_direction
+        if not _layer_by_layer(problem) and in_one_buffer(flat, per_direction):
+            return _call(problem, inputs)
+        share = per_direction * problem.num_directions
+        if all(in_one_buffer(flat[start : start + share], per_direction) for start in range(0, len(flat), share)):
+            return stack.layer_after_layer(problem, inputs, _call)
+        return None
 
 
-def _by_pytorch(problem: Problem, inputs: Inputs) -> Result:
-    # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights.
+def _call(problem: Problem, inputs: Inputs) -> Result:
     options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
     state, weights = (inputs.h0, inputs.c0), list(inputs.weights)
     if inputs.batch_sizes is None:
