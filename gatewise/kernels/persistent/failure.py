@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import torch
-from torch import Tensor
 
 from gatewise.contract.errors import GatewiseError
 
@@ -17,12 +17,27 @@ class WaitGivenUp(GatewiseError, RuntimeError):
     """A block waited for data that never came; the outputs of that call are NaN."""
 
 
+class Flag:
+    """The word that kernels of a device set when they give up: on the host, pinned, so that reading it costs nothing."""
+
+    def __init__(self) -> None:
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.address = self._word.data_ptr()
+        self._value = ctypes.c_int32.from_address(self.address)
+
+    def is_set(self) -> bool:
+        """Whether a kernel gave up since the flag was cleared."""
+        return self._value.value != 0
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._value.value = 0
+
+
 @functools.cache
-def flag(device_index: int) -> Tensor:
-    """Return the word that kernels of a device set when they give up: on the host, pinned, so that reading it costs
-    nothing.
-    """
-    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+def flag(device_index: int) -> Flag:
+    """Return the flag of a device."""
+    return Flag()
 
 
 def raise_if_given_up(device_index: int) -> None:
@@ -33,10 +48,10 @@ def raise_if_given_up(device_index: int) -> None:
     Raises:
         WaitGivenUp: Naming the kernel and what to report.
     """
-    word = flag(device_index)
-    if word[0] == 0:
+    given_up = flag(device_index)
+    if not given_up.is_set():
         return
-    word.zero_()
+    given_up.clear()
     raise WaitGivenUp(
         "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; its outputs "
         "are NaN. Repeat it with kernel='cudnn', and report the output of `gatewise explain` and `gatewise doctor`."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 
@@ -48,6 +49,7 @@ class Backward(ctypes.Structure):
         ("dgates", ctypes.c_void_p),
         ("dh0", ctypes.c_void_p),
         ("dc0", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
         ("failure", ctypes.c_void_p),
         ("time", ctypes.c_int),
@@ -75,7 +77,7 @@ def run(
     failure.raise_if_given_up(device.index)
     binary = _binary(name, cut, dtype == torch.float16, bool(arguments.lengths), device.index)
     shape = driver.Shape(cut.grid, cut.warps * 32, cut.shared_bytes, cut.split)
-    with torch.cuda.device(device):
+    with contextlib.nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
         for first in range(0, directions, cut.directions):
             arguments.first_direction = first
             driver.launch(binary, f"lstm_{name}", shape, arguments, device)

@@ -42,7 +42,7 @@ def forward(problem: Problem, layer: Layer) -> Result:
         c_n=c_n.data_ptr(),
         cells=None if cells is None else cells.data_ptr(),
         lengths=None if lengths is None else lengths.data_ptr(),
-        failure=failure.flag(device.index).data_ptr(),
+        failure=failure.flag(device.index).address,
         time=time,
         batch=batch,
         groups=cut.groups,
@@ -64,10 +64,11 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
     dy = None if above.y is None else _widened(above.y.unflatten(-1, (directions, size)), hidden)
     dh_n, dc_n = _widened(above.h_n, hidden), _widened(above.c_n, hidden)
     c0, lengths = _widened(layer.c0, hidden), _on_device(layer.lengths, device)
-    transposed = [_gates_widened(weights.w_hh, size).t().contiguous() for weights in layer.weights]
+    recurrent = [_gates_widened(weights.w_hh, size) for weights in layer.weights]
     cut = _tiling(problem, batch, directions, device, backward=True)
+    bias = gates.new_empty(cut.together, directions, 4 * hidden, dtype=torch.float32)
     arguments = Backward(
-        weights=_pointers(transposed),
+        weights=_pointers(recurrent),
         gates=gates.data_ptr(),
         cells=cells.data_ptr(),
         c0=c0.data_ptr(),
@@ -77,8 +78,9 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         dgates=dgates.data_ptr(),
         dh0=dh0.data_ptr(),
         dc0=dc0.data_ptr(),
+        bias=bias.data_ptr(),
         lengths=None if lengths is None else lengths.data_ptr(),
-        failure=failure.flag(device.index).data_ptr(),
+        failure=failure.flag(device.index).address,
         time=time,
         batch=batch,
         groups=cut.groups,
@@ -91,7 +93,7 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         _input_gradient(layer, dsums, size) if needs.x else None,
         dh0[..., :size] if needs.state else None,
         dc0[..., :size] if needs.state else None,
-        _weight_gradients(problem, layer, result.y, dgates, lengths)
+        _weight_gradients(problem, layer, result.y, dgates, bias.sum(0).to(gates.dtype), lengths)
         if needs.weights
         else (None,) * (directions * problem.weights_per_direction),
     )
@@ -115,7 +117,7 @@ def _input_gradient(layer: Layer, dsums: Tensor, size: int) -> Tensor:
 
 
 def _weight_gradients(
-    problem: Problem, layer: Layer, y: Tensor, dgates: Tensor, lengths: Tensor | None
+    problem: Problem, layer: Layer, y: Tensor, dgates: Tensor, bias: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     (time, batch, features), size = layer.x.shape, problem.hidden_size
     x = layer.x if lengths is None else _without_padding(layer.x, lengths)
@@ -133,8 +135,8 @@ def _weight_gradients(
             w_hh.addmm_(earlier.reshape((time - 1) * batch, -1).t(), before.reshape((time - 1) * batch, size))
         gradients += [_rows_narrowed(sums.t() @ x, size), _rows_narrowed(w_hh, size)]
         if problem.bias:
-            bias = _rows_narrowed(sums.sum(0), size)
-            gradients += [bias, bias.clone()]
+            own = _rows_narrowed(bias[direction], size)
+            gradients += [own, own.clone()]
     return tuple(gradients)
 
 

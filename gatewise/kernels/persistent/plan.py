@@ -72,7 +72,7 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
-        cells = (13 if self.backward else 12) * self.cells
+        cells = (17 if self.backward else 12) * self.cells
         lent = 0 if self.resident == self.tiles else 4
         return self.weight_registers + 4 * self.tiles + cells + lent + (42 if self.split == 1 else 56)
 
@@ -204,7 +204,9 @@ def _register_limit(warps: int) -> int:
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
     whole = not (cut.backward and cut.split * cut.units % 16)
-    return whole and _registers_fit(cut) and cut.shared_bytes <= shared_memory(device)
+    # With fewer loads in flight a warp waits for memory once for each of them.
+    in_flight = cut.ahead * cut.chunk >= min(4, cut.spans * cut.rows // 8)
+    return whole and in_flight and _registers_fit(cut) and cut.shared_bytes <= shared_memory(device)
 
 
 def multiprocessors(device: Device, split: int) -> int:

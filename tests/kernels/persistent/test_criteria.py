@@ -62,6 +62,6 @@ def test_states_its_work_and_what_it_keeps():
     assert "units x" in persistent.algorithm(PROBLEM, H200)
 
 
-def test_importing_it_loads_no_cuda_package():
-    code = "import sys, gatewise.kernels.persistent.kernel; assert not [m for m in sys.modules if m.startswith(('cuda.core', 'cuda.bindings.driver'))]"
+def test_importing_it_loads_no_compiler():
+    code = "import sys, gatewise.kernels.persistent.kernel; assert 'cuda.core' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -77,7 +77,7 @@ def test_nan_comes_out_as_nan(place, bits, dtype):
     assert found["y"].isnan().any()
     exact = testing.named(problem, *testing.oracle(problem, inputs, None))["y"]
     assert torch.equal(found["y"].isnan().cpu(), exact.isnan().cpu())
-    assert failure.flag(0).item() == 0
+    assert not failure.flag(0).is_set()
 
 
 def test_infinite_inputs_saturate():
@@ -226,7 +226,7 @@ def test_padding_may_hold_anything():
 
 
 def test_a_wait_given_up_is_an_error_of_the_next_call_and_the_one_after_works(monkeypatch):
-    problem = Problem(6, 4, 16, 256, dtype=torch.bfloat16)
+    problem = Problem(50, 64, 16, 1024, dtype=torch.bfloat16)
     inputs = testing.make_inputs(problem, "cuda")
     expected = persistent.forward(problem, inputs).y
     monkeypatch.setattr(failure, "PATIENCE", 0)

@@ -17,7 +17,7 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 #endif
 
 struct Backward {
-    const u16* weights[2];  // [H, 4H] for each direction: W_hh transposed
+    const u16* weights[2];  // [4H, H] for each direction
     const u16* gates;       // [D, T, B, 4H], activated
     const u16* cells;       // [D, T, B, H]
     const u16* c0;          // [D, B, H]
@@ -27,11 +27,14 @@ struct Backward {
     u16* dgates;            // [D, T, B, 4H], filled with 0xFFFF
     u16* dh0;               // [D, B, H]
     u16* dc0;               // [D, B, H]
+    float* bias;            // [gridDim.y, D, 4H]: gate sums' gradients, summed over the steps and rows of a block
     const i64* lengths;     // [B]; read only if RAGGED
     int* failure;           // set to 1 when a wait is given up
     int time, batch, groups, first_direction, directions;
     u32 patience;
 };
+
+static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "room to collect the gradients of the biases");
 
 // What a cell needs of one step.
 struct Inputs {
@@ -61,14 +64,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const u16* const cells = p.cells + state * p.time;
     u16* const dgates = p.dgates + state * 4 * p.time;
 
+    // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
-    const u16* source = (reverse ? p.weights[1] : p.weights[0]) + rank * WIDTH;
-    load_weights(weights, lent, [&](int row, int k) {
-        const int unit = first_unit - (int)rank * UNITS + row;
-        return row < SPLIT * UNITS && unit < HIDDEN ? *(const u32*)(source + (size_t)unit * 4 * HIDDEN + k) : 0u;
+    const u16* source = (reverse ? p.weights[1] : p.weights[0]) + (size_t)rank * WIDTH * HIDDEN;
+    load_weights(weights, lent, [&](int tile, int span) -> Pair {
+        u32 turned[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int k = (warp * SPANS + span) * 32 + (lane >> 3) * 8 + (i >> 2) * 4 + (i & 2) + (lane >> 2 & 1);
+            const int row = tile * 16 + (i & 1) * 8 + (lane & 3) * 2, unit = first_unit - (int)rank * UNITS + row;
+            const bool exists = k < WIDTH && row < SPLIT * UNITS && unit < HIDDEN;
+            turned[i] = transposed_matrix(exists ? *(const u32*)(source + (size_t)k * HIDDEN + unit) : 0u);
+        }
+        return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
     Patience patience = {p.patience, 0, false};
     int parity = 0;
+    Gates bias[CELLS];
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) bias[cell] = {0.f, 0.f, 0.f, 0.f};
 #if SPLIT > 1
     cluster_barrier();
 #endif
@@ -108,19 +122,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             input[cell].gates = transposed(input[cell].gates);
             coming[cell] = load(cell, 1);
         }
+        auto row_at = [&](int row, int step) -> Row {
+            const int after = reverse ? step - 1 : steps - step;  // the step visited before
+            if (step > steps || after < 0 || after >= ends.of(row)) return {nullptr, ABSENT};
+            return {dgates + after * plane * 4 + (size_t)(first_row + row) * 4 * HIDDEN + rank * WIDTH, EXCHANGED};
+        };
+        InFlight words;
+        begin_product(words, [&](int row) { return row_at(row, 0); });
         // One step more than the sequence has: it makes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
-            const int after = reverse ? t - 1 : t + 1;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            partial_product(
-                weights,
-                [&](int row) -> Row {
-                    const int n = first_row + row;
-                    if (after < 0 || after >= ends.of(row)) return {nullptr, ABSENT};
-                    return {dgates + after * plane * 4 + (size_t)n * 4 * HIDDEN + rank * WIDTH, EXCHANGED};
-                },
-                sums + warp * PARTIAL_FLOATS, patience);
+            finish_product(words, weights, [&](int row) { return row_at(row, step); }, sums + warp * PARTIAL_FLOATS, patience);
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -166,7 +179,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 const Gates gate = {low_half(in.gates.x), high_half(in.gates.x), low_half(in.gates.y), high_half(in.gates.y)};
                 float carried = dc[cell];
                 const Gates grad = adjoint(gate, widened(cell_now[cell]), widened(in.before), recurrent + widened(in.dy), carried);
-                if (active) dc[cell] = carried, cell_now[cell] = in.before;
+                if (active) {
+                    dc[cell] = carried, cell_now[cell] = in.before;
+                    bias[cell].i += grad.i, bias[cell].f += grad.f, bias[cell].g += grad.g, bias[cell].o += grad.o;
+                }
                 const uint2 pairs = {packed(grad.i, grad.f), packed(grad.g, grad.o)};
                 grads[cell] = paired(active ? pairs : make_uint2(0, 0));
             }
@@ -179,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     store_exchanged(to, grads[cell].x);
                     store_exchanged(to + HIDDEN, grads[cell].y);
                 }
+            begin_product(words, [&](int row) { return row_at(row, step + 1); });
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -193,6 +210,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS)
                         if (first_unit + i % UNITS < HIDDEN)
                             dgates[((size_t)t * p.batch + first_row + row) * 4 * HIDDEN + i / UNITS * HIDDEN + first_unit + i % UNITS] = 0;
+    }
+    __syncthreads();
+    float4* const collected = (float4*)partials;  // [ROWS, UNITS]
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        const Place at = place_of(cell);
+        if (at.exists) collected[at.row * UNITS + at.unit] = {bias[cell].i, bias[cell].f, bias[cell].g, bias[cell].o};
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS) {
+        const int gate = i / UNITS, unit = i % UNITS;
+        float total = 0.f;
+        for (int row = 0; row < ROWS; ++row) total += ((float*)collected)[(row * UNITS + unit) * 4 + gate];
+        if (first_unit + unit < HIDDEN)
+            p.bias[((blockIdx.y * p.directions + direction) * 4 + gate) * HIDDEN + first_unit + unit] = total;
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
 #if SPLIT > 1

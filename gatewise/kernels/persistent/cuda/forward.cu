@@ -40,9 +40,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     // Tile row r is gate r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
     Weights weights;
     const u16* source = reverse ? p.weights[1] : p.weights[0];
-    load_weights(weights, lent, [&](int row, int k) {
+    auto eight_at = [&](int row, int k) {
         const int unit = first_unit + row / 4;
-        return unit < HIDDEN ? *(const u32*)(source + (size_t)((row & 3) * HIDDEN + unit) * HIDDEN + k) : 0u;
+        const bool exists = unit < HIDDEN && k < WIDTH;
+        return exists ? *(const uint4*)(source + (size_t)((row & 3) * HIDDEN + unit) * HIDDEN + k) : make_uint4(0, 0, 0, 0);
+    };
+    load_weights(weights, lent, [&](int tile, int span) -> Pair {
+        const uint4 upper = eight_at(tile * 16 + (lane >> 2), depth_of(span));
+        const uint4 lower = eight_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
+        return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
     });
     Patience patience = {p.patience, 0, false};
     int parity = 0;
@@ -71,20 +77,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             input[cell] = transposed(load(cell, 0));
             coming[cell] = load(cell, 1);
         }
+        auto row_at = [&](int row, int step) -> Row {
+            const int t = reverse ? steps - 1 - step : step, n = first_row + row, end = ends.of(row);
+            if (step >= steps || t >= end) return {nullptr, ABSENT};
+            if (reverse ? t + 1 == end : t == 0) return {p.h0 + state + (size_t)n * HIDDEN, FINISHED};
+            return {y + (reverse ? t + 1 : t - 1) * plane * p.directions + (size_t)n * y_stride, EXCHANGED};
+        };
+        InFlight words;
+        begin_product(words, [&](int row) { return row_at(row, 0); });
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
-            const u16* const before = y + (reverse ? t + 1 : t - 1) * plane * p.directions;
             u16* const now = y + t * plane * p.directions;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            partial_product(
-                weights,
-                [&](int row) -> Row {
-                    const int n = first_row + row, end = ends.of(row);
-                    if (t >= end) return {nullptr, ABSENT};
-                    if (reverse ? t + 1 == end : t == 0) return {p.h0 + state + (size_t)n * HIDDEN, FINISHED};
-                    return {before + (size_t)n * y_stride, EXCHANGED};
-                },
-                sums + warp * PARTIAL_FLOATS, patience);
+            finish_product(words, weights, [&](int row) { return row_at(row, step); }, sums + warp * PARTIAL_FLOATS, patience);
             __syncthreads();
             // First the arithmetic, then what other blocks wait for, then what only the backward pass needs.
             Gates gate[CELLS];
@@ -108,6 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                     const Place at = place_of(cell);
                     store_exchanged(now + (u32)((first_row + at.row) * y_stride + first_unit + at.unit), output[cell]);
                 }
+            begin_product(words, [&](int row) { return row_at(row, step + 1); });
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;

@@ -55,6 +55,13 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Transposes an 8 x 8 matrix of 16-bit values that a warp holds two a lane, row by row.
+__device__ __forceinline__ u32 transposed_matrix(u32 pair) {
+    u32 turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+    return turned;
+}
+
 // The hardware's approximation: relative error 2^-11, below the rounding of a 16-bit result.
 __device__ __forceinline__ float tanh_of(float x) {
     float y;

@@ -36,25 +36,30 @@ __device__ __forceinline__ int depth_of(int span) {
     return ((threadIdx.x >> 5) * SPANS + span) * 32 + (threadIdx.x & 3) * 8;
 }
 
-// Loads the weights once: `pair_at(row, k)` gives the two values (row, k) and (row, k + 1); `room` has LENT_WORDS.
+// A lane's weights of one tile in one span: its fragments for two tensor-core products.
+struct Pair {
+    uint4 half[2];
+};
+
+// Loads the weights once, `pair_at(tile, span)` by pair; `room` has LENT_WORDS.
 template <class PairAt>
 __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, PairAt pair_at) {
-    const int row = (threadIdx.x & 31) >> 2;
     room += (threadIdx.x >> 5) * LENT * SPANS * 2 * 32 + (threadIdx.x & 31);
     weights.lent = room;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-        for (int half = 0; half < SPANS * 2; ++half) {
-            const int k = depth_of(half / 2) + (half & 1) * 4;
-            u32 pairs[4];
+        for (int span = 0; span < SPANS; ++span) {
+            const Pair pair = pair_at(tile, span);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) pairs[i] = k < WIDTH ? pair_at(tile * 16 + row + (i & 1) * 8, k + (i & 2)) : 0;
-            if (tile < RESIDENT) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) weights.held[tile < RESIDENT ? tile : 0][half][i] = pairs[i];
-            } else {
-                room[((tile - RESIDENT) * SPANS * 2 + half) * 32] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            for (int half = 0; half < 2; ++half) {
+                if (tile < RESIDENT) {
+                    u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][span * 2 + half];
+                    held[0] = pair.half[half].x, held[1] = pair.half[half].y;
+                    held[2] = pair.half[half].z, held[3] = pair.half[half].w;
+                } else {
+                    room[((tile - RESIDENT) * SPANS * 2 + span * 2 + half) * 32] = pair.half[half];
+                }
             }
         }
 }
@@ -85,14 +90,22 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
     while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
 }
 
-// `row_of(row)` says where a batch row of the block comes from; `partial` is this warp's share of shared memory.
+using InFlight = uint4[AHEAD][CHUNK];
+
+// Issues the first loads of a step, so that other work can be done while they travel. `row_of(row)` says where a batch row
+// of the block comes from.
 template <class RowOf>
-__device__ __forceinline__ void partial_product(const Weights& weights, RowOf row_of, float* partial, Patience& patience) {
-    const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
-    uint4 words[AHEAD][CHUNK];
-    float sum[TILES][4];
+__device__ __forceinline__ void begin_product(InFlight& words, RowOf row_of) {
 #pragma unroll
-    for (int item = 0; item < AHEAD; ++item) load_item(words[item], row_of(item / POLLS * 8 + row), item % POLLS);
+    for (int item = 0; item < AHEAD; ++item)
+        load_item(words[item], row_of(item / POLLS * 8 + ((threadIdx.x & 31) >> 2)), item % POLLS);
+}
+
+// Multiplies what has arrived, polls for the rest; `partial` is this warp's share of shared memory.
+template <class RowOf>
+__device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowOf row_of, float* partial, Patience& patience) {
+    const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
+    float sum[TILES][4];
     patience.polls = 0;
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
