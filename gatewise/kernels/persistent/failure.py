@@ -18,7 +18,7 @@ class WaitGivenUp(GatewiseError, RuntimeError):
 
 
 class Flag:
-    """The word that kernels of a device set when they give up: on the host, pinned, so that reading it costs nothing."""
+    """The word that kernels of a device set when they give up, in pinned host memory: reading it costs nothing."""
 
     def __init__(self) -> None:
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)

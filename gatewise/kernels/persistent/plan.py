@@ -74,7 +74,7 @@ class Tiling:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
         cells = (17 if self.backward else 12) * self.cells
         lent = 0 if self.resident == self.tiles else 4
-        return self.weight_registers + 4 * self.tiles + cells + lent + (42 if self.split == 1 else 56)
+        return self.weight_registers + 4 * self.tiles + cells + lent + (42 if self.split == 1 else 44)
 
     @property
     def blocks(self) -> int:
@@ -131,13 +131,25 @@ class Tiling:
         loads = operand / 64
         traffic = operand * self.blocks * self.together * self.directions / 2900
         lent = (self.tiles - self.resident) * self.warps * self.spans * self.rows
+        rounds = 300 * (math.ceil(self.spans * self.rows / 8 / (self.chunk * self.ahead)) - 1)
         # The factors are fitted to measurements of some 230 tilings of each pass on an H200; the error is about 10 %.
         if self.backward:
             products = 0.4 * self.tiles * self.spans * self.warps * self.rows / 8
             sent = 493 + self.split * self.rows * self.units if self.split > 1 else 0
-            return passes * (571 + 1490 * self.cells + 2.18 * loads + 0.35 * traffic + 0.53 * lent + products + sent)
+            return passes * (
+                571 + 1490 * self.cells + 2.18 * loads + 0.35 * traffic + 0.53 * lent + products + sent + rounds
+            )
         memory = 22 * self.together * self.rows * self.hidden * self.directions / 2400
-        clocks = 990 + 62 * self.warps + 412 * self.cells + 2.47 * loads + 0.79 * traffic + 0.63 * lent + 1.39 * memory
+        clocks = (
+            990
+            + 62 * self.warps
+            + 412 * self.cells
+            + 2.47 * loads
+            + 0.79 * traffic
+            + 0.63 * lent
+            + 1.39 * memory
+            + rounds
+        )
         return passes * clocks
 
     def step_seconds(self) -> float:
@@ -185,28 +197,29 @@ def candidates(hidden_size: int, batch: int, directions: int, device: Device, ba
 
 
 def _with_weights_placed(cut: Tiling) -> Tiling:
-    # As many tiles in registers as leave room for everything else.
-    most = next(
-        (tiles for tiles in range(cut.tiles, 1, -1) if _registers_fit(dataclasses.replace(cut, resident=tiles))), 1
-    )
-    return dataclasses.replace(cut, resident=most)
+    # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
+    whole = dataclasses.replace(cut, resident=cut.tiles)
+    if _registers_fit(whole, loads=3):
+        return whole
+    parted = (dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles - 1, 0, -1))
+    return next((placed for placed in parted if _registers_fit(placed, loads=4)), cut)
 
 
-def _registers_fit(cut: Tiling) -> bool:
-    return cut.registers + 4 <= _register_limit(cut.warps)
+def _registers_fit(cut: Tiling, loads: int) -> bool:
+    return cut.registers + 4 * loads <= _register_limit(cut.warps)
 
 
 def _register_limit(warps: int) -> int:
     # Of 255 at most, or of an even share of the multiprocessor's; the rest is slack for the compiler.
-    return min(255, 65536 // (32 * warps)) - 17
+    return min(255, 65536 // (32 * warps)) - 9
 
 
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
     whole = not (cut.backward and cut.split * cut.units % 16)
     # With fewer loads in flight a warp waits for memory once for each of them.
-    in_flight = cut.ahead * cut.chunk >= min(4, cut.spans * cut.rows // 8)
-    return whole and in_flight and _registers_fit(cut) and cut.shared_bytes <= shared_memory(device)
+    in_flight = cut.ahead * cut.chunk >= min(3, cut.spans * cut.rows // 8)
+    return whole and in_flight and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)
 
 
 def multiprocessors(device: Device, split: int) -> int:
