@@ -45,14 +45,16 @@ class _Persistent:
             cut.step_seconds() * problem.time * problem.num_directions / cut.directions
             for _, cut in _passes(problem, device)
         )
-        operators = layers * (6 + problem.num_directions * 4)
+        directions = problem.num_directions
+        launches, operators = layers * (2 + 2 * directions), layers * (6 + 4 * directions)
         if problem.needs_grad:
-            operators += layers * (8 + problem.num_directions * 10)
+            launches += layers * (4 + 5 * directions)
+            operators += layers * (8 + 10 * directions)
         recurrent = 8.0 * problem.num_directions * layers * problem.time * problem.batch * hidden**2
         return Work(
             matmul_flops=passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent,
             bytes_moved=layers * planes * (30 if problem.needs_grad else 9),
-            launches=operators,
+            launches=launches,
             operators=operators,
             exchanges=round(layers * seconds / device.exchange_seconds),
             workspace_bytes=planes * 4,

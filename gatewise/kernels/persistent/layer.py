@@ -93,7 +93,9 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         _input_gradient(layer, dsums, size) if needs.x else None,
         dh0[..., :size] if needs.state else None,
         dc0[..., :size] if needs.state else None,
-        _weight_gradients(problem, layer, result.y, dgates, bias.sum(0).to(gates.dtype), lengths)
+        _weight_gradients(
+            problem, layer, result.y, dgates, (bias[0] if cut.together == 1 else bias.sum(0)).to(gates.dtype), lengths
+        )
         if needs.weights
         else (None,) * (directions * problem.weights_per_direction),
     )
