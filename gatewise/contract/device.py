@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import os
 
 import torch
@@ -29,6 +30,7 @@ class Device:
         operator_seconds: CPU time of one PyTorch operator, from Python to its launch.
         exchange_seconds: Time for a value stored by one multiprocessor to be read by another.
         cudnn_version: As `torch.backends.cudnn.version()`, 0 without cuDNN.
+        compiles: Whether CUDA sources can be compiled and launched: the packages of the extra `cuda` are installed.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Device:
     operator_seconds: float = 1e-5
     exchange_seconds: float = 0.7e-6
     cudnn_version: int = 0
+    compiles: bool = False
 
     def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
         """Return the achievable rate of large products, in floating-point operations per second.
@@ -123,6 +126,7 @@ def _known(
         memory_bandwidth=bandwidth,
         matmul_rates=tuple((key, rate * 1e12) for key, rate in rates.items() if rate),
         cudnn_version=91900,
+        compiles=True,
     )
 
 
@@ -184,4 +188,13 @@ def _probe_cuda(index: int) -> Device:
         memory_bandwidth=relative.memory_bandwidth * share,
         matmul_rates=tuple((name, rate * share) for name, rate in relative.matmul_rates),
         cudnn_version=cudnn_version,
+        compiles=all(_found(package) for package in ("cuda.core", "cuda.bindings")),
     )
+
+
+def _found(package: str) -> bool:
+    # A parent package that is missing is an error to find_spec, not a None.
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False

@@ -4,7 +4,8 @@ from gatewise.contract.kernel import Kernel
 from gatewise.kernels.aten import aten
 from gatewise.kernels.cudnn import cudnn
 from gatewise.kernels.eager import eager
+from gatewise.kernels.persistent import persistent
 
-ALL: tuple[Kernel, ...] = (cudnn, aten, eager)
+ALL: tuple[Kernel, ...] = (persistent, cudnn, aten, eager)
 
 __all__ = ["ALL"]

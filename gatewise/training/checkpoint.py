@@ -83,23 +83,22 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
     """
     library = _safetensors()
     try:
-        with path.open("rb") as file:
-            head = file.read(16)
+        # One look at the file: a run that is still training may put a new one in its place at any moment.
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    if head.startswith(_PICKLES) and head[4:9] != _AFTER_SHORT_LENGTH:
+    if content.startswith(_PICKLES) and content[4:9] != _AFTER_SHORT_LENGTH:
         raise CheckpointError(
             f"{path} is a pickle (torch.save), which could run any program while it loads. Only safetensors are read: "
             "save the weights with safetensors.torch.save_file instead."
         )
     try:
-        with library.safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        tensors = {name: tensor.to(device) for name, tensor in library.torch.load(content).items()}
     except library.SafetensorError as error:
         raise CheckpointError(
             f"{path} is truncated or not a safetensors file ({error}). Take another copy, or train again."
         ) from error
+    metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     if _HEADER not in metadata:
         raise CheckpointError(
             f"{path} is a safetensors file, but was not written by gatewise. Give the folder of a run of gatewise."

@@ -38,9 +38,10 @@ def test_every_way_is_a_row(settings, observer) -> None:
     assert not outcome.interrupted
     status = {record.way: record.status for record in outcome.records}
     assert list(status) == [way.name for way in rivals.ways()]
-    assert status.pop("gatewise cudnn") == "refused"
+    refused = [status.pop(f"gatewise {kernel}") for kernel in ("persistent", "cudnn")]
+    assert refused == ["refused"] * 2
     assert set(status.values()) == {"measured"}
-    assert observer.announced == len(observer.steps) + settings.runs == 1 + 3 * len(rivals.ways())  # one is refused
+    assert observer.announced == len(observer.steps) + len(refused) * settings.runs
 
 
 def test_a_measured_row(settings, observer, plain_ways) -> None:

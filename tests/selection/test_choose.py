@@ -34,7 +34,7 @@ def test_precedence_argument_then_block_then_environment(monkeypatch):
         assert decide(PROBLEM, H200).chosen == "eager"
         assert decide(PROBLEM, H200, "cudnn").chosen == "cudnn"
         with use_kernel("auto"):
-            assert decide(PROBLEM, H200).chosen == "cudnn"
+            assert decide(PROBLEM, H200).chosen == "persistent"
     assert decide(PROBLEM, H200).reason == "named by GATEWISE_KERNEL"
 
 
@@ -76,15 +76,18 @@ def test_an_unknown_policy_is_named(monkeypatch):
 
 
 def test_lengths_on_the_gpu_leave_the_kernels_that_need_no_sync():
-    decision = decide(PROBLEM.replace(layout=Layout.DEVICE_LENGTHS), H200)
+    problem = PROBLEM.replace(layout=Layout.DEVICE_LENGTHS)
+    assert decide(problem, H200).chosen == "persistent"
+    decision = decide(problem, H200.replace(compiles=False))
     assert decision.chosen == "eager"
     assert "lengths.cpu()" in str(decision)
+    assert "pip install 'gatewise[cuda]'" in str(decision)
 
 
 def test_a_block_ends_with_its_exception():
     with pytest.raises(ZeroDivisionError), use_kernel("eager"):
         1 / 0  # noqa: B018
-    assert decide(PROBLEM, H200).chosen == "cudnn"
+    assert decide(PROBLEM, H200).chosen == "persistent"
 
 
 def test_memory_counts_outputs_kept_and_gradients():
@@ -98,7 +101,7 @@ def test_two_blocks_in_two_threads_do_not_see_each_other():
     from concurrent.futures import ThreadPoolExecutor
 
     with use_kernel("eager"), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: decide(PROBLEM, H200).chosen).result() == "cudnn"
+        assert pool.submit(lambda: decide(PROBLEM, H200).chosen).result() == "persistent"
 
 
 def test_names_are_in_the_order_they_are_asked():

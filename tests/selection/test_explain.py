@@ -35,7 +35,7 @@ def test_an_h200_in_full(lstm):
     first, second, third = str(decision).splitlines()[:3]
     assert first == "problem  T 100, B 64, I 512, H 512, float16, inference"
     assert second == "device   NVIDIA H200 (sm_90, 132 multiprocessors, cuDNN 9.19.0)"
-    assert third == "chosen   cudnn (least predicted time)"
+    assert third == "chosen   persistent (least predicted time)"
     assert decision.verdict("cudnn").algorithm == "PERSIST_STATIC"
 
 

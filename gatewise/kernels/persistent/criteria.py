@@ -8,7 +8,6 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.criteria import NOT_EMPTY
-from gatewise.kernels.persistent import toolchain
 from gatewise.kernels.persistent.plan import tiling
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -43,9 +42,8 @@ CRITERIA = (
         "packages",
         allowed="cuda-core and NVRTC installed",
         actual=lambda problem, device: "not installed",
-        holds=lambda problem, device: device.kind != "cuda" or toolchain.is_installed(),
-        # Whether packages are installed is not part of a problem or a device, so nothing here can violate it.
-        violation=lambda problem, device: (problem, device),
+        holds=lambda problem, device: device.kind != "cuda" or device.compiles,
+        violation=lambda problem, device: (problem, device.replace(kind="cuda", compiles=False)),
         advice="pip install 'gatewise[cuda]'",
     ),
     Criterion(
@@ -80,7 +78,10 @@ CRITERIA = (
         allowed="what the registers hold",
         actual=_weight_size,
         holds=_fits,
-        violation=lambda problem, device: (problem.replace(hidden_size=1 << 14), device),
+        violation=lambda problem, device: (
+            problem.replace(hidden_size=1 << 14),
+            device if device.kind == "cuda" and device.capability >= (8, 0) else Device.named("h200"),
+        ),
     ),
     NOT_EMPTY,
 )

@@ -54,5 +54,5 @@ def raise_if_given_up(device_index: int) -> None:
     given_up.clear()
     raise WaitGivenUp(
         "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; its outputs "
-        "are NaN. Repeat it with kernel='cudnn', and report the output of `gatewise explain` and `gatewise doctor`."
+        "are NaN. Repeat it with kernel='cudnn', and report what `gatewise.explain` prints for the call."
     )

@@ -31,12 +31,6 @@ class Resources(NamedTuple):
     stack_bytes: int
 
 
-@functools.cache
-def is_installed() -> bool:
-    """Whether the packages that compile and launch kernels can be imported."""
-    return all(_found(package) for package in ("cuda.core", "cuda.bindings"))
-
-
 def compile_source(name: str, architecture: str, macros: Mapping[str, int]) -> bytes:
     """Return the machine code of a source for an architecture, from the cache where it is there.
 
@@ -79,13 +73,6 @@ def cache_folder() -> Path:
     if named:
         return Path(named) / "kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gatewise" / "kernels"
-
-
-def _found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _core() -> ModuleType:
