@@ -120,7 +120,8 @@ class Kernel(Protocol):
         """Compute the outputs by operators that autograd records and differentiates itself, or return None.
 
         For kernels that are PyTorch's own: their graph costs less than a function around the explicit passes. Called
-        with autograd on, instead of `forward` and `backward`, where nothing stands between the caller and the kernel.
+        with autograd on, instead of `forward` and `backward`, where nothing stands between the caller and the kernel;
+        without masks: dropout is drawn as PyTorch draws it there.
         """
         ...
 

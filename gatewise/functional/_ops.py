@@ -17,7 +17,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.explicit import State, probed, run, run_backward
 from gatewise.functional.signature import Signature, traced_signature
-from gatewise.functional.validate import check_input, prepare, tf32_allowed
+from gatewise.functional.validate import check_input, prepare, tf32_allowed, with_masks
 from gatewise.selection import AUTO, choose, kernel_named, predicted, preference
 
 _TYPICAL_SIZE = 64
@@ -76,6 +76,7 @@ def lstm_forward(
     problem, inputs = _prepared(
         x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, traced=True
     )
+    inputs = with_masks(problem, inputs)
     result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
     kept = [*inputs.masks, *result.kept] if needs_grad else []
     # An operator's results may not be its arguments: an empty sequence hands its state through.

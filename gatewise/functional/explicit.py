@@ -16,7 +16,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.ragged import conversion
 from gatewise.functional.signature import NestedWeights, flattened, nested_like
-from gatewise.functional.validate import prepare
+from gatewise.functional.validate import prepare, with_masks
 from gatewise.selection import AUTO, choose, kernel_named, preference
 
 
@@ -106,7 +106,7 @@ def forward(
             dropout=dropout,
             needs_grad=keep,
         )
-        saved = run(problem, inputs, kernel)
+        saved = run(problem, with_masks(problem, inputs), kernel)
     y, h_n, c_n, _ = saved.result
     saved.form = weights
     return Output(y, State(h_n, c_n)), saved

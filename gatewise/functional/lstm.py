@@ -12,7 +12,7 @@ from gatewise.functional._autograd import LSTMFunction, in_plain_torch
 from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, forward_on, probed, record
 from gatewise.functional.signature import NestedWeights, flattened
-from gatewise.functional.validate import prepare
+from gatewise.functional.validate import prepare, with_masks
 from gatewise.selection import AUTO, REFERENCE, choose, preference
 
 
@@ -86,16 +86,17 @@ def lstm(
     )
     if torch._C._are_functorch_transforms_active():
         _check_transformable(kernel)
-        y, h_n, c_n, _ = in_plain_torch(problem, inputs)
+        y, h_n, c_n, _ = in_plain_torch(problem, with_masks(problem, inputs))
         return Output(y, State(h_n, c_n))
     chosen = choose(problem, probed(x.device), kernel).chosen or ""
     if not needs_grad:
         with torch.no_grad():
-            y, h_n, c_n, _ = forward_on(chosen, problem, inputs)
+            y, h_n, c_n, _ = forward_on(chosen, problem, with_masks(problem, inputs))
         return Output(y, State(h_n, c_n))
     recorded = record(chosen, problem, inputs)
     if recorded is not None:
         return Output(recorded.y, State(recorded.h_n, recorded.c_n))
+    inputs = with_masks(problem, inputs)
     # The tensors travel as arguments, so that autograd sees them; what is left of the inputs has no gradient.
     y, h_n, c_n = LSTMFunction.apply(problem, chosen, inputs[4:], inputs.x, inputs.h0, inputs.c0, *flat)  # type: ignore[misc]
     return Output(y, State(h_n, c_n))

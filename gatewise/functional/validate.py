@@ -32,7 +32,7 @@ def prepare(
     """Check every argument and describe the call.
 
     Returns:
-        The problem, and the inputs with zeros for a missing state, lengths as int64 and dropout masks drawn.
+        The problem, and the inputs with zeros for a missing state and lengths as int64, without dropout masks.
 
     Raises:
         ShapeError: A rank, size or length does not fit.
@@ -68,7 +68,7 @@ def prepare(
         autocast,
         traced,
     )
-    return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes, _drawn_masks(problem, x))
+    return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes)
 
 
 # Like signatures, problems come back again and again; one object for each makes looking up its decision fast too.
@@ -184,11 +184,12 @@ def _without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tenso
     return bounded, torch.where((bounded == lengths)[:, None], h0, torch.nan)
 
 
-def _drawn_masks(problem: Problem, x: Tensor) -> tuple[Tensor, ...]:
+def with_masks(problem: Problem, inputs: Inputs) -> Inputs:
+    """Draw the dropout masks from PyTorch's generator, one for each gap between layers."""
     if not problem.dropout:
-        return ()
-    shape = (*x.shape[:-1], problem.output_size)
+        return inputs
+    shape, device = (*inputs.x.shape[:-1], problem.output_size), inputs.x.device
     keep = 1.0 - problem.dropout
-    return tuple(
-        torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(keep) for _ in range(problem.num_layers - 1)
-    )
+    gaps = range(problem.num_layers - 1)
+    masks = tuple(torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep) for _ in gaps)
+    return inputs._replace(masks=masks)

@@ -203,7 +203,7 @@ class LSTM(nn.Module):
         init.uniform_(self.parameters(), self.hidden_size)
 
     def flatten_parameters(self) -> None:
-        """Move the parameters into a buffer in cuDNN's order, which spares cuDNN a copy in every call.
+        """Move the parameters into one buffer in cuDNN's order, which spares cuDNN a copy in every call.
 
         Done by itself when the layer is made, moved, converted, copied or unpickled; worth calling after parameters
         were replaced, as `load_state_dict(assign=True)` does. The Parameter objects and their values stay. Nothing
@@ -218,31 +218,22 @@ class LSTM(nn.Module):
             return
         if len({weight.data_ptr() for weight in weights}) < len(weights):
             return
-        if not torch._use_cudnn_rnn_flatten_weight():
-            return
-        # With dropout between them, layers are called one by one, and each has a buffer of its own.
-        apart = self.num_layers if self.dropout else 1
-        share = len(weights) // apart
-        with torch.cuda.device_of(weights[0]), torch.no_grad():
-            for start in range(0, len(weights), share):
-                self._flatten(weights[start : start + share], self.num_layers // apart)
-
-    def _flatten(self, weights: list[nn.Parameter], num_layers: int) -> None:
         per_direction = len(self._weight_names[0])
-        if in_one_buffer(weights, per_direction):
+        if in_one_buffer(weights, per_direction) or not torch._use_cudnn_rnn_flatten_weight():
             return
         # The operator writes the new storage into the parameters, which autograd must not see.
-        torch._cudnn_rnn_flatten_weight(
-            weights,
-            per_direction,
-            weights[0].shape[1],
-            _CUDNN_LSTM_MODE,
-            self.hidden_size,
-            self.proj_size,
-            num_layers,
-            self.batch_first,
-            self.bidirectional,
-        )
+        with torch.cuda.device_of(weights[0]), torch.no_grad():
+            torch._cudnn_rnn_flatten_weight(
+                weights,
+                per_direction,
+                self.input_size,
+                _CUDNN_LSTM_MODE,
+                self.hidden_size,
+                self.proj_size,
+                self.num_layers,
+                self.batch_first,
+                self.bidirectional,
+            )
 
     def extra_repr(self) -> str:
         """Return the sizes and every option that differs from its default."""

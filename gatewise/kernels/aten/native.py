@@ -37,7 +37,7 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
 
 def recorded(problem: Problem, inputs: Inputs) -> Result:
     """Run PyTorch's call, on oneDNN where it would, and let autograd record it."""
-    return _run(problem, inputs)
+    return _call(problem, inputs, problem.dropout)
 
 
 def backward(
@@ -75,8 +75,8 @@ def _run(problem: Problem, inputs: Inputs) -> Result:
     return stack.layer_after_layer(problem, inputs, _call) if problem.dropout else _call(problem, inputs)
 
 
-def _call(problem: Problem, inputs: Inputs) -> Result:
-    options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
+def _call(problem: Problem, inputs: Inputs, dropout: float = 0.0) -> Result:
+    options = (problem.bias, problem.num_layers, dropout, problem.needs_grad, problem.bidirectional)
     state, weights = (inputs.h0, inputs.c0), list(inputs.weights)
     with _without_cudnn(inputs.x):
         if inputs.batch_sizes is None:

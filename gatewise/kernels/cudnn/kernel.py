@@ -23,8 +23,8 @@ _LSTM = 2
 class _Cudnn:
     """cuDNN's LSTM.
 
-    Without dropout the whole stack is one call. With dropout cuDNN would draw from a state of its own that no seed
-    resets, so the layers are called one by one and the masks, drawn from PyTorch's generator, are applied between them.
+    The whole stack is one call, except that explicit passes with dropout call the layers one by one and apply the masks
+    between them: cuDNN would draw from a state of its own, which no other kernel could repeat.
     """
 
     name = "cudnn"
@@ -74,7 +74,7 @@ class _Cudnn:
         return (*[output] * (problem.num_layers - 1), *[reserve(1)] * problem.num_layers)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        if not problem.needs_grad and (found := self.recorded(problem, inputs)) is not None:
+        if not (problem.needs_grad or inputs.masks) and (found := self.recorded(problem, inputs)) is not None:
             return found
         if _layer_by_layer(problem):
             return stack.forward(problem, inputs, _layer_forward)
@@ -88,18 +88,16 @@ class _Cudnn:
         return _backward(problem, inputs, result, gradients, needs, problem.num_layers)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights.
-        flat, per_direction = inputs.weights, problem.weights_per_direction
-        if not _layer_by_layer(problem) and in_one_buffer(flat, per_direction):
+        # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights. Its dropout
+        # draws from a state of cuDNN's, which no seed resets.
+        repeatable = not _layer_by_layer(problem) or not torch.are_deterministic_algorithms_enabled()
+        if repeatable and in_one_buffer(inputs.weights, problem.weights_per_direction):
             return _call(problem, inputs)
-        share = per_direction * problem.num_directions
-        if all(in_one_buffer(flat[start : start + share], per_direction) for start in range(0, len(flat), share)):
-            return stack.layer_after_layer(problem, inputs, _call)
         return None
 
 
 def _call(problem: Problem, inputs: Inputs) -> Result:
-    options = (problem.bias, problem.num_layers, 0.0, problem.needs_grad, problem.bidirectional)
+    options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     state, weights = (inputs.h0, inputs.c0), list(inputs.weights)
     if inputs.batch_sizes is None:
         return Result(*torch._VF.lstm(inputs.x, state, weights, *options, False))
