@@ -46,7 +46,7 @@ def plot_curves(path: Path, history: Sequence[Evaluation], unit: str, floor: flo
     left.legend(frameon=False)
     right.plot(epochs, [each.tokens_per_second for each in history], color="#15803d", **dots)
     right.set(title=f"training speed ({unit}/s)", xlabel="epoch")
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.1 * right.get_ylim()[1])
     for axes in (left, right):
         axes.grid(alpha=0.3, which="both")
         axes.spines[["top", "right"]].set_visible(False)
