@@ -3,26 +3,24 @@
     python benchmarks/overhead.py                        # CPU, the three cases of the acceptance criterion
     python benchmarks/overhead.py --device cuda          # cuDNN through both, H >= 512
 
-Calls of both classes alternate in one process, in an order drawn anew for every pair, so that drifts of the machine hit
-both alike. The figure is the ratio of the medians; the record keeps the 20 % and 80 % quantiles as well.
+Calls of both classes alternate in one process, one call a sample, so that drifts of the machine hit both alike. The
+figure is the ratio of the medians; the record keeps the 20 % and 80 % quantiles as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import dataclasses
 import json
-import platform
-import random
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import gatewise
+from gatewise.benchmarks.record import Run
+from gatewise.selection.timing import time_side_by_side
 
 RESULTS = Path(__file__).parent / "results" / "overhead.jsonl"
 ALLOWED = 1.03
@@ -36,6 +34,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def training(module: torch.nn.Module, x: torch.Tensor) -> None:
+    module.zero_grad(set_to_none=True)
+    x.grad = None
     y, _ = module(x)
     y.backward(torch.ones_like(y))
 
@@ -48,27 +48,6 @@ def inference(module: torch.nn.Module, x: torch.Tensor) -> None:
 MODES: dict[str, Callable[[torch.nn.Module, torch.Tensor], None]] = {"inference": inference, "training": training}
 
 
-def timed(step: Callable[[torch.nn.Module, torch.Tensor], None], module: torch.nn.Module, x: torch.Tensor) -> float:
-    """Seconds of one step, until the device has finished."""
-    module.zero_grad(set_to_none=True)
-    x.grad = None
-    finish = torch.cuda.synchronize if x.is_cuda else lambda: None
-    finish()
-    start = time.perf_counter()
-    step(module, x)
-    finish()
-    return time.perf_counter() - start
-
-
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and 20 % and 80 % quantiles in milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        name: round(1e3 * ordered[int(share * (len(ordered) - 1))], 5)
-        for name, share in {"median": 0.5, "q20": 0.2, "q80": 0.8}.items()
-    }
-
-
 def measure(
     shape: tuple[int, int, int], mode: str, device: str, dtype: torch.dtype, kernel: str, pairs: int
 ) -> dict[str, object]:
@@ -79,14 +58,9 @@ def measure(
     ours = gatewise.LSTM(H, H, device=device, dtype=dtype, kernel=kernel)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(T, B, H, device=device, dtype=dtype, requires_grad=mode == "training")
-    modules = {"torch": theirs, "gatewise": ours}
-    seconds: dict[str, list[float]] = {name: [] for name in modules}
-    for pair in range(-max(pairs // 10, 3), pairs):
-        for name in random.sample(list(modules), 2):
-            taken = timed(MODES[mode], modules[name], x)
-            if pair >= 0:
-                seconds[name].append(taken)
-    found = {name: quantiles(taken) for name, taken in seconds.items()}
+    step = MODES[mode]
+    functions = {"torch": lambda: step(theirs, x), "gatewise": lambda: step(ours, x)}
+    timings = time_side_by_side(functions, device=device, runs=pairs, warmups=max(pairs // 10, 3), calls=1)
     return {
         "T": T,
         "B": B,
@@ -94,31 +68,8 @@ def measure(
         "mode": mode,
         "dtype": str(dtype).removeprefix("torch."),
         "kernel": gatewise.explain(ours, (T, B, H)).chosen,
-        "pairs": pairs,
-        "milliseconds": found,
-        "ratio": round(found["gatewise"]["median"] / found["torch"]["median"], 4),
-    }
-
-
-def circumstances(device: str) -> dict[str, object]:
-    """Where and with what the measurement was made."""
-    here = Path(__file__).parent
-    sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"], cwd=here, capture_output=True, text=True, check=False
-    )
-    on_gpu = device.startswith("cuda")
-    return {
-        "benchmark": "overhead",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git": sha.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
-        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
-        "gatewise": gatewise.__version__,
-        "python": platform.python_version(),
+        "seconds": {name: dataclasses.asdict(timing) for name, timing in timings.items()},
+        "ratio": round(timings["gatewise"].median / timings["torch"].median, 4),
     }
 
 
@@ -133,14 +84,14 @@ def main() -> int:
     given = parser.parse_args()
     kind = torch.device(given.device).type
     kernel = given.kernel or {"cpu": "aten", "cuda": "cudnn"}[kind]
-    record = circumstances(given.device)
-    print(f"{record['device']}, torch {record['torch']}, {given.dtype}, {record['threads']} threads\n")
+    run = Run.now(torch.device(given.device))
+    print(f"{run.device}, PyTorch {run.torch}, {given.dtype}\n")
     print(f"{'T':>4}{'B':>5}{'H':>6}  {'mode':<11}{'nn.LSTM ms':>12}{'gatewise ms':>13}{'ratio':>8}")
     rows = []
     for shape in CASES[kind]:
         for mode in MODES:
             row = measure(shape, mode, given.device, DTYPES[given.dtype], kernel, given.pairs)
-            theirs, ours = (row["milliseconds"][name]["median"] for name in ("torch", "gatewise"))
+            theirs, ours = (1e3 * row["seconds"][name]["median"] for name in ("torch", "gatewise"))
             flag = "" if row["ratio"] <= ALLOWED else f"  above {ALLOWED}"
             sizes = f"{row['T']:>4}{row['B']:>5}{row['H']:>6}"
             print(f"{sizes}  {mode:<11}{theirs:>12.4f}{ours:>13.4f}{row['ratio']:>8.3f}{flag}")
@@ -148,7 +99,7 @@ def main() -> int:
     if not given.no_record:
         RESULTS.parent.mkdir(exist_ok=True)
         with RESULTS.open("a") as file:
-            file.write(json.dumps(record | {"rows": rows}) + "\n")
+            file.write(json.dumps({"benchmark": "overhead", "run": dataclasses.asdict(run), "rows": rows}) + "\n")
     return int(any(row["ratio"] > ALLOWED for row in rows))
 
 

@@ -93,19 +93,16 @@ def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
         DtypeError: The weights are of different dtypes.
         DeviceError: The weights are on different devices.
     """
-    return _remembered(_forms(flat), bidirectional)
+    return _remembered(tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in flat]), bidirectional)
 
 
 def traced_signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
     """Do the same while a graph is built: symbolic sizes cannot be looked up."""
-    return _read(_forms(flat), bidirectional)
+    return _read(tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in flat), bidirectional)
 
 
-def _forms(flat: Sequence[Tensor]) -> tuple[Form, ...]:
-    return tuple([Form(tensor.shape, tensor.dtype, tensor.device) for tensor in flat])
-
-
-def _read(flat: tuple[Form, ...], bidirectional: bool) -> Signature:
+def _read(forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...], bidirectional: bool) -> Signature:
+    flat = [Form(*form) for form in forms]
     first = flat[0]
     if len(flat) < 2 or len(first.shape) != 2 or first.shape[0] % 4 or len(flat[1].shape) != 2:
         form = "w_ih [4H, I] and w_hh [4H, R] first"

@@ -154,10 +154,15 @@ class LSTM(nn.Module):
         batch_sizes: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
+        found = self._parameters
+        try:
+            weights = [found[name] for names in self._weight_names for name in names]
+        except KeyError:
+            weights = [getattr(self, name) for names in self._weight_names for name in names]
         y, (h_n, c_n) = lstm(
             x,
             state,
-            [getattr(self, name) for names in self._weight_names for name in names],
+            weights,
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,
