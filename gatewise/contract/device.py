@@ -46,15 +46,14 @@ class Device:
     exchange_seconds: float = 0.7e-6
     cudnn_version: int = 0
     compiles: bool = False
-    _hash: int = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Looked up in every call, and the fields are many: the hash is worth keeping.
-        names = (field.name for field in dataclasses.fields(self) if field.compare)
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in names)))
+    _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return self._hash
+        # Looked up in every call, and the fields are many: the hash is worth keeping.
+        if self._hash is None:
+            names = (field.name for field in dataclasses.fields(self) if field.compare)
+            object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in names)))
+        return self._hash  # type: ignore[return-value]
 
     def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
         """Return the achievable rate of large products, in floating-point operations per second.
