@@ -10,6 +10,7 @@ import os
 import torch
 
 from gatewise.contract.errors import ArgumentError, DeviceError, sentence
+from gatewise.contract.hashing import hash_once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,11 +50,7 @@ class Device:
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # Looked up in every call, and the fields are many: the hash is worth keeping.
-        if self._hash is None:
-            names = (field.name for field in dataclasses.fields(self) if field.compare)
-            object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in names)))
-        return self._hash  # type: ignore[return-value]
+        return hash_once(self)
 
     def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
         """Return the achievable rate of large products, in floating-point operations per second.

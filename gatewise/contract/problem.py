@@ -25,6 +25,8 @@ import enum
 
 import torch
 
+from gatewise.contract.hashing import hash_once
+
 
 class Layout(enum.Enum):
     """How the sequences of a batch lie in memory."""
@@ -75,11 +77,7 @@ class Problem:
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # Looked up in every call, and the fields are many: the hash is worth keeping.
-        if self._hash is None:
-            names = (field.name for field in dataclasses.fields(self) if field.compare)
-            object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in names)))
-        return self._hash  # type: ignore[return-value]
+        return hash_once(self)
 
     @property
     def num_directions(self) -> int:

@@ -63,6 +63,22 @@ def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> 
     raise NotImplementedError(message)
 
 
+class _Tokens:
+    """Where the tokens of a packed batch [N, F] stand in the padded one [T, B, F]."""
+
+    def __init__(self, places: Tensor, time: int, batch: int) -> None:
+        self._places = places
+        self._shape = (time, batch)
+
+    def packed(self, padded: Tensor) -> Tensor:
+        return padded.reshape(-1, padded.shape[-1]).index_select(0, self._places)
+
+    def padded(self, packed: Tensor) -> Tensor:
+        time, batch = self._shape
+        flat = packed.new_zeros(time * batch, packed.shape[-1])
+        return flat.index_copy_(0, self._places, packed).view(time, batch, packed.shape[-1])
+
+
 class _LengthsToDevice:
     """Lengths given on the CPU, copied beside x without waiting."""
 
@@ -92,7 +108,7 @@ class _Packing:
     """Padded sequences with lengths, read as a packed batch: longest first, rows of length 0 left out."""
 
     def __init__(self, lengths: Tensor, time: int, device: torch.device) -> None:
-        self._shape = (time, len(lengths))
+        self._batch = len(lengths)
         order = torch.argsort(lengths, descending=True, stable=True)
         alive = int((lengths > 0).sum())
         longest_first = lengths[order]
@@ -100,7 +116,7 @@ class _Packing:
         self._batch_sizes = (longest_first[None, :] > steps[:, None]).sum(1)
         rows = order[None, :].expand(len(steps), -1) + steps[:, None] * len(lengths)
         token = longest_first[None, :] > steps[:, None]
-        self._tokens = rows[token].to(device, non_blocking=True)
+        self._tokens = _Tokens(rows[token].to(device, non_blocking=True), time, len(lengths))
         self._rows = order[:alive].to(device, non_blocking=True)
 
     def problem(self, problem: Problem) -> Problem:
@@ -108,18 +124,18 @@ class _Packing:
 
     def inputs(self, inputs: Inputs) -> Inputs:
         return Inputs(
-            self._packed(inputs.x),
+            self._tokens.packed(inputs.x),
             inputs.h0.index_select(1, self._rows),
             inputs.c0.index_select(1, self._rows),
             inputs.weights,
             None,
             self._batch_sizes,
-            tuple(self._packed(mask) for mask in inputs.masks),
+            tuple(self._tokens.packed(mask) for mask in inputs.masks),
         )
 
     def result_out(self, result: Result, inputs: Inputs) -> Result:
         return Result(
-            self._padded(result.y),
+            self._tokens.padded(result.y),
             inputs.h0.index_copy(1, self._rows, result.h_n),
             inputs.c0.index_copy(1, self._rows, result.c_n),
             result.kept,
@@ -127,18 +143,18 @@ class _Packing:
 
     def result_in(self, result: Result) -> Result:
         h_n, c_n = (state.index_select(1, self._rows) for state in (result.h_n, result.c_n))
-        return Result(self._packed(result.y), h_n, c_n, result.kept)
+        return Result(self._tokens.packed(result.y), h_n, c_n, result.kept)
 
     def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
         return OutputGradients(
-            None if gradients.y is None else self._packed(gradients.y),
+            None if gradients.y is None else self._tokens.packed(gradients.y),
             None if gradients.h_n is None else gradients.h_n.index_select(1, self._rows),
             None if gradients.c_n is None else gradients.c_n.index_select(1, self._rows),
         )
 
     def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
         return InputGradients(
-            None if gradients.x is None else self._padded(gradients.x),
+            None if gradients.x is None else self._tokens.padded(gradients.x),
             self._state_gradient(gradients.h0, above.h_n),
             self._state_gradient(gradients.c0, above.c_n),
             gradients.weights,
@@ -149,54 +165,37 @@ class _Packing:
         if inner is None:
             return None
         if passed_through is None:
-            passed_through = inner.new_zeros(inner.shape[0], self._shape[1], inner.shape[2])
+            passed_through = inner.new_zeros(inner.shape[0], self._batch, inner.shape[2])
         return passed_through.index_copy(1, self._rows, inner)
-
-    def _packed(self, padded: Tensor) -> Tensor:
-        return padded.reshape(-1, padded.shape[-1]).index_select(0, self._tokens)
-
-    def _padded(self, packed: Tensor) -> Tensor:
-        time, batch = self._shape
-        flat = packed.new_zeros(time * batch, packed.shape[-1])
-        return flat.index_copy_(0, self._tokens, packed).view(time, batch, packed.shape[-1])
 
 
 class _Padding:
     """A packed batch, read as padded sequences with lengths."""
 
     def __init__(self, batch_sizes: Tensor, time: int, batch: int, device: torch.device) -> None:
-        self._shape = (time, batch)
         alive = torch.arange(batch)[None, :] < batch_sizes[:, None]
         self._lengths = alive.sum(0).to(device, non_blocking=True)
-        self._tokens = alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True)
+        self._tokens = _Tokens(alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True), time, batch)
 
     def problem(self, problem: Problem) -> Problem:
         return problem.replace(layout=Layout.HOST_LENGTHS)
 
     def inputs(self, inputs: Inputs) -> Inputs:
         return inputs._replace(
-            x=self._padded(inputs.x),
+            x=self._tokens.padded(inputs.x),
             lengths=self._lengths,
             batch_sizes=None,
-            masks=tuple(self._padded(mask) for mask in inputs.masks),
+            masks=tuple(self._tokens.padded(mask) for mask in inputs.masks),
         )
 
     def result_out(self, result: Result, inputs: Inputs) -> Result:
-        return result._replace(y=self._packed(result.y))
+        return result._replace(y=self._tokens.packed(result.y))
 
     def result_in(self, result: Result) -> Result:
-        return result._replace(y=self._padded(result.y))
+        return result._replace(y=self._tokens.padded(result.y))
 
     def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
-        return gradients._replace(y=None if gradients.y is None else self._padded(gradients.y))
+        return gradients._replace(y=None if gradients.y is None else self._tokens.padded(gradients.y))
 
     def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
-        return gradients._replace(x=None if gradients.x is None else self._packed(gradients.x))
-
-    def _packed(self, padded: Tensor) -> Tensor:
-        return padded.reshape(-1, padded.shape[-1]).index_select(0, self._tokens)
-
-    def _padded(self, packed: Tensor) -> Tensor:
-        time, batch = self._shape
-        flat = packed.new_zeros(time * batch, packed.shape[-1])
-        return flat.index_copy_(0, self._tokens, packed).view(time, batch, packed.shape[-1])
+        return gradients._replace(x=None if gradients.x is None else self._tokens.packed(gradients.x))
