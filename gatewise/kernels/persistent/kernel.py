@@ -83,10 +83,8 @@ class _Persistent:
 
 def _passes(problem: Problem, device: Device) -> list[tuple[str, Tiling]]:
     names = ("forward", "backward") if problem.needs_grad else ("forward",)
-    cuts = [
-        (name, tiling(problem.hidden_size, problem.batch, problem.num_directions, device, name == "backward"))
-        for name in names
-    ]
+    sizes = problem.hidden_size, problem.batch, problem.num_directions
+    cuts = [(name, tiling(*sizes, device, name == "backward", problem.element_bytes)) for name in names]
     return [(name, cut) for name, cut in cuts if cut is not None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.persistent import failure
 from gatewise.kernels.persistent.launch import Backward, Forward, run
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
+from gatewise.kernels.persistent.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
 
 
@@ -24,12 +26,14 @@ def forward(problem: Problem, layer: Layer) -> Result:
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
     x, device = layer.x.reshape(time * batch, -1), layer.x.device
     gates = x.new_empty(directions, time, batch, 4 * hidden)
-    for share, weights in zip(gates, layer.weights, strict=True):
-        _input_sums(x, weights, size, share.view(time * batch, 4 * hidden))
+    with products_in_tf32(problem):
+        for share, weights in zip(gates, layer.weights, strict=True):
+            _input_sums(x, weights, size, share.view(time * batch, 4 * hidden))
     y = _unwritten(x, time, batch, directions * hidden)
     cells = x.new_empty(directions, time, batch, hidden) if problem.needs_grad else None
     h_n, c_n = x.new_empty(directions, batch, hidden), x.new_empty(directions, batch, hidden)
-    h0, c0, lengths = _widened(layer.h0, hidden), _widened(layer.c0, hidden), _on_device(layer.lengths, device)
+    h0, c0 = _plain_nan(_widened(layer.h0, hidden)), _widened(layer.c0, hidden)
+    lengths = _on_device(layer.lengths, device)
     recurrent = [_gates_widened(weights.w_hh, size) for weights in layer.weights]
     cut = _tiling(problem, batch, directions, device, backward=False)
     arguments = Forward(
@@ -89,16 +93,16 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
     )
     run("backward", cut, arguments, directions, problem.dtype, device)
     dsums = dgates.view(directions, time * batch, 4 * hidden)
-    return LayerGradients(
-        _input_gradient(layer, dsums, size) if needs.x else None,
-        dh0[..., :size] if needs.state else None,
-        dc0[..., :size] if needs.state else None,
-        _weight_gradients(
-            problem, layer, result.y, dgates, (bias[0] if cut.together == 1 else bias.sum(0)).to(gates.dtype), lengths
+    bias = (bias[0] if cut.together == 1 else bias.sum(0)).to(gates.dtype)
+    with products_in_tf32(problem):
+        return LayerGradients(
+            _input_gradient(layer, dsums, size) if needs.x else None,
+            dh0[..., :size] if needs.state else None,
+            dc0[..., :size] if needs.state else None,
+            _weight_gradients(problem, layer, result.y, dgates, bias, lengths)
+            if needs.weights
+            else (None,) * (directions * problem.weights_per_direction),
         )
-        if needs.weights
-        else (None,) * (directions * problem.weights_per_direction),
-    )
 
 
 def _input_sums(x: Tensor, weights: DirectionWeights, size: int, out: Tensor) -> None:
@@ -157,7 +161,7 @@ def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _tiling(problem: Problem, batch: int, directions: int, device: torch.device, *, backward: bool) -> Tiling:
-    cut = tiling(problem.hidden_size, batch, directions, Device.probe(device), backward)
+    cut = tiling(problem.hidden_size, batch, directions, Device.probe(device), backward, problem.element_bytes)
     if cut is None:  # `forward` was called although a criterion refuses
         raise ValueError(f"the weights of hidden_size {problem.hidden_size} do not fit on the chip")
     return cut
@@ -168,6 +172,11 @@ def _unwritten(like: Tensor, *shape: int) -> Tensor:
     buffer = like.new_empty(shape)
     buffer.view(torch.int16).fill_(-1)
     return buffer
+
+
+def _plain_nan(h0: Tensor) -> Tensor:
+    # The kernel rounds to TF32 by adding to the bits, which would make a number of a NaN with large ones.
+    return h0.nan_to_num(math.nan, math.inf, -math.inf) if h0.dtype == torch.float32 else h0
 
 
 def _widened(tensor: Tensor | None, hidden: int) -> Tensor | None:

@@ -9,7 +9,7 @@ import math
 
 from gatewise.contract.device import Device
 
-SPAN = 32  # values of the depth that a warp multiplies at once
+SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
 _CLOCK = 1.75e9
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
@@ -31,6 +31,7 @@ class Tiling:
         groups: Batch groups.
         together: Groups at work at the same time; the others follow.
         directions: Directions beside each other in one launch.
+        value_bytes: Of a value in memory: 2, or 4 for float32, whose products are TF32.
     """
 
     hidden: int
@@ -43,6 +44,7 @@ class Tiling:
     groups: int = 1
     together: int = 1
     directions: int = 1
+    value_bytes: int = 2
 
     @property
     def depth(self) -> int:
@@ -57,7 +59,7 @@ class Tiling:
     @property
     def spans(self) -> int:
         """Spans of the depth that each warp takes."""
-        return math.ceil(self.depth / (SPAN * self.warps))
+        return math.ceil(self.depth * self.value_bytes / (SPAN_BYTES * self.warps))
 
     @property
     def cells(self) -> int:
@@ -72,8 +74,12 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
-        cells = (17 if self.backward else 12) * self.cells
-        lent = 0 if self.resident == self.tiles else 4
+        # In flight and waiting, gates take twice as many in float32.
+        cell = (17 if self.backward else 12) + (6 if self.value_bytes == 4 else 0)
+        cells = cell * self.cells
+        # Of the few registers of a thread of 16 warps, the assembler spills where it has many loads in flight.
+        crowded = self.value_bytes == 4 and self.warps == 16
+        lent = 0 if self.resident == self.tiles else 20 if crowded else 4
         return self.weight_registers + 4 * self.tiles + cells + lent + (42 if self.split == 1 else 44)
 
     @property
@@ -121,36 +127,49 @@ class Tiling:
             "DEPTH": self.ahead,
             "RAGGED": int(ragged),
             "FLOAT16": int(float16),
+            "FLOAT32": int(self.value_bytes == 4),
         }
         return {**names, "SPLIT": self.split} if self.backward else names
 
     def step_clocks(self) -> float:
         """Predicted clock cycles of one step of every group: the longest resource, and what cannot overlap it."""
         passes = math.ceil(self.groups / self.together)
+        return passes * (self._clocks_in_float32() if self.value_bytes == 4 else self._clocks_in_16_bits())
+
+    # The factors are fitted to measurements of some 230 tilings of each pass on an H200 in 16 bits, 330 in float32; the
+    # error is about 10 %.
+
+    def _clocks_in_16_bits(self) -> float:
         operand = self.rows * self.depth * 2
         loads = operand / 64
         traffic = operand * self.blocks * self.together * self.directions / 2900
         lent = (self.tiles - self.resident) * self.warps * self.spans * self.rows
-        rounds = 300 * (math.ceil(self.spans * self.rows / 8 / (self.chunk * self.ahead)) - 1)
-        # The factors are fitted to measurements of some 230 tilings of each pass on an H200; the error is about 10 %.
+        rounds = 300 * (self._poll_rounds - 1)
         if self.backward:
             products = 0.4 * self.tiles * self.spans * self.warps * self.rows / 8
             sent = 493 + self.split * self.rows * self.units if self.split > 1 else 0
-            return passes * (
-                571 + 1490 * self.cells + 2.18 * loads + 0.35 * traffic + 0.53 * lent + products + sent + rounds
-            )
+            return 571 + 1490 * self.cells + 2.18 * loads + 0.35 * traffic + 0.53 * lent + products + sent + rounds
         memory = 22 * self.together * self.rows * self.hidden * self.directions / 2400
-        clocks = (
-            990
-            + 62 * self.warps
-            + 412 * self.cells
-            + 2.47 * loads
-            + 0.79 * traffic
-            + 0.63 * lent
-            + 1.39 * memory
-            + rounds
-        )
-        return passes * clocks
+        clocks = 990 + 62 * self.warps + 412 * self.cells + 2.47 * loads + 0.79 * traffic + 0.63 * lent + 1.39 * memory
+        return clocks + rounds
+
+    def _clocks_in_float32(self) -> float:
+        loads = self.rows * self.depth * 4 / 64
+        items = self.spans * self.rows / 8
+        products = self.tiles * items * self.warps
+        memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
+        rounds = self._poll_rounds - 1
+        if self.backward:
+            clocks = 508 + 51 * self.warps + 731 * self.cells + 0.68 * loads + 123 * items + 3.6 * products
+            sent = 573 + 0.75 * self.split * self.rows * self.units if self.split > 1 else 0
+            return clocks + 3.7 * memory + sent + 226 * rounds
+        lent = (self.tiles - self.resident) * self.warps * self.spans * self.rows
+        clocks = 954 + 24 * self.warps + 600 * self.cells + 1.67 * loads + 76 * items + 3.3 * products
+        return clocks + 3.8 * memory + 0.35 * lent + 303 * rounds
+
+    @property
+    def _poll_rounds(self) -> int:
+        return math.ceil(self.spans * self.rows / 8 / (self.chunk * self.ahead))
 
     def step_seconds(self) -> float:
         """Predicted time of one step of every group."""
@@ -163,7 +182,9 @@ def hidden_of(hidden_size: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def tiling(hidden_size: int, batch: int, directions: int, device: Device, backward: bool) -> Tiling | None:
+def tiling(
+    hidden_size: int, batch: int, directions: int, device: Device, backward: bool, value_bytes: int = 2
+) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
@@ -173,21 +194,24 @@ def tiling(hidden_size: int, batch: int, directions: int, device: Device, backwa
         (
             candidate
             for together in sorted({1, directions})
-            for candidate in candidates(hidden_size, batch, together, device, backward)
+            for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes)
         ),
         key=lambda candidate: candidate.step_clocks() * directions / candidate.directions,
         default=None,
     )
 
 
-def candidates(hidden_size: int, batch: int, directions: int, device: Device, backward: bool) -> list[Tiling]:
+def candidates(
+    hidden_size: int, batch: int, directions: int, device: Device, backward: bool, value_bytes: int = 2
+) -> list[Tiling]:
     """Return every tiling that fits on the device with so many directions at once."""
     splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         if rows >= batch + 8 and rows > 8:
             continue
-        cut = _with_weights_placed(Tiling(hidden_of(hidden_size), units, rows, warps, 1, split, backward))
+        cut = Tiling(hidden_of(hidden_size), units, rows, warps, 1, split, backward, value_bytes=value_bytes)
+        cut = _with_weights_placed(cut)
         groups = math.ceil(batch / rows)
         together = min(groups, multiprocessors(device, split) // (cut.blocks * directions))
         cut = dataclasses.replace(cut, groups=groups, together=together, directions=directions)

@@ -46,6 +46,41 @@ def test_weights_that_do_not_fit_are_refused_with_their_size():
     assert "128 MiB of recurrent weights" in refusals[0]
 
 
+IN_TF32 = PROBLEM.replace(dtype=torch.float32, allow_tf32=True)
+
+
+def refusals_of(problem, device=H200):
+    return [str(refusal) for criterion in persistent.criteria() if (refusal := criterion.check(problem, device))]
+
+
+def test_float32_is_served_where_tf32_is_allowed():
+    assert refusals_of(IN_TF32) == []
+    (refusal,) = refusals_of(IN_TF32.replace(allow_tf32=False))
+    assert "torch.backends.cudnn.allow_tf32" in refusal
+
+
+@pytest.mark.parametrize("change", [{"batch": 1}, {"hidden_size": 128}], ids=str)
+def test_float32_that_cudnn_computes_exactly_is_left_to_it(change):
+    (refusal,) = refusals_of(IN_TF32.replace(**change))
+    assert "without rounding to TF32" in refusal
+    assert refusals_of(PROBLEM.replace(**change)) == []
+
+
+def test_weights_of_float32_take_twice_the_room():
+    large = IN_TF32.replace(hidden_size=1500, input_size=1500)
+    (refusal,) = refusals_of(large)
+    assert "34.3 MiB of recurrent weights in float32" in refusal
+    assert "enough for 1440 in training" in refusal
+    assert refusals_of(large.replace(needs_grad=False)) == []
+    assert refusals_of(large.replace(dtype=torch.bfloat16, allow_tf32=False)) == []
+    assert refusals_of(large.replace(hidden_size=1440)) == []
+
+
+def test_float32_is_planned_and_kept_in_its_own_size():
+    assert all(spec.dtype == torch.float32 for spec in persistent.kept(IN_TF32, H200))
+    assert persistent.algorithm(IN_TF32, H200) != persistent.algorithm(PROBLEM, H200)
+
+
 def test_states_its_work_and_what_it_keeps():
     work = persistent.work(PROBLEM, H200)
     assert work.exchanges > 0

@@ -12,12 +12,13 @@ SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)
 BATCHES = (1, 7, 64, 300)
 
 
+@pytest.mark.parametrize("value_bytes", [2, 4], ids=["16-bit", "float32"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-def test_every_choice_is_resident_and_covers_the_problem(device, backward):
+def test_every_choice_is_resident_and_covers_the_problem(device, backward, value_bytes):
     for hidden in SIZES:
         for batch in BATCHES:
-            cut = tiling(hidden, batch, 2, device, backward)
+            cut = tiling(hidden, batch, 2, device, backward, value_bytes)
             if cut is None:
                 continue
             blocks = math.prod(cut.grid)
@@ -26,7 +27,7 @@ def test_every_choice_is_resident_and_covers_the_problem(device, backward):
             assert cut.blocks % cut.split == 0
             assert cut.blocks * cut.units >= hidden
             assert cut.groups * cut.rows >= batch
-            assert cut.spans * cut.warps * 32 >= cut.depth
+            assert cut.spans * cut.warps * 64 >= cut.depth * value_bytes
             assert 1 <= cut.resident <= cut.tiles
             assert fits(cut, device)
 

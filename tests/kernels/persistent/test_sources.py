@@ -15,14 +15,15 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False):
     return toolchain.compile_afresh(name, architecture, cut.macros(float16, ragged))
 
 
+@pytest.mark.parametrize("value_bytes", [2, 4], ids=["16-bit", "float32"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_compiles(name, architecture):
+def test_compiles(name, architecture, value_bytes):
     device = Device.named(ARCHITECTURES[architecture])
     if architecture == "sm_120":
         device = device.replace(capability=(12, 0))
-    float16 = architecture in ("sm_86", "sm_90")
-    cut = tiling(200, 20, 2, device, name == "backward")
+    float16 = architecture in ("sm_86", "sm_90") and value_bytes == 2
+    cut = tiling(200, 20, 2, device, name == "backward", value_bytes)
     binary, taken = compiled(name, architecture, cut, float16=float16, ragged=not float16)
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255
@@ -36,6 +37,15 @@ def test_next_to_nothing_spills(name, hidden, batch):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
     _, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers  # the weights are in registers
+    assert taken.spilled_bytes <= 16
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1150, 80)])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_next_to_nothing_spills_in_float32(name, hidden, batch):
+    cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4)
+    _, taken = compiled(name, "sm_90", cut)
+    assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16
 
 

@@ -5,10 +5,10 @@
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
 // Compile-time: HIDDEN (a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH,
-// RAGGED, FLOAT16.
+// RAGGED, FLOAT16, FLOAT32.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
-#include "cell.cuh"
+#include "gates.cuh"
 #include "sequence.cuh"
 #if SPLIT > 1
 #include "cluster.cuh"
@@ -17,19 +17,19 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 #endif
 
 struct Backward {
-    const u16* weights[2];  // [4H, H] for each direction
-    const u16* gates;       // [D, T, B, 4H], activated
-    const u16* cells;       // [D, T, B, H]
-    const u16* c0;          // [D, B, H]
-    const u16* dy;          // [T, B, D * H], or null for zeros
-    const u16* dh_n;        // [D, B, H], or null for zeros
-    const u16* dc_n;        // [D, B, H], or null for zeros
-    u16* dgates;            // [D, T, B, 4H], filled with 0xFFFF
-    u16* dh0;               // [D, B, H]
-    u16* dc0;               // [D, B, H]
-    float* bias;            // [gridDim.y, D, 4H]: gate sums' gradients, summed over the steps and rows of a block
-    const i64* lengths;     // [B]; read only if RAGGED
-    int* failure;           // set to 1 when a wait is given up
+    const Value* weights[2];  // [4H, H] for each direction
+    const Value* gates;       // [D, T, B, 4H], activated
+    const Value* cells;       // [D, T, B, H]
+    const Value* c0;          // [D, B, H]
+    const Value* dy;          // [T, B, D * H], or null for zeros
+    const Value* dh_n;        // [D, B, H], or null for zeros
+    const Value* dc_n;        // [D, B, H], or null for zeros
+    Value* dgates;            // [D, T, B, 4H], filled with ones
+    Value* dh0;               // [D, B, H]
+    Value* dc0;               // [D, B, H]
+    float* bias;              // [gridDim.y, D, 4H]: gate sums' gradients, summed over the steps and rows of a block
+    const i64* lengths;       // [B]; read only if RAGGED
+    int* failure;             // set to 1 when a wait is given up
     int time, batch, groups, first_direction, directions;
     u32 patience;
 };
@@ -38,7 +38,7 @@ static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "room to collect t
 
 // What a cell needs of one step.
 struct Inputs {
-    uint2 gates;     // i f, g o
+    FourGates gates;
     u32 before, dy;  // c of the step before, gradient of the output
 };
 
@@ -60,21 +60,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const bool reverse = direction == 1;
     const int y_stride = p.directions * HIDDEN;
     const size_t plane = (size_t)p.batch * HIDDEN, state = direction * plane;  // of one step
-    const u16* const gates = p.gates + state * 4 * p.time;
-    const u16* const cells = p.cells + state * p.time;
-    u16* const dgates = p.dgates + state * 4 * p.time;
+    const Value* const gates = p.gates + state * 4 * p.time;
+    const Value* const cells = p.cells + state * p.time;
+    Value* const dgates = p.dgates + state * 4 * p.time;
 
     // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
-    const u16* source = (reverse ? p.weights[1] : p.weights[0]) + (size_t)rank * WIDTH * HIDDEN;
+    const Value* source = (reverse ? p.weights[1] : p.weights[0]) + (size_t)rank * WIDTH * HIDDEN;
     load_weights(weights, lent, [&](int tile, int span) -> Pair {
         u32 turned[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
+#if FLOAT32
+            const int k = depth_of(span) + (i >> 1), row = tile * 16 + (i & 1) * 8 + (lane >> 2);
+#else
             const int k = (warp * SPANS + span) * 32 + (lane >> 3) * 8 + (i >> 2) * 4 + (i & 2) + (lane >> 2 & 1);
-            const int row = tile * 16 + (i & 1) * 8 + (lane & 3) * 2, unit = first_unit - (int)rank * UNITS + row;
+            const int row = tile * 16 + (i & 1) * 8 + (lane & 3) * 2;
+#endif
+            const int unit = first_unit - (int)rank * UNITS + row;
             const bool exists = k < WIDTH && row < SPLIT * UNITS && unit < HIDDEN;
-            turned[i] = transposed_matrix(exists ? *(const u32*)(source + (size_t)k * HIDDEN + unit) : 0u);
+            const u32 word = exists ? *(const u32*)(source + (size_t)k * HIDDEN + unit) : 0u;
+#if FLOAT32
+            turned[i] = word;
+#else
+            turned[i] = transposed_matrix(word);
+#endif
         }
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
@@ -96,16 +106,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         float dc[CELLS];
         u32 cell_now[CELLS];
         Inputs input[CELLS], coming[CELLS];  // of the next step, and of the one after it, as they were loaded
-        // Lane j of four loads gate j of their four units; `transposed` gives each lane the four gates of its own. Only
-        // c of the step before is loaded, because c of a step is what the step visited last had as `before`.
+        // Only c of the step before is loaded, because c of a step is what the step visited last had as `before`.
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
-            if (!inside[cell] || step >= steps) return {{0, 0}, 0, 0};
+            if (!inside[cell] || step >= steps) return {no_gates(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
-            const u16* const before = first ? p.c0 + state : cells + (reverse ? t + 1 : t - 1) * plane;
+            const Value* const before = first ? p.c0 + state : cells + (reverse ? t + 1 : t - 1) * plane;
             const u32 column = (first_row + at.row) * y_stride + direction * HIDDEN + first_unit + at.unit;
-            return {*(const uint2*)(gates + t * plane * 4 + four_own[cell]), before[own[cell]],
+            return {load_gates(gates + t * plane * 4 + four_own[cell]), before[own[cell]],
                     p.dy ? p.dy[t * plane * p.directions + column] : 0u};
         };
 #pragma unroll
@@ -114,12 +123,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             const int unit = first_unit + at.unit, n = first_row + at.row;
             inside[cell] = at.exists && unit < HIDDEN && n < p.batch;
             own[cell] = n * HIDDEN + unit;
-            four_own[cell] = n * 4 * HIDDEN + (lane & 3) * HIDDEN + (unit & ~3);
+            four_own[cell] = gates_place(n, unit);
             const int end = inside[cell] ? ends.of(at.row) : 0;
             dc[cell] = inside[cell] && p.dc_n ? widened(p.dc_n[state + own[cell]]) : 0.f;
             cell_now[cell] = end ? cells[(reverse ? 0 : end - 1) * plane + own[cell]] : 0u;
             input[cell] = load(cell, 0);
-            input[cell].gates = transposed(input[cell].gates);
+            input[cell].gates = gathered(input[cell].gates);
             coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
@@ -150,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             }
 #endif
             // First the arithmetic, then what other blocks wait for, then the loads for later steps.
-            uint2 grads[CELLS];
+            FourGates grads[CELLS];
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -172,35 +181,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 // A row's first step here takes the gradient of its final state instead.
                 if (inside[cell] && start) recurrent = p.dh_n ? widened(p.dh_n[state + own[cell]]) : 0.f;
                 if (inside[cell] && finish) {
-                    p.dh0[state + own[cell]] = (u16)narrowed(recurrent);
-                    p.dc0[state + own[cell]] = (u16)narrowed(dc[cell]);
+                    p.dh0[state + own[cell]] = (Value)narrowed(recurrent);
+                    p.dc0[state + own[cell]] = (Value)narrowed(dc[cell]);
                 }
                 const Inputs& in = input[cell];
-                const Gates gate = {low_half(in.gates.x), high_half(in.gates.x), low_half(in.gates.y), high_half(in.gates.y)};
                 float carried = dc[cell];
-                const Gates grad = adjoint(gate, widened(cell_now[cell]), widened(in.before), recurrent + widened(in.dy), carried);
+                const Gates grad = adjoint(widened(in.gates), widened(cell_now[cell]), widened(in.before), recurrent + widened(in.dy), carried);
                 if (active) {
                     dc[cell] = carried, cell_now[cell] = in.before;
                     bias[cell].i += grad.i, bias[cell].f += grad.f, bias[cell].g += grad.g, bias[cell].o += grad.o;
                 }
-                const uint2 pairs = {packed(grad.i, grad.f), packed(grad.g, grad.o)};
-                grads[cell] = paired(active ? pairs : make_uint2(0, 0));
+                grads[cell] = exchanged(grad, active);
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && t >= 0 && t < steps) {
                     const Place at = place_of(cell);
-                    u16* const to = dgates + t * plane * 4 + (u32)((first_row + at.row) * 4 * HIDDEN + (lane & 1) * 2 * HIDDEN +
-                                                                   first_unit + (at.unit & ~1));
-                    store_exchanged(to, grads[cell].x);
-                    store_exchanged(to + HIDDEN, grads[cell].y);
+                    store_exchanged_gates(dgates + t * plane * 4, first_row + at.row, first_unit + at.unit, grads[cell]);
                 }
             begin_product(words, [&](int row) { return row_at(row, step + 1); });
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
                 input[cell] = coming[cell];
-                input[cell].gates = transposed(input[cell].gates);
+                input[cell].gates = gathered(input[cell].gates);
                 coming[cell] = load(cell, step + 2);
             }
         }

@@ -1,7 +1,7 @@
 // The recurrent product of one step: weights in registers, the other operand polled from the exchange.
 //
 // A block multiplies TILES x 16 weight rows with ROWS batch rows over a depth of WIDTH. Its warps split the depth: warp w
-// takes SPANS spans of 32 values from w * SPANS * 32, for every weight row, and leaves a partial sum in shared memory.
+// takes SPANS spans of SPAN values from w * SPANS * SPAN, for every weight row, and leaves a partial sum in shared memory.
 // The order of the depth is free, so each lane's fragment is 16 contiguous bytes of a row: no staging.
 #pragma once
 #include "exchange.cuh"
@@ -23,23 +23,28 @@ struct Weights {
     const uint4* lent;
 };
 
-// Where a lane's batch row comes from in this step: nothing to read (zeros), a finished tensor, or the exchange.
+// Where a lane's batch row comes from in this step: nothing to read (zeros), a finished tensor, or the exchange. What is
+// read was made by `narrowed`, or is as if it were.
 enum Source { ABSENT, FINISHED, EXCHANGED };
 
 struct Row {
-    const u16* data;
+    const Value* data;
     Source source;
 };
 
 // The first value of a lane's 16 bytes in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
-    return ((threadIdx.x >> 5) * SPANS + span) * 32 + (threadIdx.x & 3) * 8;
+    return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
 }
 
 // A lane's weights of one tile in one span: its fragments for two tensor-core products.
 struct Pair {
     uint4 half[2];
 };
+
+__device__ __forceinline__ uint4 rounded(uint4 words) {
+    return make_uint4(rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
+}
 
 // Loads the weights once, `pair_at(tile, span)` by pair; `room` has LENT_WORDS.
 template <class PairAt>
@@ -53,12 +58,12 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Pair
             const Pair pair = pair_at(tile, span);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const uint4 fragment = rounded(pair.half[half]);
                 if (tile < RESIDENT) {
                     u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][span * 2 + half];
-                    held[0] = pair.half[half].x, held[1] = pair.half[half].y;
-                    held[2] = pair.half[half].z, held[3] = pair.half[half].w;
+                    held[0] = fragment.x, held[1] = fragment.y, held[2] = fragment.z, held[3] = fragment.w;
                 } else {
-                    room[((tile - RESIDENT) * SPANS * 2 + span * 2 + half) * 32] = pair.half[half];
+                    room[((tile - RESIDENT) * SPANS * 2 + span * 2 + half) * 32] = fragment;
                 }
             }
         }
@@ -90,6 +95,15 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
     while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
 }
 
+#if ADDED_TO_ROUND
+// Rounds to nearest what `narrowed` made, as the tensor core reads no bit below the last that counts. The pattern stays what
+// it is where a wait was given up: the sum would be a number.
+__device__ __forceinline__ uint4 rounded_narrowed(uint4 words, bool lost) {
+    const u32 half = lost ? 0u : ADDED_TO_ROUND;
+    return make_uint4(words.x + half, words.y + half, words.z + half, words.w + half);
+}
+#endif
+
 using InFlight = uint4[AHEAD][CHUNK];
 
 // Issues the first loads of a step, so that other work can be done while they travel. `row_of(row)` says where a batch row
@@ -112,6 +126,10 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
         const int group = item / POLLS, poll = item % POLLS;
         uint4(&here)[CHUNK] = words[item % AHEAD];
         await_item(here, row_of(group * 8 + row), poll, patience);
+#if ADDED_TO_ROUND
+#pragma unroll
+        for (int c = 0; c < CHUNK; ++c) here[c] = rounded_narrowed(here[c], patience.lost);
+#endif
 #pragma unroll
         for (int c = 0; c < CHUNK; ++c) {
             const int span = poll * CHUNK + c;

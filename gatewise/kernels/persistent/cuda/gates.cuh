@@ -1,0 +1,113 @@
+// The values of a cell in memory: a plane [B, H] of hidden states, a plane [B, 4H] with the four gates H apart.
+//
+// Four neighbouring lanes own four neighbouring units of a row. What loading and storing in words of the memory's own size
+// takes is here, so that the passes need not know how wide a value is.
+#pragma once
+#include "cell.cuh"
+#include "exchange.cuh"
+
+#if FLOAT32
+
+using FourGates = uint4;  // i f g o
+
+// Where in a plane [B, 4H] a lane reads and writes the gates of a cell.
+__device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
+
+__device__ __forceinline__ FourGates load_gates(const Value* at) {
+    return make_uint4(at[0], at[HIDDEN], at[2 * HIDDEN], at[3 * HIDDEN]);
+}
+
+__device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
+    at[0] = gates.x, at[HIDDEN] = gates.y, at[2 * HIDDEN] = gates.z, at[3 * HIDDEN] = gates.w;
+}
+
+__device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
+
+// From what a lane loads to what its cell needs, and back to what a lane stores.
+__device__ __forceinline__ FourGates gathered(FourGates loaded) { return loaded; }
+__device__ __forceinline__ FourGates scattered(Gates gates) {
+    return make_uint4(narrowed(gates.i), narrowed(gates.f), narrowed(gates.g), narrowed(gates.o));
+}
+
+__device__ __forceinline__ Gates widened(FourGates gates) {
+    return {widened(gates.x), widened(gates.y), widened(gates.z), widened(gates.w)};
+}
+
+// The word of the exchange with a lane's hidden state; the lane whose number is a multiple of VALUES_PER_WORD stores it.
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? narrowed(value) : 0u; }
+
+// The words of the exchange with the gradients of a cell's gates, rounded as every product that reads them rounds them.
+__device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
+    auto word = [&](float value) { return active ? narrowed(widened(rounded(__float_as_uint(value)))) : 0u; };
+    return make_uint4(word(grad.i), word(grad.f), word(grad.g), word(grad.o));
+}
+
+__device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
+    Value* const to = plane + (u32)(row * 4 * HIDDEN + unit);
+    store_exchanged(to, words.x), store_exchanged(to + HIDDEN, words.y);
+    store_exchanged(to + 2 * HIDDEN, words.z), store_exchanged(to + 3 * HIDDEN, words.w);
+}
+
+#else
+
+using FourGates = uint2;  // i f, g o
+
+// Transposes 16-bit values among four neighbouring lanes: lane j gives (a0 a1)(a2 a3) and gets value j of each lane.
+__device__ __forceinline__ uint2 transposed(uint2 own) {
+    const int lane = threadIdx.x & 31;
+    const u32 far = __shfl_xor_sync(EVERY_LANE, (lane & 2) ? own.x : own.y, 2);
+    const u32 first = (lane & 2) ? far : own.x, second = (lane & 2) ? own.y : far;
+    const u32 low = __byte_perm(first, second, 0x5410), high = __byte_perm(first, second, 0x7632);
+    const u32 near = __shfl_xor_sync(EVERY_LANE, (lane & 1) ? low : high, 1);
+    const u32 even = (lane & 1) ? near : low, odd = (lane & 1) ? high : near;
+    return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+}
+
+// Where in a plane [B, 4H] a lane reads and writes: lane j of four has gate j of their four units.
+__device__ __forceinline__ u32 gates_place(int row, int unit) {
+    return row * 4 * HIDDEN + (threadIdx.x & 3) * HIDDEN + (unit & ~3);
+}
+
+__device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
+__device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
+__device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
+
+// From what a lane loads to what its cell needs, and back to what a lane stores.
+__device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }
+__device__ __forceinline__ FourGates scattered(Gates gates) {
+    return transposed({packed(gates.i, gates.f), packed(gates.g, gates.o)});
+}
+
+__device__ __forceinline__ Gates widened(FourGates gates) {
+    return {low_half(gates.x), high_half(gates.x), low_half(gates.y), high_half(gates.y)};
+}
+
+// The 16-bit values of two neighbouring lanes as one word, valid in the first of them.
+__device__ __forceinline__ u32 paired(u32 own) { return own | __shfl_down_sync(EVERY_LANE, own, 1) << 16; }
+
+// Of two neighbouring lanes that give (a0 a1)(a2 a3) each, the first gets its own and the other's a0, then their a1; the
+// second their a2, then their a3.
+__device__ __forceinline__ uint2 paired(uint2 own) {
+    const bool second = threadIdx.x & 1;
+    const u32 other = __shfl_xor_sync(EVERY_LANE, second ? own.x : own.y, 1);
+    const u32 low = second ? other : own.x, high = second ? own.y : other;
+    return make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+}
+
+// The word of the exchange with a lane's hidden state; the lane whose number is a multiple of VALUES_PER_WORD stores it.
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? narrowed(value) : 0u); }
+
+// The words of the exchange with the gradients of a cell's gates.
+__device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
+    const uint2 pairs = {packed(grad.i, grad.f), packed(grad.g, grad.o)};
+    return paired(active ? pairs : make_uint2(0, 0));
+}
+
+// The first of two neighbouring lanes has gates i and f of both units, the second g and o.
+__device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
+    Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
+    store_exchanged(to, words.x);
+    store_exchanged(to + HIDDEN, words.y);
+}
+
+#endif

@@ -1,0 +1,41 @@
+"""The setting for library products: TF32 while the kernel launches them, the caller's otherwise."""
+
+import pytest
+import torch
+
+from gatewise.contract.problem import Problem
+from gatewise.kernels.persistent.precision import products_in_tf32
+
+PROBLEM = Problem(20, 8, 64, 256, dtype=torch.float32, allow_tf32=True)
+
+
+@pytest.fixture(params=[False, True], ids=["exact", "TF32"])
+def callers_choice(request):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def is_tf32():
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+
+
+def test_products_are_tf32_inside_and_the_callers_afterwards(callers_choice):
+    with products_in_tf32(PROBLEM):
+        assert is_tf32()
+    assert is_tf32() == callers_choice
+    assert torch.backends.cuda.matmul.allow_tf32 == callers_choice
+
+
+def test_an_error_leaves_the_callers_choice(callers_choice):
+    with pytest.raises(ValueError, match="inside"), products_in_tf32(PROBLEM):
+        raise ValueError("inside")
+    assert is_tf32() == callers_choice
+
+
+@pytest.mark.parametrize("problem", [PROBLEM.replace(allow_tf32=False), PROBLEM.replace(dtype=torch.bfloat16)], ids=str)
+def test_other_problems_change_nothing(problem, callers_choice):
+    with products_in_tf32(problem):
+        assert is_tf32() == callers_choice
