@@ -19,7 +19,7 @@ PROGRAMS = {
     "drop_in": "same parameter names: True",
     "lengths": "row 0 equals sequence 0 alone: True",
     "explicit_passes": "the forward pass ran on:",
-    "explain": "* cudnn",
+    "explain": "* persistent",
     "character_model": "the quick brown fox jumps over the lazy dog",
 }
 # A program starts; importing it would run it.

@@ -14,7 +14,7 @@ PATIENCE = 1 << 24
 
 
 class WaitGivenUp(GatewiseError, RuntimeError):
-    """A block waited for data that never came; the outputs of that call are NaN."""
+    """A block waited for data that never came; the outputs that depend on it are NaN."""
 
 
 class Flag:
@@ -53,6 +53,6 @@ def raise_if_given_up(device_index: int) -> None:
         return
     given_up.clear()
     raise WaitGivenUp(
-        "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; its outputs "
-        "are NaN. Repeat it with kernel='cudnn', and report what `gatewise.explain` prints for the call."
+        "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; what "
+        "depended on it is NaN. Repeat it with kernel='cudnn', and report what `gatewise.explain` prints for the call."
     )

@@ -165,7 +165,8 @@ def test_a_wait_given_up_comes_out_as_nan(monkeypatch):
     lost = persistent.forward(problem, inputs).y
     torch.cuda.synchronize()
     monkeypatch.undo()
-    assert lost[-1].isnan().all()
+    assert lost.isnan().any()
+    assert (lost.isnan() | (lost == expected)).all()  # what did not depend on the lost data is right, the rest NaN
     with pytest.raises(failure.WaitGivenUp):
         persistent.forward(problem, inputs)
     assert torch.equal(persistent.forward(problem, inputs).y, expected)
