@@ -161,12 +161,20 @@ _KNOWN = {
 }
 
 
+def tf32_allowed() -> bool:
+    """Tell whether the user's PyTorch settings let cuDNN's recurrent layers round float32 products to TF32."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # chosen by the newer setting, differently for convolutions and recurrent layers
+        return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+
+
 @functools.lru_cache(maxsize=1)
 def _probe_cpu() -> Device:
     cores = torch.get_num_threads()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return _KNOWN["cpu"].replace(
-        name=f"CPU with {cores} threads",
+        name=f"CPU with {cores} thread{'s' if cores > 1 else ''}",
         multiprocessors=cores,
         memory_bytes=memory,
         matmul_rates=(("float32", 4e10 * cores), ("float64", 2e10 * cores)),

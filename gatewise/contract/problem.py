@@ -55,7 +55,6 @@ class Problem:
         dropout: Probability of dropping an output between layers in this call; 0 when not training.
         needs_grad: Whether a backward pass may follow, so that something must be kept for it.
         allow_tf32: Whether float32 products may be rounded to TF32 in this call (the user's PyTorch settings).
-        autocast: Whether autocast chose the dtype.
         traced: Whether the call is being compiled, so that only tensors can be kept for backward.
     """
 
@@ -72,7 +71,6 @@ class Problem:
     dropout: float = 0.0
     needs_grad: bool = False
     allow_tf32: bool = False
-    autocast: bool = False
     traced: bool = False
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 

@@ -82,7 +82,6 @@ def lstm(
         bidirectional=bidirectional,
         dropout=dropout,
         needs_grad=needs_grad,
-        autocast=autocast,
     )
     if torch._C._are_functorch_transforms_active():
         _check_transformable(kernel)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
@@ -26,7 +27,6 @@ def prepare(
     bidirectional: bool,
     dropout: float,
     needs_grad: bool,
-    autocast: bool = False,
     traced: bool = False,
 ) -> tuple[Problem, Inputs]:
     """Check every argument and describe the call.
@@ -65,7 +65,6 @@ def prepare(
         dropout if found.num_layers > 1 else 0.0,
         needs_grad,
         found.dtype == torch.float32 and x.is_cuda and tf32_allowed(),
-        autocast,
         traced,
     )
     return problem, Inputs(x, h0, c0, flat, row_lengths, batch_sizes)
@@ -81,7 +80,6 @@ def _described(
     dropout: float,
     needs_grad: bool,
     allow_tf32: bool,
-    autocast: bool,
     traced: bool,
 ) -> Problem:
     return Problem(
@@ -98,14 +96,8 @@ def _described(
         dropout=dropout,
         needs_grad=needs_grad,
         allow_tf32=allow_tf32,
-        autocast=autocast,
         traced=traced,
     )
-
-
-def tf32_allowed() -> bool:
-    """Whether the user's PyTorch settings let cuDNN's recurrent layers round float32 products to TF32."""
-    return torch.backends.cudnn.allow_tf32
 
 
 def check_input(x: Tensor, found: Signature, batch_sizes: Tensor | None) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def measured(problem: Problem, device: Device) -> Decision:
 
 def bucketed(problem: Problem) -> Problem:
     """Return the problem that stands for its kind: time and batch rounded up to a power of two, one layout."""
-    return problem.replace(time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), autocast=False)
+    return problem.replace(time=_power_of_two(problem.time), batch=_power_of_two(problem.batch))
 
 
 def cache_folder() -> Path:

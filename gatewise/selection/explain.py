@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.decision import Decision
-from gatewise.contract.device import Device
+from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection.choose import decide
@@ -91,7 +91,7 @@ def explain(
         layout=_layout(lengths, where),
         dropout=module.dropout if training and module.num_layers > 1 else 0.0,
         needs_grad=training,
-        allow_tf32=where.kind == "cuda" and number_type == torch.float32 and torch.backends.cudnn.allow_tf32,
+        allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
     )
     return decide(problem, where, kernel or getattr(module, "kernel", AUTO))
 

@@ -1,0 +1,25 @@
+"""Whose word counts on TF32: PyTorch's older setting and its newer one."""
+
+import pytest
+import torch
+
+from gatewise import LSTM, explain
+from gatewise.contract.device import tf32_allowed
+
+newer = pytest.mark.skipif(
+    not hasattr(torch.backends.cudnn.rnn, "fp32_precision"), reason="this PyTorch has only the older setting"
+)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_older_setting(allowed):
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        assert tf32_allowed() == allowed
+        assert explain(LSTM(4, 8), (2, 3, 4), device="h200").problem.allow_tf32 == allowed
+
+
+@newer
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("ieee", False)])
+def test_the_newer_setting(monkeypatch, precision, allowed):
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", precision)
+    assert tf32_allowed() == allowed
