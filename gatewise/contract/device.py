@@ -166,7 +166,7 @@ def tf32_allowed() -> bool:
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:  # chosen by the newer setting, differently for convolutions and recurrent layers
-        return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+        return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=1)
