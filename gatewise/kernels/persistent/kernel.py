@@ -10,7 +10,6 @@ from gatewise.contract.kernel import TensorSpec, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.persistent import layer
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 
@@ -70,11 +69,15 @@ class _Persistent:
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        from gatewise.kernels.persistent import layer  # with the toolchain; not needed to choose, nor on a CPU
+
         return stack.forward(problem, inputs, layer.forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
+        from gatewise.kernels.persistent import layer
+
         return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
