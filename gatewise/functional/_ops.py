@@ -74,9 +74,7 @@ def lstm_forward(
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
-    problem, inputs = _prepared(
-        x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, traced=True
-    )
+    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad)
     inputs = with_masks(problem, inputs)
     result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
     kept = [*inputs.masks, *result.kept] if needs_grad else []
@@ -135,7 +133,7 @@ def lstm_backward(
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the backward pass of the kernel that `lstm_forward` chose."""
-    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True, traced=True)
+    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True)
     problem = problem.replace(dropout=dropout if problem.num_layers > 1 else 0.0)
     masks = problem.num_layers - 1 if problem.dropout else 0
     inputs = inputs._replace(masks=tuple(kept[:masks]))
@@ -205,8 +203,6 @@ def _prepared(
     bidirectional: bool,
     dropout: float,
     needs_grad: bool,
-    *,
-    traced: bool,
 ) -> tuple[Problem, Inputs]:
     return prepare(
         x,
@@ -217,7 +213,7 @@ def _prepared(
         bidirectional=bidirectional,
         dropout=dropout,
         needs_grad=needs_grad,
-        traced=traced,
+        traced=True,
     )
 
 
