@@ -41,6 +41,15 @@ def test_the_very_numbers_of_torch_nn_lstm(form, dtype):
     torch.testing.assert_close(gradients(ours, x), gradients(theirs, x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_state_may_have_any_strides(dropout):
+    module = gatewise.LSTM(16, 32, 2, dropout=dropout, device="cuda", kernel="cudnn").eval()
+    x = torch.randn(7, 5, 16, device="cuda", requires_grad=True)
+    h0, c0 = (torch.randn(5, 2, 32, device="cuda").transpose(0, 1) for _ in range(2))
+    strided, plain = module(x, (h0, c0)), module(x, (h0.contiguous(), c0.contiguous()))
+    torch.testing.assert_close(strided, plain, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_flat_weights_are_seen_and_read_in_place(form):
     _, ours, x = make(form)

@@ -101,9 +101,10 @@ class _Cudnn:
 def _call(problem: Problem, inputs: Inputs) -> Result:
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     x, h0, c0, weights, _, batch_sizes, _ = inputs
+    state = h0.contiguous(), c0.contiguous()  # cuDNN takes no other
     if batch_sizes is None:
-        return Result(*torch.lstm(x, (h0, c0), weights, *options, False))
-    return Result(*torch.lstm(x, batch_sizes, (h0, c0), weights, *options))
+        return Result(*torch.lstm(x, state, weights, *options, False))
+    return Result(*torch.lstm(x, batch_sizes, state, weights, *options))
 
 
 def _workspace_bytes(problem: Problem, device: Device) -> int:
