@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 from gatewise.contract.errors import MissingExtra
 
+SHARED = Path(__file__).parent
+"""Where the headers lie that sources of several packages include."""
+
 
 class Resources(NamedTuple):
     """What one instance of a kernel takes, as the assembler reports it."""
@@ -33,7 +36,7 @@ def compile_source(source: Path, architecture: str, macros: Mapping[str, int]) -
     """Return the machine code of a source for an architecture, from the cache where it is there.
 
     Args:
-        source: File of CUDA C++; what it includes lies beside it.
+        source: File of CUDA C++; what it includes lies beside it, or in `SHARED`.
         architecture: As NVRTC names it: "sm_90".
         macros: The template parameters of the source.
 
@@ -56,7 +59,7 @@ def compile_afresh(source: Path, architecture: str, macros: Mapping[str, int]) -
     options = core.ProgramOptions(
         arch=architecture,
         std="c++17",
-        include_path=str(source.parent),
+        include_path=[str(source.parent), str(SHARED)],
         define_macro=[(macro, str(value)) for macro, value in macros.items()],
         ptxas_options=["-v"],
     )
@@ -86,7 +89,8 @@ def _core() -> ModuleType:
 
 
 def _fingerprint(source: Path, architecture: str, macros: tuple[tuple[str, int], ...]) -> str:
-    text = repr((source.stem, architecture, sorted(macros), _digest(source.parent), _compiler_version()))
+    headers = _digest(source.parent), _digest(SHARED)
+    text = repr((source.stem, architecture, sorted(macros), headers, _compiler_version()))
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gatewise.kernels.cuda.toolchain import SHARED
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
 
 _CUDA_WORDS = """
@@ -44,7 +45,7 @@ def compiled(name, entry, struct, macros):
     source = (launch.SOURCES / f"{name}.cu").read_text()
     (folder / "kernel.cpp").write_text(_CUDA_WORDS + source + _GRID.format(struct=struct, entry=entry))
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{launch.SOURCES}", *options]
+    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{launch.SOURCES}", f"-I{SHARED}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so")).run
 
