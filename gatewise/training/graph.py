@@ -1,7 +1,8 @@
-"""The training step as one CUDA graph: captured once its batches repeat, replayed from then on."""
+"""The training step as CUDA graphs, one for each shape of batch that repeats: captured once, replayed from then on."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from gatewise.training.processes import Processes
 
 WARMUPS = 3
 """Steps of one shape that run as usual before the capture, so that libraries, caches and moments are there."""
+
+MOST_SHAPES = 64
+"""Shapes that are captured, the first that repeat: those that are frequent. Others run step by step."""
 
 TrainBatch = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 Work = Callable[[], None]
@@ -35,8 +39,12 @@ def refusal(wanted: bool, processes: Processes) -> str:
     return ""
 
 
-def cuda_graph(work: Work) -> Work:
+def cuda_graph(work: Work, pool: Any = None) -> Work:
     """Record what a function would do on the current CUDA device, without doing it; return what does it.
+
+    Args:
+        work: What to record.
+        pool: Memory that several graphs share, from `torch.cuda.graph_pool_handle`; None takes memory of its own.
 
     Raises:
         RuntimeError: The function does something that cannot be recorded, such as waiting for the device.
@@ -44,7 +52,7 @@ def cuda_graph(work: Work) -> Work:
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             work()
     except RuntimeError:
         # PyTorch does not tell the generator that a failed capture is over: go on with a copy, which was never told.
@@ -53,24 +61,32 @@ def cuda_graph(work: Work) -> Work:
     return graph.replay
 
 
+def cuda_graphs() -> Capture:
+    """Return what records functions that never run at the same time, nor read what another one has left.
+
+    They share one pool of memory, which grows to what the largest needs, not to the sum of all.
+    """
+    return functools.partial(cuda_graph, pool=torch.cuda.graph_pool_handle())
+
+
 class ReplayedStep:
-    """A step that is captured after a few batches of one shape and replayed for all further batches of that shape.
+    """A step that is captured after a few batches of a shape and replayed for all further batches of that shape.
 
     A replay is one call for the CPU instead of hundreds, so that a step takes no longer than its kernels. The numbers
-    are those of the step itself. Batches of other shapes, such as the shorter one at the end of an epoch or the first
-    one, which has no state yet, run the step itself.
+    are those of the step itself. Each shape that repeats is captured, up to `MOST_SHAPES`; batches of other shapes, and
+    the first one, which has no state yet, run the step itself.
 
     A captured step repeats its device work and none of its Python: the model must do the same work for every batch of
     a shape.
 
     Args:
         step: What is captured; what it writes must stay where it is.
-        capture: Records a function and returns what repeats it, as `cuda_graph`.
-        told: Called with a sentence once it is settled whether steps are replayed.
+        capture: Records a function and returns what repeats it, as `cuda_graphs` makes it.
+        told: Called with a sentence once it is settled whether steps are replayed, and when shapes are left out.
         weights: What the step trains; after a replay they hold its gradients, as after the step itself.
 
     Attributes:
-        refusal: Why the step could not be captured; empty when it was, or was not tried yet.
+        refusal: Why a shape could not be captured, after which none is tried; empty when all were, or none was tried.
     """
 
     def __init__(
@@ -81,36 +97,82 @@ class ReplayedStep:
         weights: Sequence[torch.nn.Parameter] = (),
     ) -> None:
         self._step = step
-        self._weights = weights
+        self._gradients = _Gradients(weights)
         self._capture = capture
         self._told = told
         self.refusal = ""
-        self._settled = False
         self._seen: dict[Signature, int] = {}
-        self._recorded: _Recorded | None = None
+        self._recorded: dict[Signature, _Recorded] = {}
+
+    @property
+    def shapes(self) -> int:
+        """How many shapes are replayed."""
+        return len(self._recorded)
 
     def __call__(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Train on a batch; loss and state that come from a replay are overwritten by the next one."""
         leaves, shape = flatten(state)
         signature = _signature(batch, leaves, shape)
-        if not self._settled and self._seen.get(signature, 0) >= WARMUPS:
-            self._settle(signature, batch, state)
-        if self._recorded is not None and self._recorded.signature == signature:
-            return self._recorded.replay(batch, leaves)
+        if self._seen.get(signature, 0) >= WARMUPS and signature not in self._recorded and self._may_record():
+            self._record(signature, batch, state)
+        if signature in self._recorded:
+            return self._recorded[signature].replay(batch, leaves)
         loss, after = self._step(batch, state)
-        if not self._settled and _forms(after) == _forms(state):
+        if _forms(after) == _forms(state):
             self._seen[signature] = self._seen.get(signature, 0) + 1
         return loss, after
 
-    def _settle(self, signature: Signature, batch: Any, state: Any) -> None:
-        self._settled = True
+    def _may_record(self) -> bool:
+        return not self.refusal and len(self._recorded) < MOST_SHAPES
+
+    def _record(self, signature: Signature, batch: Any, state: Any) -> None:
         try:
-            self._recorded = _Recorded(self._step, self._capture, signature, batch, state, self._weights)
+            recorded = _Recorded(self._step, self._capture, batch, state, self._gradients)
         except RuntimeError as error:
             self.refusal = _first_cause(error)
-            self._told(f"steps are not captured as a CUDA graph: {self.refusal}")
-        else:
+            which = "steps of further shapes" if self._recorded else "steps"
+            self._told(f"{which} are not captured as a CUDA graph: {self.refusal}")
+            return
+        self._recorded[signature] = recorded
+        if len(self._recorded) == 1:
             self._told("steps are replayed as one CUDA graph")
+        elif len(self._recorded) == MOST_SHAPES:
+            self._told(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
+
+
+class _Gradients:
+    """Where weights hold their gradients after a replay: in the same memory after all of them.
+
+    The first recording made it; the others copy theirs there, so that not each of them has room for all gradients.
+    """
+
+    def __init__(self, weights: Sequence[torch.nn.Parameter]) -> None:
+        self._weights = weights
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def keep(self) -> list[torch.Tensor | None]:
+        """Bring the gradients of a step that is recorded to their place; return them, weight by weight."""
+        places: list[torch.Tensor | None] = []
+        copied, made = [], []
+        for number, weight in enumerate(self._weights):
+            if weight.grad is None:
+                places.append(None)
+                continue
+            place = self._kept.setdefault(number, weight.grad)
+            if place is not weight.grad:
+                copied.append(place)
+                made.append(weight.grad)
+                weight.grad = place
+            places.append(place)
+        if copied:
+            torch._foreach_copy_(copied, made)
+        return places
+
+    def hold(self, places: list[torch.Tensor | None]) -> None:
+        """Let the weights hold what `keep` returned."""
+        for weight, gradient in zip(self._weights, places, strict=True):
+            if weight.grad is not gradient:
+                weight.grad = gradient
 
 
 class _Recorded:
@@ -120,14 +182,12 @@ class _Recorded:
         self,
         step: TrainBatch,
         capture: Capture,
-        signature: Signature,
         batch: Any,
         state: Any,
-        weights: Sequence[torch.nn.Parameter],
+        gradients: _Gradients,
     ) -> None:
-        self.signature = signature
-        self._weights = weights
-        self._gradients: list[torch.Tensor | None] = []
+        self._gradients = gradients
+        self._places: list[torch.Tensor | None] = []
         leaves, shape = flatten(state)
         device = _device_of(batch)
         # What outlives a replay is made here, outside of the graph's own memory.
@@ -142,7 +202,7 @@ class _Recorded:
             loss, after = step(still_batch, still_state)
             self._loss.copy_(loss)
             _copy(flatten(after)[0], kept)
-            self._gradients = [weight.grad for weight in weights]
+            self._places = gradients.keep()
 
         self._replay = capture(work)
 
@@ -150,9 +210,7 @@ class _Recorded:
         """Train on a batch of the recorded shape, from a state of the recorded shape."""
         _copy([*batch, *leaves], self._inputs)
         self._replay()
-        for weight, gradient in zip(self._weights, self._gradients, strict=True):
-            if weight.grad is not gradient:
-                weight.grad = gradient
+        self._gradients.hold(self._places)
         return self._loss, self._state
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from gatewise.contract.errors import ArgumentError
 from gatewise.training.averaging import WeightAverage
 from gatewise.training.checkpoint import read_tensors, write_tensors
-from gatewise.training.graph import Capture, ReplayedStep, TrainBatch, cuda_graph, refusal
+from gatewise.training.graph import Capture, ReplayedStep, TrainBatch, cuda_graphs, refusal
 from gatewise.training.history import Evaluation, Progress
 from gatewise.training.interruption import interruptible
 from gatewise.training.optimizers import build_optimizer
@@ -273,7 +273,7 @@ class _Fitting:
             return ReplayedStep(step, self._record_step, self._remark, weights)
         reason = refusal(options.cuda_graph, processes)
         if not reason:
-            return ReplayedStep(step, cuda_graph, self._remark, weights)
+            return ReplayedStep(step, cuda_graphs(), self._remark, weights)
         if processes.device.type == "cuda":
             self._remark(f"steps are not captured as a CUDA graph: {reason}")
         return step

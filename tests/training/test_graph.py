@@ -10,8 +10,8 @@ from echo_model import ALONE, Batch, Diary, Echoes, echo_model, train
 from test_resumption import StopAt, files_of, train_language_model
 from torch import nn
 
-from gatewise.training import TrainingOptions
-from gatewise.training.graph import ReplayedStep, refusal
+from gatewise.training import TrainingOptions, graph
+from gatewise.training.graph import WARMUPS, ReplayedStep, refusal
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
 from gatewise.training.step import Step
@@ -111,7 +111,7 @@ def test_gradients_of_the_last_step_stay_in_the_weights():
         assert torch.equal(plain, replayed)
 
 
-def test_batches_of_another_shape_are_not_replayed():
+def test_a_shape_that_does_not_repeat_is_not_replayed():
     batches = list(Echoes().windows())
     short = Batch(batches[10].x[:5], batches[10].y[:5])
     recorder = Recorder()
@@ -122,6 +122,71 @@ def test_batches_of_another_shape_are_not_replayed():
     assert recorder.replays == 16
     assert run(step, batches) == run(plain, batches)
     assert (recorder.records, recorder.replays) == (1, 16 + 19)
+
+
+def of_sizes(*sizes):
+    """Return batches of these sizes; without dropout and state they can stand in any order."""
+    x = torch.randn(len(sizes), 8, 6, generator=torch.Generator().manual_seed(0))
+    return [Batch(each[:size], -each[:size]) for each, size in zip(x, sizes, strict=True)]
+
+
+class Stateless(nn.Linear):
+    def forward(self, batch, state):
+        return (super().forward(batch.x) - batch.y).square().mean(), None
+
+
+def stateless():
+    torch.manual_seed(0)
+    return Stateless(6, 6)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw"}], ids=str)
+def test_every_shape_that_repeats_is_recorded(options):
+    batches = of_sizes(*[8, 5, 3] * 5, 7, *[3, 8, 5] * 3)
+    recorder, remarks = Recorder(), []
+    found = run(trainer(stateless(), recorder=recorder, remarks=remarks, **options), batches)
+    assert found == run(trainer(stateless(), **options), batches)
+    assert (recorder.records, recorder.replays) == (3, 3 * (5 + 3 - WARMUPS))
+    assert remarks == ["steps are replayed as one CUDA graph"]
+
+
+def test_the_shapes_that_are_recorded_are_bounded(monkeypatch):
+    monkeypatch.setattr(graph, "MOST_SHAPES", 2)
+    batches = of_sizes(*[8, 5, 3, 4] * 6)
+    recorder, remarks = Recorder(), []
+    step = trainer(stateless(), recorder=recorder, remarks=remarks)
+    assert run(step, batches) == run(trainer(stateless()), batches)
+    assert (recorder.records, recorder.replays, step.shapes) == (2, 2 * 3, 2)
+    assert remarks[1:] == ["2 shapes of batches are replayed as CUDA graphs; others run step by step"]
+
+
+def test_a_shape_that_cannot_be_recorded_leaves_the_others(monkeypatch):
+    recorder, remarks = Recorder(), []
+
+    def capture(work):
+        recorder.refuses = "CUDA out of memory" if recorder.records == 2 else ""
+        return recorder(work)
+
+    batches = of_sizes(*[8, 5, 3, 4] * 6)
+    step = trainer(stateless(), recorder=capture, remarks=remarks)
+    assert run(step, batches) == run(trainer(stateless()), batches)
+    assert (recorder.records, recorder.replays, step.shapes) == (3, 2 * 3, 2)
+    assert remarks[1:] == ["steps of further shapes are not captured as a CUDA graph: CUDA out of memory"]
+
+
+def test_all_shapes_leave_their_gradients_in_the_memory_of_the_first():
+    model = stateless()
+    step = trainer(model, recorder=Recorder(), weights=list(model.parameters()))
+    other = stateless()
+    plain = trainer(other)
+    places = set()
+    for batch in of_sizes(*[8, 5] * 6):
+        step(batch, None)
+        plain(batch, None)
+        assert torch.equal(model.weight.grad, other.weight.grad)
+        if step.shapes == 2:
+            places.add(model.weight.grad.data_ptr())
+    assert len(places) == 1
 
 
 def test_a_state_that_moves_within_itself_is_copied_as_a_whole():
@@ -141,16 +206,8 @@ def test_a_state_that_moves_within_itself_is_copied_as_a_whole():
 
 
 def test_a_model_without_a_state_is_replayed():
-    class Stateless(nn.Linear):
-        def forward(self, batch, state):
-            return (super().forward(batch.x) - batch.y).square().mean(), None
-
-    def subject():
-        torch.manual_seed(0)
-        return Stateless(6, 6)
-
     recorder, batches = Recorder(), list(Echoes().windows())
-    assert run(trainer(subject(), recorder=recorder), batches) == run(trainer(subject()), batches)
+    assert run(trainer(stateless(), recorder=recorder), batches) == run(trainer(stateless()), batches)
     assert recorder.replays == 17
 
 

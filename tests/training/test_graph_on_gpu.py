@@ -7,8 +7,8 @@ import torch
 from echo_model import Diary, train
 from test_resumption import StopAt, files_of
 
-from gatewise.data import TokenStream
-from gatewise.models import LanguageModel
+from gatewise.data import PairBatches, TokenStream
+from gatewise.models import LanguageModel, Seq2Seq
 from gatewise.training.processes import Processes
 
 pytestmark = pytest.mark.gpu
@@ -111,3 +111,28 @@ def test_gradients_of_the_last_step_stay_in_the_weights(tmp_path):
         found.append([weight.grad for weight in model.parameters()])
     for step, replay in zip(*found, strict=True):
         assert torch.equal(step, replay)
+
+
+def test_several_shapes_share_memory_and_end_in_the_bits_of_steps(tmp_path):
+    """Sentences of every length: many shapes, all dropouts, both precisions of products."""
+    generator = torch.Generator().manual_seed(0)
+    source = [torch.randint(3, 40, (1 + row * 7 % 13,), generator=generator) for row in range(600)]
+    pairs = source, [each.flip(0) + 5 for each in source]
+    gpu, found, memory = Processes(0, 1, torch.device("cuda", 0)), [], []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = Seq2Seq(40, 50, 64, 64, dropout=0.2, layer_dropout=0.2, input_feeding=False).to(gpu.device)
+        torch.manual_seed(1)
+        torch.cuda.reset_peak_memory_stats()
+        folder, diary = tmp_path / str(captured), Diary()
+        train_pairs = PairBatches(*pairs, 300, device=gpu.device, shuffle=True)
+        valid = PairBatches(*(side[:50] for side in pairs), 300, device=gpu.device)
+        assert train_pairs.shapes > 8
+        outcome, _ = train(folder, model, train_pairs, valid, processes=gpu, observers=[diary], epochs=6,
+                           learning_rate=0.01, precision="bfloat16", cuda_graph=captured)  # fmt: skip
+        assert outcome.history[-1].train_loss < outcome.history[0].train_loss
+        found.append(files_of(folder))
+        memory.append(torch.cuda.max_memory_reserved())
+    assert diary.remarks == ["steps are replayed as one CUDA graph"]
+    assert found[0] == found[1]
+    print(f"reserved: {memory[0]:,} bytes step by step, {memory[1]:,} with graphs of {train_pairs.shapes} shapes")
