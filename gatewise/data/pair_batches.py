@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of similar length, as many pairs as fit into a number of tokens."""
+"""Batches of sentence pairs of similar length, in few shapes, as many pairs as fit into a number of tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from gatewise.contract.errors import ArgumentError, DataError, sentence
 from gatewise.data.sentences import BEGINNING, END, PADDING
 
-_WIDTH = 4
-"""Lengths in a bucket: 1 to 4 tokens, 5 to 8, and so on."""
+_FINENESS = 3
+"""Lengths between two powers of two fall into 2^3 buckets, so that at most an eighth of the longer side is padding."""
+
+_ALIGNED, _MANY = 8, 64
+"""From 64 pairs on, those that a process reads at a time are a multiple of 8, which matrix kernels are made for."""
 
 
 class _Tensors(NamedTuple):
@@ -51,6 +54,10 @@ class PairBatches:
     Pairs are put in buckets by the longer of their two lengths, each bucket is shuffled and cut into batches, and the
     batches are shuffled: little is padding, every epoch has as many batches, and the same epoch always yields the
     same. What is left over in a bucket goes with the next longer pairs.
+
+    All batches of a bucket have one shape: both sides are padded to the longest that the bucket is for. An epoch has as
+    many shapes as buckets, and one more for the batch at its end, so that whatever is prepared for a shape, such as a
+    CUDA graph of the training step, is prepared a few dozen times and serves nearly every batch.
 
     Args:
         source: Tokens of the sentences, each int64 [N], without beginning and end.
@@ -101,8 +108,12 @@ class PairBatches:
         self._batch_tokens = batch_tokens
         self._rank, self._processes = rank, processes
         self._shuffle, self._seed = shuffle, seed
-        self._buckets = (lengths + _WIDTH - 1) // _WIDTH
-        self._count = sum(1 for _ in self._batches(torch.arange(len(lengths))))
+        self._buckets = _rounded_up(lengths).clamp(max=fits)
+        shapes = [(len(rows), steps) for rows, steps in self._batches(torch.arange(len(lengths)))]
+        self._count = len(shapes)
+        # What is left out at the end of an epoch differs from epoch to epoch: the shares are those of this order.
+        self._places = 2 * sum(rows * steps for rows, steps in shapes)
+        self._shapes = len(set(shapes))
 
     @property
     def longest_source(self) -> int:
@@ -113,6 +124,16 @@ class PairBatches:
     def tokens(self) -> tuple[int, int]:
         """Tokens of all sentences, and of all translations without their ends."""
         return int(self._source.lengths.sum()), int(self._target.lengths.sum())
+
+    @property
+    def shapes(self) -> int:
+        """How many different shapes the batches of an epoch have."""
+        return self._shapes
+
+    @property
+    def padding(self) -> float:
+        """Share of an epoch's places that hold padding; beginning and end of a translation are one token."""
+        return 1 - (sum(self.tokens) + len(self._buckets)) / self._places
 
     def __len__(self) -> int:
         return self._count
@@ -134,43 +155,53 @@ class PairBatches:
         batches = list(self._batches(rows))
         if self._shuffle:
             batches = [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
-        for batch in batches[start:]:
+        for batch, steps in batches[start:]:
             own = batch[self._rank :: self._processes]
             if len(own):
-                yield self._batch(own, batch)
+                yield self._batch(own, batch, steps)
 
-    def _batches(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Cut rows into batches, bucket by bucket, in their order within a bucket."""
+    def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
+        """Cut rows into batches, bucket by bucket, in their order within a bucket; say to how many steps each is padded."""
         rows = rows[self._buckets[rows].argsort(stable=True)]
-        left_over = rows[:0]
-        for bucket, own in zip(*self._by_bucket(rows), strict=True):
-            size = max(1, self._batch_tokens // (bucket * _WIDTH))
-            if self._shuffle:
-                size = max(self._processes, size - size % self._processes)
+        left_over, steps = rows[:0], 0
+        for steps, own in zip(*self._by_bucket(rows), strict=True):
+            size = self._size(steps)
             waiting = torch.cat([left_over, own])
             full = len(waiting) - len(waiting) % size
-            yield from waiting[:full].split(size) if full else ()
+            for batch in waiting[:full].split(size) if full else ():
+                yield batch, steps
             left_over = waiting[full:]
         if self._shuffle:
             left_over = left_over[: len(left_over) - len(left_over) % self._processes]
         if len(left_over):
-            yield left_over
+            yield left_over, steps
+
+    def _size(self, steps: int) -> int:
+        """Return how many pairs are in a batch of pairs of this length."""
+        size = max(1, self._batch_tokens // steps)
+        if not self._shuffle:
+            return size
+        own = max(1, size // self._processes)
+        if own >= _MANY:
+            own -= own % _ALIGNED
+        return own * self._processes
 
     def _by_bucket(self, rows: torch.Tensor) -> tuple[list[int], tuple[torch.Tensor, ...]]:
         buckets, counts = self._buckets[rows].unique_consecutive(return_counts=True)
         return buckets.tolist(), rows.split(counts.tolist())
 
-    def _batch(self, rows: torch.Tensor, whole: torch.Tensor) -> PairBatch:
+    def _batch(self, rows: torch.Tensor, whole: torch.Tensor, steps: int) -> PairBatch:
         if self._shuffle:
             count = int((self._target.lengths[whole] + 1).sum()) / self._processes
         else:
             count = int((self._target.lengths[rows] + 1).sum())
-        source, source_lengths = self._source.padded(rows)
-        targets, target_lengths = self._target.padded(rows, more=1)
+        there = rows.to(self._device)
+        source, source_lengths = self._source.padded(there, steps)
+        targets, target_lengths = self._target.padded(there, steps)
         inputs = torch.cat([targets.new_full((1, len(rows)), BEGINNING), targets[:-1]])
         targets.scatter_(0, target_lengths[None], END)
         weight = torch.full((), 1 / count, device=self._device)
-        return PairBatch(source, source_lengths, inputs, targets, weight, rows.to(self._device), count=count)
+        return PairBatch(source, source_lengths, inputs, targets, weight, there, count=count)
 
 
 class _Side:
@@ -183,11 +214,16 @@ class _Side:
         self._offsets = (self.lengths.cumsum(0) - self.lengths).to(device)
         self._lengths_there = self.lengths.to(device)
 
-    def padded(self, rows: torch.Tensor, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens [N, B] with `more` steps than the longest has, at least one, and lengths [B]."""
-        steps = max(1, int(self.lengths[rows].max()) + more)
-        rows = rows.to(self._values.device)
+    def padded(self, rows: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens of rows that are on the device, [steps, B], and their lengths [B]."""
         lengths = self._lengths_there[rows]
         step = torch.arange(steps, device=rows.device)[:, None]
         places = self._offsets[rows] + torch.minimum(step, (lengths - 1).clamp(min=0))
         return self._values[places].masked_fill(step >= lengths, PADDING), lengths
+
+
+def _rounded_up(lengths: torch.Tensor) -> torch.Tensor:
+    """Return the longest length of each one's bucket."""
+    powers = torch.frexp(lengths.float()).exponent.to(torch.int64)  # 2^(power - 1) <= length < 2^power
+    width = 1 << (powers - 1 - _FINENESS).clamp(min=0)
+    return -(-lengths // width) * width

@@ -72,7 +72,7 @@ def small(files):
 
 
 def test_a_run_trains_scores_saves_and_shows_alignments(gatewise, small):
-    answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 12, "--set", "expect.test_bleu=1.0")
+    answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 20, "--set", "expect.test_bleu=1.0")
     assert answer.status == 0, answer.err
     assert "input feeding" in answer.out
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in answer.out

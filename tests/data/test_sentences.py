@@ -117,6 +117,31 @@ def test_an_epoch_has_every_pair_once_in_batches_that_fit(shuffle):
     assert padded < 1.6 * count  # in the order of the rows it would be more than twice as much
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_have_few_shapes_and_say_how_much_is_padding(shuffle):
+    generator = torch.Generator().manual_seed(0)
+    lengths = (torch.randn(9000, generator=generator).exp() * 8 + 1).long().clamp(max=59).tolist()
+    pairs = tokens(*lengths), tokens(*(max(1, length - length % 3) for length in lengths))
+    reader = PairBatches(*pairs, 2000, shuffle=shuffle)
+    seen = list(reader.windows(2))
+    shapes = {(tuple(batch.source.shape), tuple(batch.targets.shape)) for batch in seen}
+    assert len(shapes) == reader.shapes < 40 < len(reader)
+    for source, target in shapes:
+        assert source == target
+    if shuffle:
+        assert sum(columns % 8 == 0 or columns < 64 for (_, columns), _ in shapes) >= len(shapes) - 1
+    places = sum(batch.source.numel() + batch.targets.numel() for batch in seen)
+    used = sum(int((part != PADDING).sum()) for batch in seen for part in (batch.source, batch.targets))
+    assert reader.padding == pytest.approx(1 - used / places)
+    assert reader.padding < 0.12
+
+
+def test_pairs_of_similar_length_are_read_together():
+    lengths = [1 + number % 20 for number in range(20 * 200)]
+    reader = PairBatches(tokens(*lengths), tokens(*(length - 1 for length in lengths)), 1500, shuffle=True)
+    assert reader.padding < 0.02 + 1 / 20  # in each bucket a few pairs wait for the next
+
+
 def test_epochs_differ_repeat_and_go_on_where_they_stopped():
     reader = batches(shuffle=True, seed=5)
 
