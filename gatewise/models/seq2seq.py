@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.models.softmax import token_losses
+from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.attention import Attention
 
@@ -88,6 +87,10 @@ class Seq2Seq(nn.Module):
         padding: The token that stands behind the end of a sentence: it is never read, nor counted in the loss.
         device: Where the parameters live.
 
+    Attributes:
+        output_rows: Most tokens whose scores `loss` holds at once; 0 leaves it to `weighted_token_loss`. A plan of
+            memory sets it.
+
     Raises:
         ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `score` or `tied`
             is unknown, or ``"all"`` with vocabularies of different sizes.
@@ -147,6 +150,7 @@ class Seq2Seq(nn.Module):
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
+        self.output_rows = 0
         placed: dict[str, Any] = {"device": device}
 
         self.target_embedding = nn.Embedding(target_size, embedding_size, **placed)
@@ -217,15 +221,17 @@ class Seq2Seq(nn.Module):
         """
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
-        if self.training and self.label_smoothing:
-            scores = self.output(rows)
-            numbers = torch.float64 if scores.dtype == torch.float64 else torch.float32
-            losses = functional.cross_entropy(
-                scores.to(numbers), targets, reduction="none", label_smoothing=self.label_smoothing
-            )
-        else:
-            losses = token_losses(rows, self.output.weight, self.output.bias, targets)
-        return (losses * (targets != self.padding)).sum() * batch.token_weight, None
+        shares = (targets != self.padding) * batch.token_weight
+        loss = weighted_token_loss(
+            rows,
+            self.output.weight,
+            self.output.bias,
+            targets,
+            shares,
+            chunk_rows=self.output_rows,
+            label_smoothing=self.label_smoothing if self.training else 0.0,
+        )
+        return loss, None
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, DecoderState]:
         """Read sentences.

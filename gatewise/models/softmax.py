@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_ALIGNED = 8  # 16-bit numbers in 16 bytes
+from gatewise.models.widening import copied, is_aligned, widened
 
 
 def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
     Returns:
         The losses [N], in nats; float64 for float64 products, otherwise float32.
     """
-    if hidden.is_cuda and _product_dtype(hidden).itemsize == 2:
+    if hidden.is_cuda and product_dtype(hidden).itemsize == 2:
         return widened_token_losses(hidden, weight, bias, targets)
     scores = functional.linear(hidden, weight, bias)
     numbers = torch.float64 if scores.dtype == torch.float64 else torch.float32
@@ -45,15 +45,15 @@ def widened_token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: 
         Scores and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
         them; the softmax is computed in the dtype of the result.
     """
-    return _TokenLosses.apply(hidden, weight, bias, targets, _product_dtype(hidden))  # type: ignore[no-any-return]
+    return _TokenLosses.apply(hidden, weight, bias, targets, product_dtype(hidden))  # type: ignore[no-any-return]
 
 
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        (size, vocabulary), widened = weight.shape[::-1], not _is_aligned(*weight.shape)
-        if widened:
-            rows, columns = _widened(hidden, 1.0, dtype, len(hidden)), _widened(weight, bias, dtype, None)
+        (size, vocabulary), wider = weight.shape[::-1], not is_aligned(*weight.shape)
+        if wider:
+            rows, columns = widened(hidden, 1.0, dtype, len(hidden)), widened(weight, bias, dtype, None)
             wide = rows @ columns.t()
         else:
             rows, columns = hidden.to(dtype), weight.to(dtype)
@@ -65,55 +65,27 @@ class _TokenLosses(torch.autograd.Function):
             # softmax - 1 at the target: the gradient of the scores.
             scores.copy_(logs.exp_().scatter_add_(1, targets.unsqueeze(1), logs.new_full((len(hidden), 1), -1.0)))
             ctx.save_for_backward(rows, columns, wide)
-            ctx.forms = widened, size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
+            ctx.forms = wider, size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
         return losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, columns, wide = ctx.saved_tensors
-        widened, size, vocabulary, *dtypes = ctx.forms
+        wider, size, vocabulary, *dtypes = ctx.forms
         share = gradient.unsqueeze(1)
         of_hidden = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             of_hidden = (wide @ columns)[:, :size].mul(share).to(dtypes[0])
         if any(ctx.needs_input_grad[1:3]):
             both = (wide.t() @ rows.mul(share).to(rows.dtype))[:vocabulary]
-            of_weight = _copied(both[:, :size], both.new_empty(vocabulary, size, dtype=dtypes[1]))
-            of_bias = both[:, size] if widened else (share.to(wide.dtype).t() @ wide).squeeze(0)
+            of_weight = copied(both[:, :size], both.new_empty(vocabulary, size, dtype=dtypes[1]))
+            of_bias = both[:, size] if wider else (share.to(wide.dtype).t() @ wide).squeeze(0)
             of_bias = of_bias.to(dtypes[2])
         return of_hidden, of_weight, of_bias, None, None
 
 
-def _is_aligned(*sizes: int) -> bool:
-    return not any(size % _ALIGNED for size in sizes)
-
-
-def _widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
-    """Return a matrix with one more column, and zeros up to aligned sizes; a given height stays as it is."""
-    count, size = matrix.shape
-    wide = matrix.new_empty(height or _rounded_up(count), _rounded_up(size + 1), dtype=dtype)
-    _copied(matrix, wide[:count, :size])
-    wide[:count, size] = column
-    wide[:count, size + 1 :].zero_()
-    wide[count:].zero_()
-    return wide
-
-
-def _copied(matrix: Tensor, to: Tensor) -> Tensor:
-    """Copy a matrix whose rows are contiguous; where bits stay as they are, several numbers at a time."""
-    for wider in (torch.int64, torch.int32):
-        steps = matrix.stride(0), to.stride(0), matrix.shape[1], matrix.storage_offset(), to.storage_offset()
-        if matrix.dtype == to.dtype and not any(each * to.itemsize % wider.itemsize for each in steps):
-            to.view(wider).copy_(matrix.view(wider))
-            return to
-    return to.copy_(matrix)
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype in which a product with these numbers is computed here and now."""
     autocast = torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64
     return torch.get_autocast_dtype(hidden.device.type) if autocast else hidden.dtype

@@ -1,0 +1,199 @@
+"""The softmax over a vocabulary and its weighted loss, a chunk of tokens at a time: no chunk's scores outlive it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.models.softmax import product_dtype
+from gatewise.models.widening import copied, is_aligned, widened
+
+CHUNK_BYTES = 64 << 20
+"""Scores of a chunk when nobody says how many rows it has: enough of them that products run at full speed."""
+
+_TILE = 128  # rows that a program of a matrix kernel works on
+
+
+def weighted_token_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    shares: Tensor,
+    *,
+    chunk_rows: int = 0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    r"""Return $\sum_n \text{share}_n \, \ell_n$, the loss $\ell_n$ of each row being its cross-entropy.
+
+    The same as this PyTorch code, differentiable once, without its [N, V] tensors:
+
+        scores = linear(hidden, weight, bias).float()
+        losses = cross_entropy(scores, targets, reduction="none", label_smoothing=label_smoothing)
+        loss = (losses * shares).sum()
+
+    The loss is one number, so the gradient of its scores is known in the forward pass but for a factor. The forward
+    pass goes over the rows in chunks, turns a chunk's scores into their gradient where they stand, and multiplies it
+    out at once: what is kept are the gradients of `hidden`, `weight` and `bias`, which the backward pass scales. There
+    are as many products as in the plain code.
+
+    Args:
+        hidden: h [N, H], in the dtype in which products are computed; under autocast any floating-point dtype.
+        weight: W [V, H], of any floating-point dtype under autocast, otherwise that of `hidden`.
+        bias: b [V], likewise.
+        targets: int64 [N], each in [0, V).
+        shares: What each row counts [N]; a constant: it gets no gradient.
+        chunk_rows: Most rows whose scores are alive at once, in chunks of about one size; 0 takes as many as make
+            `CHUNK_BYTES`.
+        label_smoothing: Share of the target that is spread evenly over all tokens.
+
+    Returns:
+        The loss, a scalar in nats; float64 for float64 products, otherwise float32.
+
+    Numerics:
+        Scores and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
+        them; the softmax is computed in the dtype of the result, and so are the sums over chunks.
+    """
+    dtype = product_dtype(hidden)
+    rows = even_rows(len(hidden), chunk_rows or rows_of_a_chunk(weight.shape[0], dtype.itemsize))
+    # In no_grad mode a function is not told that nothing follows.
+    follows = torch.is_grad_enabled()
+    return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)  # type: ignore[no-any-return]
+
+
+def rows_of_a_chunk(vocabulary: int, itemsize: int) -> int:
+    """Return how many rows of scores make `CHUNK_BYTES`, in whole tiles of a product; one at least."""
+    rows = CHUNK_BYTES // (vocabulary * itemsize)
+    return max(1, rows if rows < _TILE else rows - rows % _TILE)
+
+
+def even_rows(count: int, chunk_rows: int) -> int:
+    """Return the rows of a chunk when no chunk has more than `chunk_rows`, and none is much smaller than the others."""
+    chunks = -(-count // chunk_rows)
+    return -(-count // chunks) if chunks else 1
+
+
+class _WeightedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        shares: Tensor,
+        chunk_rows: int,
+        smoothing: float,
+        dtype: torch.dtype,
+        follows: bool,
+    ) -> Tensor:
+        numbers = torch.float64 if dtype == torch.float64 else torch.float32
+        (size, vocabulary), count = weight.shape[::-1], len(hidden)
+        of_hidden, *of_weights = (follows and wanted for wanted in ctx.needs_input_grad[:3])
+        wider = dtype.itemsize == 2 and not is_aligned(size, vocabulary)
+        columns = widened(weight, bias, dtype, None) if wider else weight.to(dtype)
+        bias_here = bias.to(dtype)
+        shares = shares.to(numbers)
+        # Of order one, so that they can multiply in 16 bits; a batch without any share has gradients of zero.
+        scale = shares.abs().amax().clamp(min=torch.finfo(numbers).tiny) if count else shares.new_ones(())
+        relative = (shares / scale).unsqueeze(1)
+        losses = shares.new_empty(count)
+        hidden_gradient = hidden.new_empty(count, size, dtype=dtype) if of_hidden else None
+        sums = _Sums(numbers)
+        room = columns.new_empty(min(chunk_rows, count), len(columns))
+        for first in range(0, count, chunk_rows):
+            these = slice(first, min(first + chunk_rows, count))
+            part, target, share = hidden[these], targets[these].unsqueeze(1), relative[these]
+            wide = room[: len(part)]
+            if wider:
+                rows = widened(part, 1.0, dtype, len(part))
+                torch.mm(rows, columns.t(), out=wide)
+            else:
+                rows = part.to(dtype)
+                torch.addmm(bias_here, rows, columns.t(), out=wide)
+            scores = wide[:, :vocabulary]
+            # In their own place where the dtype is that of the softmax: each number is read before it is written.
+            logs = torch.log_softmax(scores, -1, numbers, **({"out": scores} if dtype == numbers else {}))
+            of_target = logs.gather(1, target).squeeze(1)
+            losses[these] = -of_target if not smoothing else (smoothing - 1) * of_target - smoothing * logs.mean(1)
+            if not (of_hidden or any(of_weights)):
+                del logs
+                continue
+            # The gradient of the scores but for the evenly spread part, which is the same in every column.
+            logs.exp_().scatter_add_(1, target, logs.new_full((len(part), 1), smoothing - 1))
+            if dtype != numbers:
+                scores.copy_(logs)
+            del logs  # before the next chunk makes its own
+            if hidden_gradient is not None:
+                torch.mul((wide @ columns)[:, :size], share, out=hidden_gradient[these])
+            if any(of_weights):
+                sums.add(wide, rows, share.to(dtype), with_bias=not wider)
+        loss = (losses * shares).sum()
+        if not (of_hidden or any(of_weights)):
+            return loss
+        weight_sum, bias_sum = sums.weight, sums.bias
+        if smoothing and count:
+            even = smoothing / vocabulary
+            if hidden_gradient is not None:
+                hidden_gradient.addcmul_(weight.sum(0, dtype=numbers).to(dtype), relative.to(dtype), value=-even)
+            if weight_sum is not None:
+                taken = even * (relative * hidden).sum(0, dtype=numbers)
+                weight_sum[:vocabulary, :size].sub_(taken.to(weight_sum.dtype))
+                whole = even * relative.sum()
+                (weight_sum[:vocabulary, size] if bias_sum is None else bias_sum).sub_(whole)
+        ctx.save_for_backward(scale, hidden_gradient, weight_sum, bias_sum)
+        ctx.forms = size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        scale, hidden_gradient, weight_sum, bias_sum = ctx.saved_tensors
+        size, vocabulary, *dtypes = ctx.forms
+        factor = gradient * scale
+        of_hidden = of_weight = of_bias = None
+        if hidden_gradient is not None:
+            of_hidden = hidden_gradient.to(dtypes[0]) * factor
+        if weight_sum is not None:
+            of_weight = weight_sum[:vocabulary, :size]
+            if of_weight.is_contiguous():
+                of_weight = of_weight.to(dtypes[1]) * factor
+            else:
+                of_weight = copied(of_weight, weight_sum.new_empty(vocabulary, size, dtype=dtypes[1])).mul_(factor)
+            of_bias = ((weight_sum[:vocabulary, size] if bias_sum is None else bias_sum) * factor).to(dtypes[2])
+        return of_hidden, of_weight, of_bias, *(None,) * 6
+
+
+class _Sums:
+    """The gradients of weight and bias, added up over chunks; of one chunk they are what its products give.
+
+    Args:
+        dtype: In which they are added up.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def add(self, scores: Tensor, rows: Tensor, share: Tensor, *, with_bias: bool) -> None:
+        """Add a chunk: the gradient of its scores [n, V], what they were made of [n, H], what each row counts [n, 1].
+
+        Args:
+            scores: Gradient of the scores, before the rows' shares.
+            rows: Hidden rows.
+            share: Shares.
+            with_bias: Whether the bias is apart; otherwise it is a column of the weight.
+        """
+        shared = rows * share
+        if self.weight is not None and self.weight.dtype == scores.dtype == self._dtype:
+            self.weight.addmm_(scores.t(), shared)
+        else:
+            self.weight = self._sum(self.weight, scores.t() @ shared)
+        if with_bias:
+            self.bias = self._sum(self.bias, (share.t() @ scores).squeeze(0))
+
+    def _sum(self, total: Tensor | None, more: Tensor) -> Tensor:
+        return more if total is None else total.to(self._dtype).add_(more)

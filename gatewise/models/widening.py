@@ -1,0 +1,38 @@
+"""Matrices widened to the sizes that the matrix kernels of GPUs want: rows of a multiple of 16 bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 8  # 16-bit numbers in 16 bytes
+
+
+def is_aligned(*sizes: int) -> bool:
+    """Tell whether rows of these many 16-bit numbers are what the fast kernels take."""
+    return not any(size % _ALIGNED for size in sizes)
+
+
+def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
+    """Return a matrix with one more column, and zeros up to aligned sizes; a given height stays as it is."""
+    count, size = matrix.shape
+    wide = matrix.new_empty(height or _rounded_up(count), _rounded_up(size + 1), dtype=dtype)
+    copied(matrix, wide[:count, :size])
+    wide[:count, size] = column
+    wide[:count, size + 1 :].zero_()
+    wide[count:].zero_()
+    return wide
+
+
+def copied(matrix: Tensor, to: Tensor) -> Tensor:
+    """Copy a matrix whose rows are contiguous; where bits stay as they are, several numbers at a time."""
+    for wider in (torch.int64, torch.int32):
+        steps = matrix.stride(0), to.stride(0), matrix.shape[1], matrix.storage_offset(), to.storage_offset()
+        if matrix.dtype == to.dtype and not any(each * to.itemsize % wider.itemsize for each in steps):
+            to.view(wider).copy_(matrix.view(wider))
+            return to
+    return to.copy_(matrix)
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
