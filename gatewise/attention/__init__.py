@@ -5,8 +5,10 @@
 
     context, weights, saved = forward(query, keys, values, lengths, v=v)                # explicit passes
     gradients = backward(saved, dcontext)
-    sums = new_sums(saved)                                 # a decoder that runs step by step: gradients of keys, values
-    gradients = backward(saved_of_a_step, dcontext_of_it, into=sums)                    # and v are added up in place
+    steps = new_steps(T, keys, values, lengths, v=v)                          # a decoder that runs step by step
+    context = attend_step(steps, t)                                                     # of steps.queries[t]
+    dquery = query_gradient_step(steps, t, dcontext)
+    gradients = source_gradients(steps, dcontexts)                                      # once, after all steps
 
 `gatewise.nn.Attention` is the layer. Of keys, the projection of the encoder's outputs is computed once a sequence, by
 the caller (or by the layer's `keys`). The additive score, v . tanh(query + key), has a feature map [T, S, B, H] between
@@ -25,6 +27,7 @@ from gatewise.attention.attention import attend, backward, explain, forward, new
 from gatewise.attention.call import Gradients, Inputs, Saved
 from gatewise.attention.choice import kernel_names
 from gatewise.attention.problem import Problem, Score
+from gatewise.attention.steps import Steps, attend_step, new_steps, query_gradient_step, source_gradients
 
 __all__ = [
     "Gradients",
@@ -32,10 +35,15 @@ __all__ = [
     "Problem",
     "Saved",
     "Score",
+    "Steps",
     "attend",
+    "attend_step",
     "backward",
     "explain",
     "forward",
     "kernel_names",
+    "new_steps",
     "new_sums",
+    "query_gradient_step",
+    "source_gradients",
 ]

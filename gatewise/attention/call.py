@@ -48,6 +48,21 @@ class Gradients(NamedTuple):
     norm_bias: Tensor | None = None
 
 
+class Needs(NamedTuple):
+    """Which gradients the caller wants.
+
+    Attributes:
+        query: The query's.
+        source: Those that all decoder steps share: keys, values, v and layer norm.
+    """
+
+    query: bool = True
+    source: bool = True
+
+
+ALL = Needs()
+
+
 class Result(NamedTuple):
     """What a kernel's forward pass returns.
 

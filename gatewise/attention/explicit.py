@@ -8,6 +8,7 @@ from torch import Tensor
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, choose, kernel_named
 from gatewise.attention.problem import Problem, Score
+from gatewise.attention.steps import Steps
 from gatewise.contract.device import Device
 
 
@@ -65,8 +66,12 @@ def run_backward(
         return found._replace(query=found.query @ inputs.weight.T, weight=dweight)
 
 
-def new_sums(saved: Saved) -> Gradients:
-    """Return zeros for `run_backward(into=...)`: float32, or float64 for a problem in float64; the query's is None."""
+def new_sums(saved: Saved | Steps) -> Gradients:
+    """Return zeros for `into`: float32, or float64 for a problem in float64; the query's is None.
+
+    Args:
+        saved: A call or a decoder's steps, for their inputs.
+    """
     wide = torch.float64 if saved.problem.dtype == torch.float64 else torch.float32
 
     def like(tensor: Tensor | None) -> Tensor | None:

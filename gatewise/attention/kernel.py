@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gatewise.attention.call import Gradients, Inputs, Result
+from gatewise.attention.call import ALL, Gradients, Inputs, Needs, Result
 from gatewise.attention.problem import Problem
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
@@ -74,11 +74,20 @@ class Kernel(Protocol):
         ...
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The tensors of `Result.kept`, in order; empty when the problem needs no gradient."""
+        """The tensors of `Result.kept`, in order, each with T as its first size; empty without a gradient."""
         ...
 
-    def forward(self, problem: Problem, inputs: Inputs, *, need_weights: bool) -> Result:
-        """Compute the context and keep what backward needs."""
+    def forward(
+        self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
+    ) -> Result:
+        """Compute the context and keep what backward needs.
+
+        Args:
+            problem: What is computed.
+            inputs: Of what.
+            need_weights: Whether the weights are returned; not with `out`.
+            out: Tensors to write context and kept into, for instance one step of those of a whole sequence.
+        """
         ...
 
     def backward(
@@ -88,9 +97,12 @@ class Kernel(Protocol):
         result: Result,
         dcontext: Tensor,
         dweights: Tensor | None,
-        into: Gradients | None,
+        into: Gradients | None = None,
+        *,
+        needs: Needs = ALL,
+        dquery: Tensor | None = None,
     ) -> Gradients:
-        """Compute the gradients of all inputs.
+        """Compute the gradients of all inputs, or of the query or the source alone.
 
         Args:
             problem: As in `forward`.
@@ -100,8 +112,10 @@ class Kernel(Protocol):
             dweights: Gradient of the weights [T, B, S]; None for zero.
             into: Tensors that the gradients of keys, values, v and layer norm are added to, in place; its query and
                 weight are not looked at. None for new tensors.
+            needs: Which are wanted; the others are None.
+            dquery: A tensor to write the query's gradient into; None for a new one.
 
         Returns:
-            The gradients; the query's is always new, the others are those of `into` when it is given.
+            The gradients; those of `into` when it is given.
         """
         ...

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.attention.call import EPSILON, Gradients, Inputs
+from gatewise.attention.call import EPSILON, Gradients, Inputs, Needs, Result
 from gatewise.attention.problem import Problem
 
 
@@ -94,7 +94,8 @@ def backward(
     dcontext: Tensor,
     dweights: Tensor | None,
     sums: Gradients,
-) -> Tensor:
+    needs: Needs,
+) -> Tensor | None:
     """Add a stretch's gradients to the sums and return that of its query.
 
     Args:
@@ -105,12 +106,13 @@ def backward(
         kept: What `forward` returned.
         dcontext: Gradient of the context of the stretch [t, B, V].
         dweights: Gradient of its weights [t, B, S]; None for zero.
-        sums: Gradients of keys, values, v and layer norm, added to in place.
+        sums: Gradients of keys, values, v and layer norm, added to in place; not looked at where they are not needed.
+        needs: Which gradients are wanted.
     """
     weights = kept.weights
-    assert sums.keys is not None
-    assert sums.values is not None
-    sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
+    if needs.source:
+        assert sums.values is not None
+        sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
     above = torch.bmm(dcontext.transpose(0, 1), source.values.permute(1, 2, 0)).transpose(0, 1)
     above = above.to(wide(above.dtype))
     if dweights is not None:
@@ -120,9 +122,27 @@ def backward(
     share = weights.to(above.dtype)
     dscores = (share * (above - (share * above).sum(-1, keepdim=True))).to(problem.dtype)
     if kept.tanh is None:
-        sums.keys.add_(torch.bmm(dscores.permute(1, 2, 0), query.transpose(0, 1)).transpose(0, 1))
+        if needs.source:
+            assert sums.keys is not None
+            sums.keys.add_(torch.bmm(dscores.permute(1, 2, 0), query.transpose(0, 1)).transpose(0, 1))
+        if not needs.query:
+            return None
         return torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
-    return _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, source.beyond)
+    into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
+    if needs.source:
+        assert sums.keys is not None
+        sums.keys.add_(_within(into.sum(0), source.beyond))
+    return into.sum(1) if needs.query else None
+
+
+def written(found: Result, out: Result | None) -> Result:
+    """Return what was found, copied into the tensors of `out` if there are any."""
+    if out is None:
+        return found
+    out.context.copy_(found.context)
+    for target, tensor in zip(out.kept, found.kept, strict=True):
+        target.copy_(tensor)
+    return out
 
 
 def _scores(
@@ -143,28 +163,28 @@ def _scores(
     return torch.matmul(tanh, inputs.v).transpose(1, 2), tanh, normalised, rstd
 
 
-def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradients, beyond: Tensor | None) -> Tensor:
+def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradients, needs: Needs) -> Tensor:
+    """Add the parameters' gradients to the sums and return that of query + keys."""
     assert inputs.v is not None
     assert kept.tanh is not None
-    assert sums.keys is not None
-    assert sums.v is not None
-    pairs = dscores.reshape(-1)
-    sums.v.add_(kept.tanh.reshape(-1, kept.tanh.shape[-1]).T @ pairs)
+    if needs.source:
+        assert sums.v is not None
+        sums.v.add_(kept.tanh.reshape(-1, kept.tanh.shape[-1]).T @ dscores.reshape(-1))
     into = torch.ops.aten.tanh_backward(dscores[..., None] * inputs.v, kept.tanh)
     if kept.normalised is not None:
         assert inputs.norm_weight is not None
         assert kept.rstd is not None
-        assert sums.norm_weight is not None
-        assert sums.norm_bias is not None
-        sums.norm_bias.add_(into.sum((0, 1, 2)))
-        sums.norm_weight.add_((into * kept.normalised).sum((0, 1, 2)))
+        if needs.source:
+            assert sums.norm_weight is not None
+            assert sums.norm_bias is not None
+            sums.norm_bias.add_(into.sum((0, 1, 2)))
+            sums.norm_weight.add_((into * kept.normalised).sum((0, 1, 2)))
         into *= inputs.norm_weight
         along = (into * kept.normalised).mean(-1, keepdim=True)
         into -= into.mean(-1, keepdim=True)
         into -= kept.normalised * along
         into *= kept.rstd
-    sums.keys.add_(_within(into.sum(0), beyond))
-    return into.sum(1)
+    return into
 
 
 def _within(gradient: Tensor, beyond: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gatewise.attention import plain, sums
-from gatewise.attention.call import Gradients, Inputs, Result
+from gatewise.attention.call import ALL, Gradients, Inputs, Needs, Result
 from gatewise.attention.kernel import Work
 from gatewise.attention.problem import Problem
 from gatewise.attention.reference import backward_work, forward_work
@@ -56,7 +56,9 @@ class _Recompute:
         """Nothing."""
         return ()
 
-    def forward(self, problem: Problem, inputs: Inputs, *, need_weights: bool) -> Result:
+    def forward(
+        self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
+    ) -> Result:
         """Run stretch after stretch and keep the outputs alone."""
         source = plain.Source.of(inputs)
         contexts, weights = [], []
@@ -65,7 +67,7 @@ class _Recompute:
             contexts.append(context)
             weights += [found.weights] if need_weights else []
             del found  # before the next stretch makes its own map
-        return Result(torch.cat(contexts), torch.cat(weights) if need_weights else None)
+        return plain.written(Result(torch.cat(contexts), torch.cat(weights) if need_weights else None), out)
 
     def backward(
         self,
@@ -74,22 +76,24 @@ class _Recompute:
         result: Result,
         dcontext: Tensor,
         dweights: Tensor | None,
-        into: Gradients | None,
+        into: Gradients | None = None,
+        *,
+        needs: Needs = ALL,
+        dquery: Tensor | None = None,
     ) -> Gradients:
         """Replay each stretch and run its adjoint."""
-        totals = sums.zeros(problem, inputs) if into is None else into
+        totals = sums.begun(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
         steps = stretch_steps(problem)
-        dquery = []
+        made = []
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
             query = inputs.query[these]
             _, found = plain.forward(problem, inputs, source, query)
             above = None if dweights is None else dweights[these]
-            dquery.append(plain.backward(problem, inputs, source, query, found, dcontext[these], above, totals))
+            made.append(plain.backward(problem, inputs, source, query, found, dcontext[these], above, totals, needs))
             del found
-        totals = sums.rounded(problem, totals) if into is None else totals
-        return totals._replace(query=torch.cat(dquery))
+        return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
 
 
 recompute = _Recompute()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gatewise.attention import plain, sums
-from gatewise.attention.call import Gradients, Inputs, Result
+from gatewise.attention.call import ALL, Gradients, Inputs, Needs, Result
 from gatewise.attention.kernel import Work
 from gatewise.attention.problem import Problem
 from gatewise.contract.criterion import Criterion
@@ -77,11 +77,13 @@ class _Reference:
             kept.append(TensorSpec((*positions, 1), plain.wide(problem.dtype)))
         return tuple(kept)
 
-    def forward(self, problem: Problem, inputs: Inputs, *, need_weights: bool) -> Result:
+    def forward(
+        self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
+    ) -> Result:
         """Run all steps as one stretch."""
         context, found = plain.forward(problem, inputs, plain.Source.of(inputs), inputs.query)
         kept = tuple(tensor for tensor in found if tensor is not None) if problem.needs_grad else ()
-        return Result(context, found.weights if need_weights else None, kept)
+        return plain.written(Result(context, found.weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -90,16 +92,16 @@ class _Reference:
         result: Result,
         dcontext: Tensor,
         dweights: Tensor | None,
-        into: Gradients | None,
+        into: Gradients | None = None,
+        *,
+        needs: Needs = ALL,
+        dquery: Tensor | None = None,
     ) -> Gradients:
         """Run the adjoint of that stretch."""
-        totals = sums.zeros(problem, inputs) if into is None else into
-        source = plain.Source.of(inputs)
-        dquery = plain.backward(
-            problem, inputs, source, inputs.query, plain.Map(*result.kept), dcontext, dweights, totals
-        )
-        totals = sums.rounded(problem, totals) if into is None else totals
-        return totals._replace(query=dquery)
+        totals = sums.begun(problem, inputs, into, needs)
+        source, found = plain.Source.of(inputs), plain.Map(*result.kept)
+        made = plain.backward(problem, inputs, source, inputs.query, found, dcontext, dweights, totals, needs)
+        return sums.ended(problem, totals, into, made, dquery)
 
 
 reference = _Reference()

@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from gatewise.attention import plain
-from gatewise.attention.call import Gradients, Inputs
+from gatewise.attention.call import Gradients, Inputs, Needs
 from gatewise.attention.problem import Problem
 
 
-def zeros(problem: Problem, inputs: Inputs) -> Gradients:
-    """Return zeros for everything that steps share, in the dtype that sums are kept in."""
+def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs) -> Gradients:
+    """Return what a backward pass adds to: `into`, or zeros in the dtype that sums are kept in, or nothing."""
+    if into is not None:
+        return into
+    if not needs.source:
+        return Gradients()
     dtype = plain.wide(problem.dtype)
 
     def like(tensor: Tensor | None) -> Tensor | None:
@@ -26,6 +30,20 @@ def zeros(problem: Problem, inputs: Inputs) -> Gradients:
     )
 
 
-def rounded(problem: Problem, sums: Gradients) -> Gradients:
-    """Return the sums in the problem's dtype."""
-    return Gradients(*(None if tensor is None else tensor.to(problem.dtype) for tensor in sums))
+def ended(
+    problem: Problem, totals: Gradients, into: Gradients | None, found: Tensor | None, dquery: Tensor | None
+) -> Gradients:
+    """Return the gradients of a call.
+
+    Args:
+        problem: Its dtype is that of new gradients.
+        totals: What `begun` returned, added to.
+        into: As in `begun`.
+        found: The query's gradient; None when it was not wanted.
+        dquery: Where the caller wants it; None for a new tensor.
+    """
+    if into is None:
+        totals = Gradients(*(None if tensor is None else tensor.to(problem.dtype) for tensor in totals))
+    if found is not None and dquery is not None:
+        found = dquery.copy_(found)
+    return totals._replace(query=found)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gatewise.attention.call import EPSILON, Gradients, Inputs, Result
+from gatewise.attention import plain
+from gatewise.attention.call import ALL, EPSILON, Gradients, Inputs, Needs, Result
 from gatewise.attention.fused.tiles import Tile, backward_tile, forward_tile, product_tile, value_tile
 from gatewise.attention.kernel import Work
 from gatewise.attention.problem import Problem
@@ -102,9 +103,12 @@ class _Fused:
             return ()
         pairs = (problem.steps, problem.batch, problem.source)
         kept = [TensorSpec(pairs, torch.float32), TensorSpec(pairs[:2], torch.float32)]
-        return tuple(kept + [TensorSpec((_STATISTICS, *pairs), torch.float32)] * problem.layer_norm)
+        statistics = (problem.steps, _STATISTICS, *pairs[1:])
+        return tuple(kept + [TensorSpec(statistics, torch.float32)] * problem.layer_norm)
 
-    def forward(self, problem: Problem, inputs: Inputs, *, need_weights: bool) -> Result:
+    def forward(
+        self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
+    ) -> Result:
         """Launch one program for each block of steps and each sequence."""
         programs = _programs()
         query, keys, values = map(_rows, inputs[:3])
@@ -118,14 +122,14 @@ class _Fused:
         lse = values.new_empty(pairs[:2], dtype=torch.float32) if keep or not alone else None
         statistics = None
         if keep and problem.layer_norm:
-            statistics = values.new_empty((_STATISTICS, *pairs), dtype=torch.float32)
+            statistics = values.new_empty((problem.steps, _STATISTICS, *pairs[1:]), dtype=torch.float32)
         tile = forward_tile(problem)
         with _on(values):
             programs.attend_program[(-(-problem.steps // tile.steps), problem.batch)](
                 query, keys, values, inputs.lengths, inputs.v, inputs.norm_weight, inputs.norm_bias,
                 context, weights, scores, lse, statistics,
                 problem.steps, problem.batch, problem.source, problem.hidden_size, problem.value_size,
-                problem.pairs, EPSILON,
+                problem.batch * problem.source, EPSILON,
                 *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                 ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=keep,
                 WEIGHTS=need_weights, CONTEXT=alone, TANH=_tanh(problem, values),
@@ -140,7 +144,7 @@ class _Fused:
                     **_launch(products, "BV"),
                 )  # fmt: skip
         kept = tuple(tensor for tensor in (scores, lse, statistics) if tensor is not None) if keep else ()
-        return Result(context, weights, kept)
+        return plain.written(Result(context, weights, kept), out)
 
     def backward(
         self,
@@ -149,7 +153,10 @@ class _Fused:
         result: Result,
         dcontext: Tensor,
         dweights: Tensor | None,
-        into: Gradients | None,
+        into: Gradients | None = None,
+        *,
+        needs: Needs = ALL,
+        dquery: Tensor | None = None,
     ) -> Gradients:
         """Launch the gradient of the scores, then that of everything they are made of."""
         programs = _programs()
@@ -159,7 +166,7 @@ class _Fused:
         scores, lse, *rest = result.kept
         statistics = rest[0] if rest else None
         dscores = torch.empty_like(scores)
-        dquery = query.new_empty(query.shape)
+        made = query.new_empty(query.shape)
         dquery_sums = query.new_empty(query.shape, dtype=torch.float32)
         dkeys = keys.new_empty(keys.shape) if into is None else into.keys
         dvalues = values.new_empty(values.shape) if into is None else into.values
@@ -186,12 +193,17 @@ class _Fused:
             )  # fmt: skip
             programs.input_gradient_program[(-(-problem.hidden_size // tile.features), problem.batch)](
                 query, keys, inputs.lengths, inputs.v, inputs.norm_weight, inputs.norm_bias, statistics, dscores,
-                dquery, dquery_sums, dkeys, parameters,
-                problem.steps, problem.batch, problem.source, problem.hidden_size, problem.pairs,
+                made, dquery_sums, dkeys, parameters,
+                problem.steps, problem.batch, problem.source, problem.hidden_size,
+                problem.batch * problem.source,
                 *query.stride()[:2], *keys.stride()[:2],
                 ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, ADD=into is not None,
                 TANH=_tanh(problem, values), **_launch(tile),
             )  # fmt: skip
+        if needs.query and dquery is not None:
+            made = dquery.copy_(made)
+        if not needs.source:
+            return Gradients(made)
         found = () if parameters is None else parameters.sum(1).unbind()
         if into is None:
             found = tuple(each.to(problem.dtype) for each in found)
@@ -199,7 +211,9 @@ class _Fused:
             targets = (into.v, into.norm_weight, into.norm_bias)
             found = tuple(total.add_(each) for each, total in zip(found, targets, strict=False) if total is not None)
         v, gain, shift = (*found, None, None, None)[:3]
-        return Gradients(dquery, dkeys, dvalues, v, None if into is None else into.weight, gain, shift)
+        return Gradients(
+            made if needs.query else None, dkeys, dvalues, v, None if into is None else into.weight, gain, shift
+        )
 
 
 fused = _Fused()

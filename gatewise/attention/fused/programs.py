@@ -159,6 +159,7 @@ def attend_program(
         at = pair_row[:, None] + positions[None, :]
         tl.store(scores + at, score, there)
         if NORM and KEEP:
+            at += steps.to(tl.int64)[:, None] * (3 * map_size)
             tl.store(statistics + at, mean, there)
             tl.store(statistics + (at + map_size), rstd, there)
             tl.store(statistics + (at + map_size + map_size), tl.sum(slopes, 2) / H, there)
@@ -349,6 +350,7 @@ def input_gradient_program(
             if ADDITIVE:
                 into = q + k
                 if NORM:
+                    at += steps.to(tl.int64)[:, None] * (3 * map_size)
                     mean = tl.load(statistics + at, within, 0.0)[:, :, None]
                     rstd = tl.load(statistics + (at + map_size), within, 0.0)[:, :, None]
                     slope_mean = tl.load(statistics + (at + map_size + map_size), within, 0.0)[:, :, None]
