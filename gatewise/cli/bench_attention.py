@@ -1,0 +1,51 @@
+"""`gatewise bench attention`: attention beside plain PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from gatewise.benchmarks import attention, attention_report, record
+from gatewise.cli.bench_run import Results, device_named, finish
+from gatewise.contract.errors import ArgumentError, sentence
+
+
+def bench_attention(
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="One of fp32, bf16, fp16; repeatable. Default: fp32 and bf16, on a CPU fp32."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: a trial, not a figure.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Of samples for each measured time.")] = 0.2,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    results: Results = record.RESULTS,
+) -> None:
+    """Measure attention, forward and backward, beside plain PyTorch.
+
+    Additive scores, 128 sequences, 512 features, sources of 10 to 1,000
+    positions; on a CPU tiny sizes with --quick. Each way is held against
+    float64 first, and is timed called from Python and replayed from a CUDA
+    graph; its peak memory is counted.
+    """
+    where = device_named(device)
+    names = dtype or (["fp32", "bf16"] if where.type == "cuda" else ["fp32"])
+    known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(sentence("--dtype", f"one of {', '.join(known)}", repr(name)))
+    record.check_writable(results)
+    path = record.path_of(results, f"{attention.BENCHMARK}{'_quick' if quick else ''}")
+    console, rows = Console(), []
+    with Console(stderr=True).status("starting") as status:
+        dtypes = tuple(known[name] for name in dict.fromkeys(names))
+        for row in attention.run(where, dtypes, quick=quick, budget=seconds, begin=status.update):
+            record.append_line(dataclasses.asdict(row), path)
+            rows.append(row)
+    console.print(Markdown(attention_report.markdown(rows)))
+    console.print(f"[dim]Recorded in {path}[/]")
+    finish(False, rows)

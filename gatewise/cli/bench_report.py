@@ -1,0 +1,46 @@
+"""`gatewise bench report`: from records to a report, a picture and a page's table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gatewise.benchmarks import language_model, record, report
+from gatewise.benchmarks.publication import publication
+from gatewise.cli.bench_run import Results
+
+
+def bench_report(
+    benchmark: Annotated[str, typer.Argument(help="Which one.")] = language_model.BENCHMARK,
+    into: Annotated[
+        Path | None, typer.Option(help="A page, such as README.md, whose marked block is filled with the summary.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Part of a device's name, such as h200. Default: any.")] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="The picture's file without its suffix, shown in the page. Default: in REPORTS, not shown."),
+    ] = None,
+    results: Results = record.RESULTS,
+    reports: Annotated[Path, typer.Option(help="Folder of the generated reports.")] = record.REPORTS,
+) -> None:
+    """Write the report, the plot and a page's table from the newest records."""
+    shown = publication(benchmark, results, device)
+    console = Console()
+    reports.mkdir(parents=True, exist_ok=True)
+    page = reports / f"{benchmark}.md"
+    page.write_text(shown.report, encoding="utf-8")
+    console.print(f"Wrote {page}")
+    content = shown.summary
+    if shown.draw is not None:
+        files = shown.draw(plot or reports / benchmark)
+        console.print(f"Drew {' and '.join(map(str, files))}")
+        if plot is not None and into is not None:
+            link = Path(os.path.relpath(files[-1], into.parent)).as_posix()
+            content = f"![{shown.caption}]({link})\n\n{content}"
+    if into is not None:
+        changed = report.fill_block(into, benchmark, content)
+        console.print(f"{'Filled' if changed else 'Nothing new in'} the block of {into}")
