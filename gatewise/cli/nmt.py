@@ -22,6 +22,10 @@ def nmt(
     threads: Annotated[
         int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="With train, valid and test .de and .en files.", rich_help_panel=_DATA),
+    ] = None,
     train_source: Annotated[
         str | None,
         typer.Option("--train-source", metavar="FILE", help="Sentences, one a line, UTF-8.", rich_help_panel=_DATA),
@@ -105,6 +109,7 @@ def nmt(
 
     flags = {
         "threads": threads,
+        "data.folder": data,
         "data.train_source": train_source,
         "data.train_target": train_target,
         "data.valid_source": valid_source,

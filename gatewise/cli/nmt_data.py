@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from pathlib import Path
 
 import torch
 
@@ -98,6 +99,14 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
     keys = [f"{split}_{side}" for split in SPLITS for side in ("source", "target")]
     files = {key: getattr(options, key) for key in keys}
     given = [key for key in keys if files[key]]
+    if options.folder:
+        if given:
+            advice = "The folder holds all six files."
+            raise ArgumentError(sentence("folder", f"given without {', '.join(given)}", repr(options.folder), advice))
+        languages = {"source": options.source_language, "target": options.target_language}
+        parts = {key: key.split("_") for key in keys}
+        files = {key: str(Path(options.folder, f"{split}.{languages[side]}")) for key, (split, side) in parts.items()}
+        given = keys
     if not given:
         pairs = phrases(options.source_language, options.target_language, options.phrases, options.division_seed)
     elif given == keys:

@@ -18,6 +18,8 @@ class PairOptions:
     """Which parallel text, and how it is cut up: `[data]`.
 
     Attributes:
+        folder: Folder with all six files, named by part and language: train.de, train.en, valid.de and so on; instead
+            of the next six.
         train_source: Path of the training sentences, one a line; empty for localised phrases that Babel writes.
         train_target: Path of their translations.
         valid_source: Path of the validation sentences; without the four files of validation and test, the training
@@ -41,6 +43,7 @@ class PairOptions:
         evaluation_batch_tokens: The same for validation and test.
     """
 
+    folder: str = ""
     train_source: str = ""
     train_target: str = ""
     valid_source: str = ""

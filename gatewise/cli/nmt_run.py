@@ -98,7 +98,7 @@ TRANSLATION = Task(
     TranslationRecipe(),
     train_translation,
     "data",
-    tuple(f"{split}_{side}" for split in SPLITS for side in ("source", "target")),
+    ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
 )
 
@@ -211,6 +211,9 @@ def _describe(
         if report.kept < report.pairs:
             field(console, "filter", escape(f"{split}: {report}"))
     joint = material.source is material.target
+    batches = material.batches["train"]
+    padding = f"{batches.padding:.1%} of them padding"
+    field(console, "batches", f"{len(batches):,} an epoch in {batches.shapes} shapes, {padding}")
     sizes = f"{len(material.source):,}" if joint else f"{len(material.source):,} and {len(material.target):,}"
     field(console, "tokens", f"{sizes} different {material.source.unit}{', joint' if joint else ''}")
     layers = f"{options.encoder_layers} + {options.decoder_layers} layers of {options.hidden_size}"

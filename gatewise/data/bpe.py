@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 
 import torch
 
@@ -52,6 +53,11 @@ class BpeTokenizer:
         """Return the tokens of the text, int64 [N]."""
         pieces = self._model.encode_batch(text.splitlines(keepends=True), add_special_tokens=False)
         return torch.tensor([token for piece in pieces for token in piece.ids], dtype=torch.int64)
+
+    def encode_lines(self, lines: Sequence[str]) -> list[torch.Tensor]:
+        """Return the tokens of each line, int64 [N], on all cores."""
+        pieces = self._model.encode_batch(lines, add_special_tokens=False)
+        return [torch.tensor(piece.ids, dtype=torch.int64) for piece in pieces]
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that the token was merged from."""

@@ -161,7 +161,7 @@ class PairBatches:
                 yield self._batch(own, batch, steps)
 
     def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-        """Cut rows into batches, bucket by bucket, in their order within a bucket; say to how many steps each is padded."""
+        """Cut rows into batches, bucket by bucket, in their order within a bucket; yield each and its padded length."""
         rows = rows[self._buckets[rows].argsort(stable=True)]
         left_over, steps = rows[:0], 0
         for steps, own in zip(*self._by_bucket(rows), strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
+from gatewise.data.bpe import BpeTokenizer
 from gatewise.data.parallel import ParallelText
 from gatewise.data.tokenizers import Tokenizer, build_tokenizer, decode, load_tokenizer
 
@@ -47,6 +48,12 @@ class SentenceVocabulary:
     def encode(self, text: str) -> torch.Tensor:
         """Return the tokens of one sentence without beginning and end, int64 [N]."""
         return self.tokenizer.encode(_spaced(text)) + _SPECIAL
+
+    def encode_all(self, sentences: Sequence[str]) -> list[torch.Tensor]:
+        """Return the tokens of every sentence; byte pairs are looked for in many at a time."""
+        if isinstance(self.tokenizer, BpeTokenizer):
+            return [tokens + _SPECIAL for tokens in self.tokenizer.encode_lines([_spaced(each) for each in sentences])]
+        return [self.encode(each) for each in sentences]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the sentence of some tokens; the three special ones have no text."""
@@ -114,8 +121,8 @@ def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabu
 
 
 def encode_all(vocabulary: SentenceVocabulary, sentences: Sequence[str]) -> list[torch.Tensor]:
-    """Return the tokens of every sentence."""
-    return [vocabulary.encode(each) for each in sentences]
+    """Return the tokens of every sentence, as `SentenceVocabulary.encode` does one by one."""
+    return vocabulary.encode_all(sentences)
 
 
 def _text(sentences: Iterable[str]) -> str:

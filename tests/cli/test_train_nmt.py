@@ -75,6 +75,7 @@ def test_a_run_trains_scores_saves_and_shows_alignments(gatewise, small):
     answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 20, "--set", "expect.test_bleu=1.0")
     assert answer.status == 0, answer.err
     assert "input feeding" in answer.out
+    assert " shapes, " in answer.out
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in answer.out
     assert "test bleu at least 1: reached" in " ".join(answer.out.split())
     assert "one < eins (" in answer.out
@@ -308,3 +309,20 @@ def test_a_run_that_was_killed_goes_on(gatewise, small, tmp_path):
     assert gatewise("train", "nmt", "--output", "killed", "--resume").status == 0
     assert gatewise("train", "nmt", *small, "--output", "whole", "--epochs", 4).status == 0
     assert same(weights("whole"), weights("killed"))
+
+
+def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for split, count in (("train", 100), ("valid", 10), ("test", 12)):
+        parallel(folder, split, count)
+    words = small[4:]
+    answer = gatewise("train", "nmt", "--data", folder, *words, "--epochs", 1)
+    assert answer.status == 0, answer.err
+    assert "train.de: train 100, valid 10, test 12" in answer.out
+    answer = gatewise("train", "nmt", "--data", folder, *small, "--epochs", 1)
+    assert answer.status == 1
+    assert "`folder` must be given without train_source, train_target" in " ".join(answer.err.split())
+    answer = gatewise("train", "nmt", "--data", folder, *words, "--to", "fr")
+    assert answer.status == 1
+    assert "train.fr" in answer.err

@@ -13,6 +13,7 @@ from gatewise.data import (
     PairFilter,
     ParallelText,
     build_vocabularies,
+    encode_all,
     filter_pairs,
     load_vocabularies,
     vocabularies_to_json,
@@ -39,6 +40,10 @@ def test_sentences_come_back_from_their_tokens_and_vocabularies_from_their_files
             assert torch.equal(other.encode(sentence), tokens)
         assert one.decode([BEGINNING, PADDING, END]) == ""
         assert one.encode("").numel() == 0
+        several = [*side, "", "  a \u2028 b "]
+        for tokens, sentence in zip(encode_all(one, several), several, strict=True):
+            assert torch.equal(tokens, one.encode(sentence))
+            assert tokens.dtype == torch.int64
 
 
 def test_a_word_has_the_same_tokens_wherever_it_stands():
