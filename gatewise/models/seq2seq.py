@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gatewise import feeding
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.nn import LSTM, LSTMCell
@@ -81,8 +82,8 @@ class Seq2Seq(nn.Module):
         tied: Which weights are one matrix: ``"none"``; ``"target"``, E_t and W_o; ``"all"``, E_s too, for a joint
             vocabulary.
         label_smoothing: Share of the training target that is spread evenly over all tokens.
-        kernel: Which kernel the LSTMs ask for; ``"auto"`` leaves it to gatewise. The steps of input feeding are
-            computed by `torch.lstm_cell`.
+        kernel: Which kernel the LSTMs ask for; ``"auto"`` leaves it to gatewise. A decoder with input feeding is
+            computed by `gatewise.feeding`, whatever is asked for.
         attention_kernel: The same of attention.
         padding: The token that stands behind the end of a sentence: it is never read, nor counted in the loss.
         device: Where the parameters live.
@@ -283,13 +284,27 @@ class Seq2Seq(nn.Module):
             hidden, _ = self.decoder(embedded, (state.hidden, state.cell))
             context = self.attention(hidden, memory.values, memory.lengths, keys=memory.keys)
             return self.dropout(self._combined(hidden, context))
-        outputs = []
-        for each in embedded.unbind():
-            hidden, cell = self._cells(each, state)
-            context = self.attention(hidden[-1], memory.values, memory.lengths, keys=memory.keys)
-            state = DecoderState(hidden, cell, self.dropout(self._combined(hidden[-1], context)))
-            outputs.append(state.attended)
-        return torch.stack(outputs)
+        attention = self.attention
+        keys = memory.keys if attention.weight is None else nn.functional.linear(memory.keys, attention.weight)
+        weights = feeding.Weights(
+            [(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh) for cell in self.decoder],
+            attention.weight_query,
+            self.attended.weight,
+            attention.v,
+            attention.norm_weight,
+            attention.norm_bias,
+        )
+        return feeding.attended_outputs(
+            embedded,
+            feeding.State(*state),
+            keys,
+            memory.values,
+            memory.lengths,
+            weights,
+            dropout=self.dropout.p if self.training else 0.0,
+            layer_dropout=self.layer_dropout.p if self.training else 0.0,
+            attention_kernel=attention.kernel,
+        )
 
     def _cells(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
         """Run one step of the decoder's layers with input feeding; return hidden and cell states [L, B, H]."""

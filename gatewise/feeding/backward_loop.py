@@ -1,0 +1,103 @@
+"""The backward pass of a decoder with input feeding: only what depends on the step after it runs step by step.
+
+A step is the element-wise adjoint of the attended output, the gradient of attention's query, one product back to the
+top hidden state, and for each layer the adjoint of its cell and one product back to what it read. Gradients of weights,
+embeddings, keys and values are products over all steps, from operands that were kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatewise import attention
+from gatewise.feeding.call import Gradients, Inputs, Kept, Layer, at, wide
+from gatewise.feeding.elementwise import Elementwise
+
+_GATES = 4
+
+
+def run(inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients:
+    """Run the steps backward; what was kept is used up.
+
+    Args:
+        inputs: As in the forward pass.
+        kept: What that returned.
+        dy: Gradient of the attended outputs [T, B, H].
+        parts: The element-wise parts.
+    """
+    time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
+    query_size, new = inputs.query_size, inputs.embedded.new_empty
+    dsums = kept.joined[..., query_size : query_size + units]
+    dqueries = kept.joined[..., query_size + units :]
+    # Back from the query and the sum to the hidden state: one product, where the query came from one.
+    behind = kept.joined[..., query_size:] if query_size else dsums
+    joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
+    count = _planes(inputs)
+    through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
+    weights = [inputs.recurrent(layer).unflatten(0, (count, -1)) for layer in range(top + 1)]
+    back = new(1, batch, units)
+    dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
+    fed, attended = through[0][..., :units], kept.operands[0][1:, :, :units]
+    for step in reversed(range(time)):
+        last = step == time - 1
+        parts.attended_gradient(dsums[step], attended[step], dy[step], None if last else fed, at(inputs.dropout, step))
+        attention.query_gradient_step(kept.steps, step, dsums[step], out=dqueries[step])
+        torch.mm(behind[step], joining, out=back[0])
+        above = back
+        for layer in reversed(range(top + 1)):
+            dgates = kept.gates[layer][step]
+            parts.cell_gradient(
+                dgates,
+                kept.cells[layer][step],
+                kept.cells[layer][step - 1] if step else inputs.cell[layer],
+                dcell[layer],
+                above=above,
+                beside=dqueries[step : step + 1] if layer == top and not query_size else None,
+                later=None if last else through[layer][..., units:],
+                dropout=inputs.between_at(layer, step),
+            )
+            torch.bmm(dgates.unflatten(1, (count, -1)).transpose(0, 1), weights[layer], out=through[layer])
+            above = through[layer][..., :units]
+    of_source = attention.source_gradients(kept.steps, dsums)
+    hidden = kept.operands[top][1:, :, units:].flatten(0, 1)
+    dgates = [gates.flatten(0, 1) for gates in kept.gates]
+    return Gradients(
+        embedded=torch.mm(dgates[0], inputs.layers[0].weight[:, : -2 * units]).view_as(inputs.embedded),
+        hidden=torch.stack([_sum(planes[..., units:]) for planes in through]),
+        cell=dcell.to(inputs.cell.dtype),
+        attended=_sum(fed),
+        keys=of_source.keys,
+        values=of_source.values,
+        joining=_joining_gradient(inputs, kept.joined.flatten(0, 1), hidden),
+        v=of_source.v,
+        norm_weight=of_source.norm_weight,
+        norm_bias=of_source.norm_bias,
+        layers=tuple(_layer_gradient(inputs, kept, layer, each) for layer, each in enumerate(dgates)),
+    )
+
+
+def _planes(inputs: Inputs) -> int:
+    # On a GPU, a product a gate: as one, they would be too few tiles for its multiprocessors.
+    return _GATES if inputs.embedded.is_cuda else 1
+
+
+def _joining_gradient(inputs: Inputs, joined: Tensor, hidden: Tensor) -> Tensor:
+    query_size, units = inputs.query_size, inputs.units
+    behind = joined[:, query_size : query_size + units + query_size]
+    found = torch.mm(behind.t(), hidden)
+    return torch.cat([found[units:], found[:units]]) if query_size else found
+
+
+def _layer_gradient(inputs: Inputs, kept: Kept, layer: int, dgates: Tensor) -> Layer:
+    weight, bias = inputs.layers[layer]
+    operand, found = kept.operands[layer][:-1].flatten(0, 1), torch.empty_like(weight)
+    recurrent = operand.shape[1]
+    torch.mm(dgates.t(), operand, out=found[:, -recurrent:])
+    if layer == 0:
+        torch.mm(dgates.t(), inputs.embedded.flatten(0, 1), out=found[:, :-recurrent])
+    return Layer(found, dgates.sum(0, dtype=wide(dgates.dtype)).to(bias.dtype))
+
+
+def _sum(planes: Tensor) -> Tensor:
+    return planes.sum(0) if len(planes) > 1 else planes[0].clone(memory_format=torch.contiguous_format)

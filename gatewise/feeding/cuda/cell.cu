@@ -1,0 +1,218 @@
+// What stands between the products of a decoder step with input feeding: the LSTM cell, and where attention joins the
+// hidden state. Every plane is row-major, one row for each sentence; rows may be parts of wider ones.
+#include "numbers.cuh"
+
+constexpr int THREADS = 128;
+using Flag = unsigned char;
+
+struct alignas(WIDTH) Flags {
+    Flag at[WIDTH];
+};
+
+struct Place {
+    i64 row, unit;
+    bool there;
+};
+
+__device__ __forceinline__ Place place(int batch, int units) {
+    const int across = units / WIDTH, index = (int)(blockIdx.x * THREADS + threadIdx.x);
+    return {index / across, (i64)(index % across) * WIDTH, index < batch * across};
+}
+
+// This kernel starts while the one before it still runs; what that one writes is there after this.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ Flags load_flags(const Flag* mask, i64 at) { return *(const Flags*)(mask + at); }
+
+struct Cell {
+    Value* gates;          // sums [B, 4H] without the product; activated gates are written over them
+    const Value* product;  // to be added [B, 4H]
+    const Value* bias;     // [4H], to be added too; or null
+    Real* cell;            // [B, H], replaced
+    Value* kept;           // cell state for the backward pass [B, H]; null where nothing is kept
+    Value* hidden;         // [B, H]
+    Value* above;          // the same for the layer above, after dropout; or null
+    const Flag* mask;      // which units stay [B, H]; null for all
+    i64 hidden_row, above_row;
+    double scale;  // of the units that stay
+    int batch, units, sums;  // sums: whether `gates` holds anything yet
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a) {
+    const Place at = place(a.batch, a.units);
+    if (!at.there) return;
+    const i64 plane = at.row * a.units + at.unit;
+    Value* const gates = a.gates + at.row * 4 * a.units + at.unit;
+    Values sums[4], bias[4], products[4];
+    for (int gate = 0; gate < 4; gate++) {
+        if (a.sums) sums[gate] = load(gates + gate * a.units);
+        if (a.bias) bias[gate] = load(a.bias + gate * a.units + at.unit);
+    }
+    Reals cell = load_reals(a.cell + plane);
+    Flags stays;
+    if (a.mask) stays = load_flags(a.mask, plane);
+
+    wait_for_predecessor();
+    for (int gate = 0; gate < 4; gate++) products[gate] = load(a.product + (at.row * 4 + gate) * a.units + at.unit);
+    Values hidden, above, kept;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        Real total[4];
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) {
+            total[gate] = widened(products[gate].at[k]);
+            if (a.sums) total[gate] += widened(sums[gate].at[k]);
+            if (a.bias) total[gate] += widened(bias[gate].at[k]);
+        }
+        const Real i = sigmoid_of(total[0]), f = sigmoid_of(total[1]), g = tanh_of(total[2]), o = sigmoid_of(total[3]);
+        cell.at[k] = f * cell.at[k] + i * g;
+        const Real h = o * tanh_of(cell.at[k]);
+        hidden.at[k] = narrowed(h);
+        above.at[k] = a.mask ? narrowed(stays.at[k] ? h * (Real)a.scale : Real(0)) : hidden.at[k];
+        kept.at[k] = narrowed(cell.at[k]);
+        sums[0].at[k] = narrowed(i), sums[1].at[k] = narrowed(f), sums[2].at[k] = narrowed(g), sums[3].at[k] = narrowed(o);
+    }
+    store(a.hidden + at.row * a.hidden_row + at.unit, hidden);
+    store_reals(a.cell + plane, cell);
+    if (a.above) store(a.above + at.row * a.above_row + at.unit, above);
+    if (a.kept) {
+        store(a.kept + plane, kept);
+        for (int gate = 0; gate < 4; gate++) store(gates + gate * a.units, sums[gate]);
+    }
+}
+
+// A gradient as a product left it: in one or several planes, which are to be summed.
+struct Source {
+    const Value* planes;  // null for none
+    i64 row, part;        // strides
+    i64 parts;
+};
+
+__device__ __forceinline__ void add(const Source& from, const Place& at, Real* to) {
+    if (!from.planes) return;
+    const Value* const first = from.planes + at.row * from.row + at.unit;
+    for (int part = 0; part < from.parts; part++) {
+        const Values share = load(first + part * from.part);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) to[k] += widened(share.at[k]);
+    }
+}
+
+struct CellGradient {
+    Value* gates;          // activated [B, 4H]; gradients of their sums are written over them
+    const Value* cell;     // after the step [B, H]
+    const Value* earlier;  // before it
+    Real* dcell;           // gradient of the cell state after the step [B, H]; replaced by that of the state before
+    Source above, beside, later;  // of the hidden state: from the layer above, from attention, from the next step
+    const Flag* mask;             // of what the layer above read
+    double scale;
+    int batch, units;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell_gradient(const CellGradient a) {
+    const Place at = place(a.batch, a.units);
+    if (!at.there) return;
+    const i64 plane = at.row * a.units + at.unit;
+    Value* const kept = a.gates + at.row * 4 * a.units + at.unit;
+    Values gates[4];
+    for (int gate = 0; gate < 4; gate++) gates[gate] = load(kept + gate * a.units);
+    const Values after = load(a.cell + plane), before = load(a.earlier + plane);
+    Reals dcell = load_reals(a.dcell + plane);
+    Flags stays;
+    if (a.mask) stays = load_flags(a.mask, plane);
+    Real dh[WIDTH];
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) dh[k] = 0;
+
+    wait_for_predecessor();
+    add(a.above, at, dh);
+    if (a.mask) {
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) dh[k] = stays.at[k] ? dh[k] * (Real)a.scale : Real(0);
+    }
+    add(a.beside, at, dh);
+    add(a.later, at, dh);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        const Real i = widened(gates[0].at[k]), f = widened(gates[1].at[k]), g = widened(gates[2].at[k]);
+        const Real o = widened(gates[3].at[k]), squashed = tanh_of(widened(after.at[k])), c = widened(before.at[k]);
+        const Real d = dh[k] * o * (Real(1) - squashed * squashed) + dcell.at[k];
+        dcell.at[k] = d * f;
+        gates[0].at[k] = narrowed(d * g * i * (Real(1) - i));
+        gates[1].at[k] = narrowed(d * c * f * (Real(1) - f));
+        gates[2].at[k] = narrowed(d * i * (Real(1) - g * g));
+        gates[3].at[k] = narrowed(dh[k] * squashed * o * (Real(1) - o));
+    }
+    store_reals(a.dcell + plane, dcell);
+    for (int gate = 0; gate < 4; gate++) store(kept + gate * a.units, gates[gate]);
+}
+
+struct Attended {
+    const Value* context;  // [B, H]
+    const Value* state;    // what the hidden state adds [B, H]
+    Value* output;         // [B, H]
+    const Flag* mask;      // which units stay; null for all
+    i64 context_row, state_row, output_row;
+    double scale;
+    int batch, units;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended(const Attended a) {
+    const Place at = place(a.batch, a.units);
+    if (!at.there) return;
+    const Values state = load(a.state + at.row * a.state_row + at.unit);
+    Flags stays;
+    if (a.mask) stays = load_flags(a.mask, at.row * a.units + at.unit);
+
+    wait_for_predecessor();
+    Values found = load(a.context + at.row * a.context_row + at.unit);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        Real out = tanh_of(widened(found.at[k]) + widened(state.at[k]));
+        if (a.mask) out = stays.at[k] ? out * (Real)a.scale : Real(0);
+        found.at[k] = narrowed(out);
+    }
+    store(a.output + at.row * a.output_row + at.unit, found);
+}
+
+struct AttendedGradient {
+    Value* sums;          // gradient of context + state [B, H]
+    const Value* output;  // of the forward pass
+    const Value* dy;      // gradient of the output from outside; or null
+    Source later;         // and from the next step, which read it
+    const Flag* mask;
+    i64 sums_row, output_row, dy_row;
+    double scale;
+    int batch, units;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended_gradient(const AttendedGradient a) {
+    const Place at = place(a.batch, a.units);
+    if (!at.there) return;
+    const Values output = load(a.output + at.row * a.output_row + at.unit);
+    Values found;
+    Flags stays;
+    Real d[WIDTH];
+    if (a.dy) found = load(a.dy + at.row * a.dy_row + at.unit);
+    if (a.mask) stays = load_flags(a.mask, at.row * a.units + at.unit);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) d[k] = a.dy ? widened(found.at[k]) : Real(0);
+
+    wait_for_predecessor();
+    add(a.later, at, d);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        // Where a unit was dropped, its tanh is lost, and not needed.
+        Real squashed = widened(output.at[k]);
+        if (a.mask) {
+            squashed /= (Real)a.scale;
+            d[k] = stays.at[k] ? d[k] * (Real)a.scale : Real(0);
+        }
+        found.at[k] = narrowed(d[k] * (Real(1) - squashed * squashed));
+    }
+    store(a.sums + at.row * a.sums_row + at.unit, found);
+}

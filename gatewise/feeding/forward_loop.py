@@ -1,0 +1,86 @@
+"""The forward pass of a decoder with input feeding, step after step.
+
+What does not depend on the step before is one product for all steps: the embeddings' part of the first layer's gates.
+A step is then, for L layers, L products and L element-wise parts, one product with the top hidden state, which makes
+the query and the hidden state's half of the attended output, attention, and the element-wise part that joins the two.
+Operands of a product lie side by side in memory because their makers write them there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatewise import attention
+from gatewise.feeding.call import Inputs, Kept, Options, at, wide
+from gatewise.feeding.elementwise import Elementwise
+
+
+def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, Kept]:
+    """Run the steps.
+
+    Args:
+        options: What is not a tensor.
+        inputs: What is.
+        parts: The element-wise parts, for these sizes, dtype and device.
+
+    Returns:
+        The attended outputs [T, B, H], a part of the first layer's operands; and what backward needs.
+    """
+    time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
+    new, query_size = inputs.embedded.new_empty, inputs.query_size
+    operands = tuple(new(time + 1, batch, 2 * units) for _ in inputs.layers)
+    kept_steps = time if options.needs_grad else 1
+    cells = tuple(new(kept_steps, batch, units) for _ in inputs.layers)
+    gates = (_sums(inputs), *(new(kept_steps, batch, 4 * units) for _ in inputs.layers[1:]))
+    joined = new(time, batch, 2 * query_size + units if query_size else 2 * units)
+    made, hidden = joined[..., : query_size + units], operands[top][1:, :, units:]
+    steps = attention.new_steps(
+        time,
+        inputs.keys,
+        inputs.values,
+        inputs.lengths,
+        score=options.score,
+        v=inputs.v,
+        norm_weight=inputs.norm_weight,
+        norm_bias=inputs.norm_bias,
+        queries=made[..., :query_size] if query_size else hidden,
+        needs_grad=options.needs_grad,
+        kernel=options.attention_kernel,
+    )
+    product = new(batch, 4 * units)
+    cell = inputs.cell.to(wide(inputs.cell.dtype), copy=True)
+    operands[0][0, :, :units] = inputs.attended
+    for operand, state in zip(operands, inputs.hidden, strict=True):
+        operand[0, :, units:] = state
+    weights = [inputs.recurrent(layer).t() for layer in range(top + 1)]
+    joining = inputs.joining.t()
+    for step in range(time):
+        for layer in range(top + 1):
+            torch.mm(operands[layer][step], weights[layer], out=product)
+            place = step if layer == 0 or options.needs_grad else 0
+            parts.cell(
+                gates[layer][place],
+                product,
+                inputs.layers[layer].bias if layer else None,
+                cell[layer],
+                operands[layer][step + 1, :, units:],
+                kept=cells[layer][step] if options.needs_grad else None,
+                above=operands[layer + 1][step, :, :units] if layer < top else None,
+                dropout=inputs.between_at(layer, step),
+            )
+        torch.mm(hidden[step], joining, out=made[step])
+        context = attention.attend_step(steps, step)
+        parts.attended(
+            context, made[step, :, query_size:], operands[0][step + 1, :, :units], at(inputs.dropout, step)
+        )
+    return operands[0][1:, :, :units], Kept(operands, gates, cells, joined, steps)
+
+
+def _sums(inputs: Inputs) -> Tensor:
+    """Return what embeddings and bias add to the gate sums of the first layer [T, B, 4H]."""
+    first = inputs.layers[0]
+    from_embeddings = first.weight[:, : inputs.embedded.shape[2]]
+    return torch.addmm(first.bias, inputs.embedded.flatten(0, 1), from_embeddings.t()).unflatten(
+        0, inputs.embedded.shape[:2]
+    )

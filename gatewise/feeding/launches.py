@@ -1,0 +1,225 @@
+"""What stands between the products of a decoder step, in one launch each: arguments, compiling, launching."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.device import Device
+from gatewise.feeding.elementwise import Dropout
+from gatewise.kernels.cuda import driver, toolchain
+
+SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
+THREADS = 128  # of a block, as in cell.cu
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
+_VECTOR_BYTES = 16
+_ENOUGH_THREADS = 512  # of a multiprocessor
+_POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+class Source(ctypes.Structure):
+    """The struct `Source` of cell.cu, field by field."""
+
+    _fields_ = [("planes", _POINTER), ("row", _STRIDE), ("part", _STRIDE), ("parts", _STRIDE)]
+
+
+class Cell(ctypes.Structure):
+    """The struct `Cell`."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("gates", "product", "bias", "cell", "kept", "hidden", "above", "mask")],
+        *[(name, _STRIDE) for name in ("hidden_row", "above_row")],
+        ("scale", ctypes.c_double),
+        *[(name, _SIZE) for name in ("batch", "units", "sums")],
+    ]
+
+
+class CellGradient(ctypes.Structure):
+    """The struct `CellGradient`."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("gates", "cell", "earlier", "dcell")],
+        *[(name, Source) for name in ("above", "beside", "later")],
+        ("mask", _POINTER),
+        ("scale", ctypes.c_double),
+        *[(name, _SIZE) for name in ("batch", "units")],
+    ]
+
+
+class Attended(ctypes.Structure):
+    """The struct `Attended`."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("context", "state", "output", "mask")],
+        *[(name, _STRIDE) for name in ("context_row", "state_row", "output_row")],
+        ("scale", ctypes.c_double),
+        *[(name, _SIZE) for name in ("batch", "units")],
+    ]
+
+
+class AttendedGradient(ctypes.Structure):
+    """The struct `AttendedGradient`."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("sums", "output", "dy")],
+        ("later", Source),
+        ("mask", _POINTER),
+        *[(name, _STRIDE) for name in ("sums_row", "output_row", "dy_row")],
+        ("scale", ctypes.c_double),
+        *[(name, _SIZE) for name in ("batch", "units")],
+    ]
+
+
+class Launches:
+    """The parts as launches of our own kernels on a CUDA device; the methods are those of `Elementwise`.
+
+    Args:
+        batch: B.
+        units: H.
+        alignment: A number that all offsets of columns are multiples of, besides H.
+        dtype: Of the planes.
+        device: A CUDA device with an index.
+    """
+
+    def __init__(self, batch: int, units: int, alignment: int, dtype: torch.dtype, device: torch.device) -> None:
+        width = width_of(batch, units, alignment, dtype, Device.probe(device).multiprocessors)
+        blocks = -(-batch * (units // width) // THREADS)
+        self._sizes = {"batch": batch, "units": units}
+        self._macros = macros_of(dtype, width)
+        self._device = device
+        early = Device.probe(device).capability >= (9, 0)
+        self._shape = driver.Shape((blocks, 1, 1), THREADS, 0, cooperative=False, early=early)
+
+    def cell(
+        self,
+        gates: Tensor,
+        product: Tensor,
+        bias: Tensor | None,
+        cell: Tensor,
+        hidden: Tensor,
+        *,
+        kept: Tensor | None,
+        above: Tensor | None,
+        dropout: Dropout | None,
+    ) -> None:
+        """Step an LSTM cell."""
+        arguments = Cell(
+            gates=_address(gates),
+            product=_address(product),
+            bias=_address(bias),
+            cell=_address(cell),
+            kept=_address(kept),
+            hidden=_address(hidden),
+            above=_address(above),
+            hidden_row=hidden.stride(0),
+            above_row=0 if above is None else above.stride(0),
+            sums=bias is None,
+            **_dropout(dropout),
+            **self._sizes,
+        )
+        self._launch("feeding_cell", arguments)
+
+    def cell_gradient(
+        self,
+        gates: Tensor,
+        cell: Tensor,
+        earlier: Tensor,
+        dcell: Tensor,
+        *,
+        above: Tensor | None,
+        beside: Tensor | None,
+        later: Tensor | None,
+        dropout: Dropout | None,
+    ) -> None:
+        """Step the adjoint of a cell."""
+        arguments = CellGradient(
+            gates=_address(gates),
+            cell=_address(cell),
+            earlier=_address(earlier),
+            dcell=_address(dcell),
+            above=_source(above),
+            beside=_source(beside),
+            later=_source(later),
+            **_dropout(dropout),
+            **self._sizes,
+        )
+        self._launch("feeding_cell_gradient", arguments)
+
+    def attended(self, context: Tensor, state: Tensor, output: Tensor, dropout: Dropout | None) -> None:
+        """Write the attended output."""
+        arguments = Attended(
+            context=_address(context),
+            state=_address(state),
+            output=_address(output),
+            context_row=context.stride(0),
+            state_row=state.stride(0),
+            output_row=output.stride(0),
+            **_dropout(dropout),
+            **self._sizes,
+        )
+        self._launch("feeding_attended", arguments)
+
+    def attended_gradient(
+        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Tensor | None, dropout: Dropout | None
+    ) -> None:
+        """Write the gradient of the sum."""
+        arguments = AttendedGradient(
+            sums=_address(sums),
+            output=_address(output),
+            dy=_address(dy),
+            later=_source(later),
+            sums_row=sums.stride(0),
+            output_row=output.stride(0),
+            dy_row=0 if dy is None else dy.stride(0),
+            **_dropout(dropout),
+            **self._sizes,
+        )
+        self._launch("feeding_attended_gradient", arguments)
+
+    def _launch(self, entry: str, arguments: ctypes.Structure) -> None:
+        driver.launch(_binary(self._macros, self._device.index), entry, self._shape, arguments, self._device)
+
+
+def available(device: torch.device) -> bool:
+    """Whether the source can be compiled and run for a device."""
+    numbers = Device.probe(device)
+    return numbers.compiles and numbers.capability >= (8, 0)
+
+
+def width_of(batch: int, units: int, alignment: int, dtype: torch.dtype, multiprocessors: int) -> int:
+    """Return how many neighbouring numbers a thread takes: the most that leave every multiprocessor enough threads."""
+    width = math.gcd(units, alignment, _VECTOR_BYTES // dtype.itemsize)
+    narrowest = max(1, 4 // dtype.itemsize)
+    while width > narrowest and batch * units < width * _ENOUGH_THREADS * multiprocessors:
+        width //= 2
+    return width
+
+
+def macros_of(dtype: torch.dtype, width: int) -> tuple[tuple[str, int], ...]:
+    """Return the template parameters of the source."""
+    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width)
+
+
+def _dropout(dropout: Dropout | None) -> dict[str, object]:
+    return {} if dropout is None else {"mask": _address(dropout.mask), "scale": dropout.scale}
+
+
+def _source(planes: Tensor | None) -> Source:
+    if planes is None:
+        return Source()
+    return Source(planes.data_ptr(), planes.stride(1), planes.stride(0), planes.shape[0])
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@functools.lru_cache(maxsize=256)
+def _binary(macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return toolchain.compile_source(SOURCE, f"sm_{major}{minor}", dict(macros))
