@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.call import Gradients, Inputs, Kept, Layer, at, wide
+from gatewise.feeding.call import Gradients, Inputs, Kept, Options, at, wide
 from gatewise.feeding.elementwise import Elementwise
+from gatewise.feeding.weight_sums import WeightSums
 
 _GATES = 4
 
 
-def run(inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients:
+def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients:
     """Run the steps backward; what was kept is used up.
 
     Args:
+        options: As in the forward pass.
         inputs: As in the forward pass.
         kept: What that returned.
         dy: Gradient of the attended outputs [T, B, H].
@@ -39,14 +41,20 @@ def run(inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients
     back = new(1, batch, units)
     dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
     fed, attended = through[0][..., :units], kept.operands[0][1:, :, :units]
+    stretch = options.stretch(time)
+    memory = tuple(new(stretch, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
+    weight_sums = WeightSums(inputs, kept, whole=stretch >= time)
     for step in reversed(range(time)):
+        if step == time - 1 or (step + 1) % stretch == 0:
+            steps = slice(step // stretch * stretch, step + 1)
+            gates = _gates(options, inputs, kept, steps, parts, memory)
         last = step == time - 1
         parts.attended_gradient(dsums[step], attended[step], dy[step], None if last else fed, at(inputs.dropout, step))
         attention.query_gradient_step(kept.steps, step, dsums[step], out=dqueries[step])
         torch.mm(behind[step], joining, out=back[0])
         above = back
         for layer in reversed(range(top + 1)):
-            dgates = kept.gates[layer][step]
+            dgates = gates[layer][step - steps.start]
             parts.cell_gradient(
                 dgates,
                 kept.cells[layer][step],
@@ -59,11 +67,12 @@ def run(inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients
             )
             torch.bmm(dgates.unflatten(1, (count, -1)).transpose(0, 1), weights[layer], out=through[layer])
             above = through[layer][..., :units]
+        if step == steps.start:
+            weight_sums.add(steps, gates)
     of_source = attention.source_gradients(kept.steps, dsums)
     hidden = kept.operands[top][1:, :, units:].flatten(0, 1)
-    dgates = [gates.flatten(0, 1) for gates in kept.gates]
     return Gradients(
-        embedded=torch.mm(dgates[0], inputs.layers[0].weight[:, : -2 * units]).view_as(inputs.embedded),
+        embedded=weight_sums.embedded,
         hidden=torch.stack([_sum(planes[..., units:]) for planes in through]),
         cell=dcell.to(inputs.cell.dtype),
         attended=_sum(fed),
@@ -73,7 +82,7 @@ def run(inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients
         v=of_source.v,
         norm_weight=of_source.norm_weight,
         norm_bias=of_source.norm_bias,
-        layers=tuple(_layer_gradient(inputs, kept, layer, each) for layer, each in enumerate(dgates)),
+        layers=weight_sums.layers(),
     )
 
 
@@ -89,14 +98,19 @@ def _joining_gradient(inputs: Inputs, joined: Tensor, hidden: Tensor) -> Tensor:
     return torch.cat([found[units:], found[:units]]) if query_size else found
 
 
-def _layer_gradient(inputs: Inputs, kept: Kept, layer: int, dgates: Tensor) -> Layer:
-    weight, bias = inputs.layers[layer]
-    operand, found = kept.operands[layer][:-1].flatten(0, 1), torch.empty_like(weight)
-    recurrent = operand.shape[1]
-    torch.mm(dgates.t(), operand, out=found[:, -recurrent:])
-    if layer == 0:
-        torch.mm(dgates.t(), inputs.embedded.flatten(0, 1), out=found[:, :-recurrent])
-    return Layer(found, dgates.sum(0, dtype=wide(dgates.dtype)).to(bias.dtype))
+def _gates(
+    options: Options, inputs: Inputs, kept: Kept, steps: slice, parts: Elementwise, memory: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Return the activated gates of each layer at some steps [t, B, 4H]: those kept, or computed again."""
+    if not options.recompute:
+        return kept.gates
+    found = tuple(each[: steps.stop - steps.start] for each in memory)
+    for layer, gates in enumerate(found):
+        rows, operand = gates.flatten(0, 1), kept.operands[layer][steps].flatten(0, 1)
+        start = inputs.sums_of_embeddings(steps, out=gates) if layer == 0 else inputs.layers[layer].bias
+        torch.addmm(start, operand, inputs.recurrent(layer).t(), out=rows)
+        parts.activate(rows)
+    return found
 
 
 def _sum(planes: Tensor) -> Tensor:

@@ -20,11 +20,18 @@ class Options:
         score: "additive" or "dot".
         attention_kernel: A name, or "auto".
         needs_grad: Whether a backward pass may follow.
+        recompute: Whether the backward pass computes the gates again, a stretch of steps at a time, instead of finding
+            those of all steps kept.
     """
 
     score: str
     attention_kernel: str
     needs_grad: bool
+    recompute: bool = False
+
+    def stretch(self, time: int) -> int:
+        """Return for how many steps at a time there is memory for gates."""
+        return stretch_steps(time) if self.recompute or not self.needs_grad else time
 
 
 class Layer(NamedTuple):
@@ -100,6 +107,12 @@ class Inputs(NamedTuple):
         """Return a layer's weights for what the steps themselves make [4H, 2H]."""
         return self.layers[layer].weight[:, -2 * self.units :]
 
+    def sums_of_embeddings(self, steps: slice, out: Tensor) -> Tensor:
+        """Write what embeddings and bias add to the first layer's gate sums at some steps; return it [N, 4H]."""
+        weight, bias = self.layers[0]
+        rows = self.embedded[steps].flatten(0, 1)
+        return torch.addmm(bias, rows, weight[:, : rows.shape[1]].t(), out=out.flatten(0, 1)[: len(rows)])
+
     def between_at(self, layer: int, step: int) -> Dropout | None:
         """Return the dropout of what the layer above a layer reads at a step."""
         return at(self.between[layer] if layer < len(self.between) else None, step)
@@ -112,7 +125,7 @@ class Kept(NamedTuple):
         operands: For each layer what each step's product multiplies, [T + 1, B, 2H]: what comes from below, then the
             layer's hidden state before the step. From below comes the attended output of the step before to the first
             layer, to the others the hidden state of the layer below.
-        gates: Activated gates of each layer [T, B, 4H]; the backward pass uses them up.
+        gates: Activated gates of each layer [T, B, 4H]; the backward pass uses them up. Empty where it computes them.
         cells: Cell states of each layer [T, B, H].
         joined: [T, B, A + H + A] of the additive score, [T, B, H + H] of the dot score: the query where a product
             makes it, what the hidden state adds to the context, and room for the query's gradient; the backward pass
@@ -141,6 +154,11 @@ class Gradients(NamedTuple):
     norm_weight: Tensor | None
     norm_bias: Tensor | None
     layers: tuple[Layer, ...]
+
+
+def stretch_steps(time: int) -> int:
+    """Return how many steps are computed again together: a sixth, so that little memory is left to save."""
+    return -(-time // 6)
 
 
 def at(dropout: Dropout | None, step: int) -> Dropout | None:

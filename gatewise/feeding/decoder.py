@@ -62,6 +62,7 @@ def attended_outputs(
     dropout: float = 0.0,
     layer_dropout: float = 0.0,
     attention_kernel: str = "auto",
+    recompute: bool = False,
 ) -> Tensor:
     """Run a decoder with input feeding over given tokens; differentiable once.
 
@@ -88,6 +89,8 @@ def attended_outputs(
         dropout: Probability that a unit of an attended output is dropped.
         layer_dropout: The same of what a layer reads from the one below.
         attention_kernel: One of `gatewise.attention.kernel_names()`, or "auto".
+        recompute: Whether the backward pass computes the gates again, a stretch of steps at a time, instead of finding
+            all of them kept: 4 of the 9 numbers that are kept for each unit of a layer and step.
 
     Returns:
         The attended outputs [T, B, H]; their rows may be parts of wider ones.
@@ -128,7 +131,7 @@ def attended_outputs(
         tensors = tuple(tensor if tensor is None else tensor.to(dtype) for tensor in tensors)
         differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
         plane = (*embedded.shape[:2], units)
-        options = Options("dot" if query is None else "additive", attention_kernel, differentiable)
+        options = Options("dot" if query is None else "additive", attention_kernel, differentiable, recompute)
         masks = (
             _drawn(dropout, plane, embedded),
             tuple(filter(None, (_drawn(layer_dropout, plane, embedded) for _ in layers[1:]))),
@@ -156,22 +159,24 @@ class _Decoder(torch.autograd.Function):
         inputs = _inputs(lengths, masks, tensors)
         parts = parts_for(inputs)
         attended, kept = forward_loop.run(options, inputs, parts)
-        ctx.save_for_backward(*tensors, lengths, *kept.operands, *kept.gates, *kept.cells, kept.joined)
-        ctx.call = masks, len(tensors), kept.steps, parts
+        ctx.save_for_backward(*tensors, lengths, *kept.operands, *kept.cells, *kept.gates, kept.joined)
+        ctx.call = options, masks, len(tensors), kept.steps, parts
         ctx.spent = False
         return attended
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
-        masks, count, steps, parts = ctx.call
+        options, masks, count, steps, parts = ctx.call
         if ctx.spent:
             raise RuntimeError("the backward pass of a decoder uses up what was kept for it; call the decoder again")
         ctx.spent = True
         tensors, (lengths, *kept) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        inputs, layers = _inputs(lengths, masks, tensors), (len(kept) - 1) // 3
-        shares = (tuple(kept[first : first + layers]) for first in range(0, 3 * layers, layers))
-        found = backward_loop.run(inputs, Kept(*shares, kept[-1], steps), _readable(dy), parts)
+        inputs = _inputs(lengths, masks, tensors)
+        layers = len(inputs.layers)
+        operands, cells, gates = kept[:layers], kept[layers : 2 * layers], kept[2 * layers : -1]
+        state = Kept(tuple(operands), tuple(gates), tuple(cells), kept[-1], steps)
+        found = backward_loop.run(options, inputs, state, _readable(dy), parts)
         gradients = (*found[:-1], *(tensor for layer in found.layers for tensor in layer))
         return None, None, None, *gradients
 

@@ -58,6 +58,10 @@ class Elementwise(Protocol):
         """
         ...
 
+    def activate(self, gates: Tensor) -> None:
+        """Replace sums of gates [N, 4H], of any number of rows, by the activated gates."""
+        ...
+
     def cell_gradient(
         self,
         gates: Tensor,
@@ -112,10 +116,7 @@ class Plain:
     ) -> None:
         """Step an LSTM cell."""
         total = product.to(cell.dtype) + (gates if bias is None else bias)
-        i, f, g, o = total.chunk(4, -1)
-        for gate in (i, f, o):
-            gate.sigmoid_()
-        g.tanh_()
+        i, f, g, o = _activated(total)
         cell.mul_(f).addcmul_(i, g)
         h = torch.tanh(cell).mul_(o)
         hidden.copy_(h)
@@ -124,6 +125,12 @@ class Plain:
         if kept is not None:
             kept.copy_(cell)
             gates.copy_(total)
+
+    def activate(self, gates: Tensor) -> None:
+        """Replace sums of gates by the activated gates."""
+        sums = gates.to(_wide(gates.dtype))
+        _activated(sums)
+        gates.copy_(sums)
 
     def cell_gradient(
         self,
@@ -174,6 +181,15 @@ class Plain:
             # Where a unit was dropped, its tanh is lost, and not needed.
             squashed, d = squashed / dropout.scale, _dropped(d, dropout)
         sums.copy_(d * (1 - squashed * squashed))
+
+
+def _activated(sums: Tensor) -> tuple[Tensor, ...]:
+    """Activate sums in place and return the four gates."""
+    i, f, g, o = sums.chunk(4, -1)
+    for gate in (i, f, o):
+        gate.sigmoid_()
+    g.tanh_()
+    return i, f, g, o
 
 
 def _dropped(plane: Tensor, dropout: Dropout) -> Tensor:

@@ -30,9 +30,13 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, K
     time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
     new, query_size = inputs.embedded.new_empty, inputs.query_size
     operands = tuple(new(time + 1, batch, 2 * units) for _ in inputs.layers)
-    kept_steps = time if options.needs_grad else 1
-    cells = tuple(new(kept_steps, batch, units) for _ in inputs.layers)
-    gates = (_sums(inputs), *(new(kept_steps, batch, 4 * units) for _ in inputs.layers[1:]))
+    stretch, keep = options.stretch(time), options.needs_grad
+    cells = tuple(new(time, batch, units) for _ in inputs.layers) if keep else ()
+    all_gates = keep and not options.recompute
+    gates = (
+        new(stretch, batch, 4 * units),
+        *(new(time if all_gates else 1, batch, 4 * units) for _ in inputs.layers[1:]),
+    )
     joined = new(time, batch, 2 * query_size + units if query_size else 2 * units)
     made, hidden = joined[..., : query_size + units], operands[top][1:, :, units:]
     steps = attention.new_steps(
@@ -56,31 +60,21 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, K
     weights = [inputs.recurrent(layer).t() for layer in range(top + 1)]
     joining = inputs.joining.t()
     for step in range(time):
+        if step % stretch == 0:
+            inputs.sums_of_embeddings(slice(step, min(step + stretch, time)), out=gates[0])
         for layer in range(top + 1):
             torch.mm(operands[layer][step], weights[layer], out=product)
-            place = step if layer == 0 or options.needs_grad else 0
             parts.cell(
-                gates[layer][place],
+                gates[layer][step % len(gates[layer])],
                 product,
                 inputs.layers[layer].bias if layer else None,
                 cell[layer],
                 operands[layer][step + 1, :, units:],
-                kept=cells[layer][step] if options.needs_grad else None,
+                kept=cells[layer][step] if keep else None,
                 above=operands[layer + 1][step, :, :units] if layer < top else None,
                 dropout=inputs.between_at(layer, step),
             )
         torch.mm(hidden[step], joining, out=made[step])
         context = attention.attend_step(steps, step)
-        parts.attended(
-            context, made[step, :, query_size:], operands[0][step + 1, :, :units], at(inputs.dropout, step)
-        )
-    return operands[0][1:, :, :units], Kept(operands, gates, cells, joined, steps)
-
-
-def _sums(inputs: Inputs) -> Tensor:
-    """Return what embeddings and bias add to the gate sums of the first layer [T, B, 4H]."""
-    first = inputs.layers[0]
-    from_embeddings = first.weight[:, : inputs.embedded.shape[2]]
-    return torch.addmm(first.bias, inputs.embedded.flatten(0, 1), from_embeddings.t()).unflatten(
-        0, inputs.embedded.shape[:2]
-    )
+        parts.attended(context, made[step, :, query_size:], operands[0][step + 1, :, :units], at(inputs.dropout, step))
+    return operands[0][1:, :, :units], Kept(operands, gates if all_gates else (), cells, joined, steps)

@@ -39,6 +39,12 @@ class Cell(ctypes.Structure):
     ]
 
 
+class Gates(ctypes.Structure):
+    """The struct `Gates`."""
+
+    _fields_ = [("gates", _POINTER), *[(name, _SIZE) for name in ("batch", "units")]]
+
+
 class CellGradient(ctypes.Structure):
     """The struct `CellGradient`."""
 
@@ -88,12 +94,11 @@ class Launches:
 
     def __init__(self, batch: int, units: int, alignment: int, dtype: torch.dtype, device: torch.device) -> None:
         width = width_of(batch, units, alignment, dtype, Device.probe(device).multiprocessors)
-        blocks = -(-batch * (units // width) // THREADS)
+        self._threads_of_a_row = units // width
         self._sizes = {"batch": batch, "units": units}
         self._macros = macros_of(dtype, width)
         self._device = device
-        early = Device.probe(device).capability >= (9, 0)
-        self._shape = driver.Shape((blocks, 1, 1), THREADS, 0, cooperative=False, early=early)
+        self._early = Device.probe(device).capability >= (9, 0)
 
     def cell(
         self,
@@ -123,6 +128,10 @@ class Launches:
             **self._sizes,
         )
         self._launch("feeding_cell", arguments)
+
+    def activate(self, gates: Tensor) -> None:
+        """Replace sums of gates by the activated gates."""
+        self._launch("feeding_gates", Gates(_address(gates), len(gates), self._sizes["units"]))
 
     def cell_gradient(
         self,
@@ -182,7 +191,9 @@ class Launches:
         self._launch("feeding_attended_gradient", arguments)
 
     def _launch(self, entry: str, arguments: ctypes.Structure) -> None:
-        driver.launch(_binary(self._macros, self._device.index), entry, self._shape, arguments, self._device)
+        blocks = -(-arguments.batch * self._threads_of_a_row // THREADS)
+        shape = driver.Shape((blocks, 1, 1), THREADS, 0, cooperative=False, early=self._early)
+        driver.launch(_binary(self._macros, self._device.index), entry, shape, arguments, self._device)
 
 
 def available(device: torch.device) -> bool:

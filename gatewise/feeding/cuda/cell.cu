@@ -85,6 +85,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
     }
 }
 
+struct Gates {
+    Value* gates;  // sums [batch, 4H]; activated gates are written over them
+    int batch, units;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) feeding_gates(const Gates a) {
+    const Place at = place(a.batch, a.units);
+    if (!at.there) return;
+    wait_for_predecessor();
+    for (int gate = 0; gate < 4; gate++) {
+        Value* const place = a.gates + (at.row * 4 + gate) * a.units + at.unit;
+        Values sums = load(place);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) {
+            const Real sum = widened(sums.at[k]);
+            sums.at[k] = narrowed(gate == 2 ? tanh_of(sum) : sigmoid_of(sum));
+        }
+        store(place, sums);
+    }
+}
+
 // A gradient as a product left it: in one or several planes, which are to be summed.
 struct Source {
     const Value* planes;  // null for none
