@@ -3,8 +3,9 @@
 from gatewise.models.classifier import SequenceClassifier
 from gatewise.models.decoding import generate, restrict
 from gatewise.models.language_model import LanguageModel
+from gatewise.models.search import Search, Translation
 from gatewise.models.seq2seq import Seq2Seq
-from gatewise.models.translation import Search, Translation, translate
+from gatewise.models.translation import translate
 
 __all__ = [
     "LanguageModel",

@@ -7,8 +7,10 @@ import itertools
 import pytest
 import torch
 
+import gatewise.models.search
 from gatewise.contract.errors import ArgumentError
-from gatewise.models import Search, Seq2Seq, translate, translation
+from gatewise.models import Search, Seq2Seq, translate
+from gatewise.models.beam_search import beam_search
 
 PADDING, BEGINNING, END, SIZE = 0, 1, 2, 6
 
@@ -16,8 +18,8 @@ PADDING, BEGINNING, END, SIZE = 0, 1, 2, 6
 @pytest.fixture
 def short(monkeypatch):
     """Let a translation have at most 5 tokens with its end, so that all can be tried."""
-    monkeypatch.setattr(translation, "_TIMES", 0)
-    monkeypatch.setattr(translation, "_MORE", 5)
+    monkeypatch.setattr(gatewise.models.search, "_TIMES", 0)
+    monkeypatch.setattr(gatewise.models.search, "_MORE", 5)
 
 
 def model(seed, **options):
@@ -87,13 +89,61 @@ def test_one_beam_takes_the_likeliest_token_at_each_step(short, seed):
     ours, (source, lengths) = model(seed), sentences(3, 1, 5, 2)
     greedy = translate(ours, source, lengths, search())
     # The same through the code of wider beams.
-    beams = translation._beam(ours, source, lengths, search())
+    beams = beam_search(ours, source, lengths, search())
     for row, ((one,), (other,)) in enumerate(zip(greedy, beams, strict=True)):
         sentence = source[: lengths[row], row]
         assert one.tokens == other.tokens == argmax_translation(ours, sentence)
         assert one.log_probability == pytest.approx(log_probability(ours, sentence, one.tokens), rel=1e-5)
         assert one.score == pytest.approx(other.score, rel=1e-5)
         torch.testing.assert_close(one.attention, other.attention)
+
+
+def plain_beam_search(model, source, how):
+    """Return tokens and score of one sentence's translations, by lists of partial translations."""
+    limit, alive, ended = 2 * len(source) + 10, [(0.0, ())], []
+    for count in range(1, limit + 1):
+        options = []
+        for total, tokens in alive:
+            inputs = torch.tensor([BEGINNING, *tokens])[:, None]
+            logs = model(source[:, None], torch.tensor([len(source)]), inputs)[-1, 0].log_softmax(-1)
+            allowed = [END] if count == limit else [END, *range(3, SIZE)]
+            options += [(total + float(logs[token]), tokens, token) for token in allowed]
+        options.sort(key=lambda option: -option[0])
+        options = options[: 2 * how.beam_size]
+        ended += [
+            (how.score(total, count), tokens)
+            for total, tokens, token in options[: how.beam_size]
+            if token == END
+        ]  # fmt: skip
+        alive = [(total, (*tokens, token)) for total, tokens, token in options if token != END][: how.beam_size]
+        ended.sort(key=lambda each: -each[0])
+        if not alive:
+            break
+        bound = max(how.score(alive[0][0], count + 1), how.score(alive[0][0], limit))
+        if len(ended) >= how.n_best and ended[how.n_best - 1][0] >= bound:
+            break
+    return ended[: how.n_best]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("beams", "n_best", "penalty"), [(1, 1, 1.0), (2, 1, 0.0), (3, 2, 1.0), (4, 4, 0.6)])
+def test_a_narrow_beam_finds_what_a_plain_one_finds(seed, beams, n_best, penalty):
+    ours, how = model(seed), search(beams, penalty, n_best)
+    source, lengths = sentences(3, 1, 6, 2, 9, 1, 1)  # those that are settled early leave the batch
+    for row, found in enumerate(beam_search(ours, source, lengths, how)):
+        wanted = plain_beam_search(ours, source[: lengths[row], row], how)
+        assert [each.tokens for each in found] == [tokens for _, tokens in wanted]
+        assert [each.score for each in found] == pytest.approx([score for score, _ in wanted], rel=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_model_of_nans_still_comes_to_an_end(beams):
+    ours, (source, lengths) = model(0), sentences(4, 1)
+    with torch.no_grad():
+        ours.output.weight.fill_(torch.nan)
+    for found in translate(ours, source, lengths, search(beams)):
+        assert found[0].score != found[0].score
 
 
 @pytest.mark.parametrize("feeding", [True, False])
@@ -144,3 +194,21 @@ def test_length_penalty_decides_between_long_and_short(short):
 def test_searches_that_make_no_sense_are_refused(wrong, message):
     with pytest.raises(ArgumentError, match=message):
         search(**wrong)
+
+
+def test_sentences_that_are_settled_leave_the_batch():
+    ours, rows = model(0), []
+
+    class Spy:
+        encode = staticmethod(ours.encode)
+
+        def step(self, tokens, memory, state):
+            rows.append(len(tokens))
+            return ours.step(tokens, memory, state)
+
+    with torch.no_grad():
+        ours.output.bias[END] = -1000.0
+    source, lengths = sentences(1, 1, 1, 20)
+    beam_search(Spy(), source, lengths, search(2))
+    assert rows[:12] == [8] * 12  # a sentence of one token may have 12
+    assert rows[12:] == [2] * (2 * 20 + 10 - 12)
