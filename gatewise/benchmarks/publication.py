@@ -10,6 +10,9 @@ from gatewise.benchmarks import attention, attention_report, record, report
 from gatewise.benchmarks.lstm import picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
+from gatewise.benchmarks.nmt import picture as nmt_picture
+from gatewise.benchmarks.nmt import record as nmt_record
+from gatewise.benchmarks.nmt import report as nmt_report
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +52,14 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             lstm_report.report(layers),
             "One training step: how many times as fast as torch.nn.LSTM, by shape and precision",
             (lambda prefix: picture.draw(layers, prefix)) if picture.drawable(layers) else None,
+        )
+    if benchmark in (nmt_record.BENCHMARK, nmt_record.QUICK_BENCHMARK):
+        trained = nmt_record.newest(record.read_lines(path, nmt_record.TranslationRecord), device)
+        return Publication(
+            nmt_report.markdown(trained),
+            nmt_report.report(trained),
+            "Memory of a training step by part, and samples a second by batch, of plain PyTorch and of gatewise",
+            (lambda prefix: nmt_picture.draw(trained, prefix)) if nmt_picture.drawable(trained) else None,
         )
     if benchmark == attention.BENCHMARK:
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, INFERENCE, OURS, RIVAL, TRAIN, LayerRecord
+from gatewise.benchmarks.provenance import provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED
-from gatewise.contract.decision import format_bytes, format_cudnn
+from gatewise.contract.decision import format_bytes
 
 _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
 _WHAT = {TRAIN: "train step", INFERENCE: "inference"}
@@ -139,26 +140,8 @@ def on_screen(records: Sequence[LayerRecord]) -> RenderableType:
     if not records:
         return Text("No row was finished.")
     parts += [_means(records), *(Text(line) for line in _shortfalls(records) + missed_choices(records)), Text("")]
-    parts += [Text(_LEGEND, style="dim"), Text(provenance(records), style="dim")]
+    parts += [Text(_LEGEND, style="dim"), Text(provenance([record.run for record in records]), style="dim")]
     return Group(*parts)
-
-
-def provenance(records: Sequence[LayerRecord]) -> str:
-    """Say where the figures come from."""
-    run = records[-1].run
-    versions = [f"PyTorch {run.torch}", f"gatewise {run.gatewise}"]
-    versions += [f"CUDA {run.cuda}"] if run.driver else []
-    versions += [f"cuDNN {format_cudnn(run.cudnn)}"] if run.cudnn else []
-    versions += [f"driver {run.driver}"] if run.driver else []
-    dates = sorted({record.run.date[:10] for record in records})
-    commits = dict.fromkeys(
-        f"{record.run.commit[:10]}{' with changes' if record.run.dirty else ''}"
-        for record in records
-        if record.run.commit
-    )
-    parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((dates[0], dates[-1])))]
-    parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
-    return f"{'; '.join(parts)}. Medians of samples taken in turn."
 
 
 def markdown(records: Sequence[LayerRecord]) -> str:
@@ -180,7 +163,7 @@ def markdown(records: Sequence[LayerRecord]) -> str:
         ]
         cells.append(_factor(_mean(rows, dtype, TRAIN, lambda record: record.memory_ratio), "x"))
         lines.append(f"| {dtype} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_below_one(rows), provenance(records)])
+    return "\n".join([*lines, "", *_below_one(rows), provenance([record.run for record in records])])
 
 
 def report(records: Sequence[LayerRecord]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from gatewise.benchmarks.lstm import picture, record, report
 from gatewise.benchmarks.lstm.record import LayerRecord
+from gatewise.benchmarks.provenance import provenance
 from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 
@@ -162,7 +163,7 @@ def test_whole_report(rows: list[LayerRecord]) -> None:
 
 def test_several_commits_are_said(cell: LayerRecord) -> None:
     later = dataclasses.replace(cell.run, commit="fedcba", dirty=True, date="2026-01-05T00:00:00+00:00")
-    text = report.provenance([cell, dataclasses.replace(cell, run=later)])
+    text = provenance([cell.run, later])
     assert "2026-01-02 to 2026-01-05; commits 0123456789, fedcba with changes." in text
 
 

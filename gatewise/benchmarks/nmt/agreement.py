@@ -1,0 +1,121 @@
+"""No speed for a wrong answer: loss and gradients are held against float64 before anything is timed.
+
+    allowed = 2 * (plain PyTorch's error in the same precision + one rounding band)
+
+The rounding band of a tensor is how far the truth itself moves when every weight moves by one rounding of the
+precision's coarsest format, up or down at random, plus one rounding of the result (as in `gatewise.testing.budgets`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, seq2seq_name
+from gatewise.data import PairBatch
+
+Errors = dict[str, float]
+
+# Elements of attention's feature maps that the float64 truth keeps at once.
+_MAP = 2**28
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """The error that is largest beside its allowance.
+
+    Attributes:
+        quantity: Which tensor.
+        error: Its distance from float64, as a share of its norm.
+        allowed: What it may be.
+    """
+
+    quantity: str
+    error: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every error is allowed; an error that is not a number is not."""
+        return self.error <= self.allowed
+
+    def __str__(self) -> str:
+        """One sentence."""
+        relation = "within" if self.agrees else "more than"
+        return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}"
+
+
+def truth(case: TranslationCase, batch: PairBatch, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Compute the loss of a batch and its clipped gradient in float64 with the plain program, some rows at a time.
+
+    Args:
+        case: Sizes; without dropout.
+        batch: What to compute on; its sentences all have the same length.
+        start: Weights, by the names of `Seq2Seq`.
+    """
+    model = PlainSeq2Seq(case).to(batch.source.device, torch.float64).train()
+    model.load(start)
+    loss = torch.zeros((), dtype=torch.float64, device=batch.source.device)
+    rows = max(1, _MAP // (case.source * case.target * case.hidden_size))
+    for first in range(0, case.batch, rows):
+        piece = _rows(batch, slice(first, first + rows))
+        part = model(piece) * (piece.source.shape[1] / case.batch)
+        part.backward()
+        loss += part.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+    gradients = {
+        f"gradient of {seq2seq_name(name)}": weight.grad
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
+    return {"loss": loss, **gradients}
+
+
+def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
+    """Return |found - exact| / |exact| of every exact tensor, Frobenius norms; infinite where there is none."""
+    return {name: _error(found.get(name), tensor) for name, tensor in exact.items()}
+
+
+def allowance(yardstick: Errors, nudged: Errors, rounding: float) -> Errors:
+    """Return what the error of each tensor may be.
+
+    Args:
+        yardstick: Plain PyTorch's errors in the same precision.
+        nudged: How far the truth moves when the weights are nudged.
+        rounding: Of the precision.
+    """
+    return {name: 2 * (yardstick[name] + nudged[name] + rounding) for name in yardstick}
+
+
+def nudge(start: Mapping[str, Tensor], rounding: float, seed: int = 1) -> dict[str, Tensor]:
+    """Move every weight by one rounding, relative to itself, up or down at random; float64."""
+    moved = {}
+    for number, (name, weight) in enumerate(start.items()):
+        generator = torch.Generator(weight.device).manual_seed(seed + number)
+        up = torch.randint(2, weight.shape, generator=generator, device=weight.device)
+        moved[name] = weight.double() * (1 + rounding * (2 * up - 1))
+    return moved
+
+
+def finding(found: Errors, allowed: Errors) -> Finding:
+    """Return the worst of one way's errors."""
+    # A NaN compares false with everything: left to `max`, it would get lost.
+    shares = {name: math.inf if math.isnan(error) else error / allowed[name] for name, error in found.items()}
+    worst = max(shares, key=lambda name: shares[name])
+    return Finding(worst, found[worst], allowed[worst])
+
+
+def _rows(batch: PairBatch, rows: slice) -> PairBatch:
+    source, lengths, inputs, targets, weight, numbers = batch
+    return PairBatch(source[:, rows], lengths[rows], inputs[:, rows], targets[:, rows], weight, numbers[rows])
+
+
+def _error(value: Tensor | None, exact: Tensor) -> float:
+    if value is None or value.numel() != exact.numel():
+        return math.inf
+    return float((value.double().view_as(exact) - exact).norm() / exact.norm())

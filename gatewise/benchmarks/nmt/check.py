@@ -1,0 +1,60 @@
+"""What every way of a cell is held against before it is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gatewise.benchmarks.nmt import agreement, sentences
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.side import Side
+from gatewise.benchmarks.nmt.ways import PLAIN, Way, awake, starting_weights
+from gatewise.benchmarks.precision import FLOAT64, Precision
+
+_BATCHES = 4  # distinct batches, used in turn
+
+
+class Check:
+    """The truth of one case, and what ways may be off by in one precision.
+
+    Args:
+        case: Its sizes; dropout is left out, since no two ways drop the same.
+        precision: In which ways compute.
+        device: Where.
+
+    Attributes:
+        batches: What every way trains on.
+        start: What every way starts from.
+    """
+
+    def __init__(self, case: TranslationCase, precision: Precision, device: torch.device) -> None:
+        self._case = dataclasses.replace(case, dropout=0.0)
+        self._precision = precision
+        self.batches = sentences.draw(case, _BATCHES, device)
+        self.start = awake(starting_weights(case, device))
+        moved = agreement.nudge(self.start, precision.rounding)
+        self._truth = self._exact(self.start)
+        exact = self._exact(moved)
+        nudged = agreement.errors(exact, self._truth)
+        # By luck, one result in the same precision can be right: the worse of two is the yardstick.
+        errors = agreement.errors(self._plain(self.start), self._truth), agreement.errors(self._plain(moved), exact)
+        yardstick = {name: max(each[name] for each in errors) for name in self._truth}
+        self._allowed = agreement.allowance(yardstick, nudged, precision.rounding)
+
+    def side(self, way: Way) -> Side:
+        """Return a way ready to train."""
+        return Side(way, self._case, self._precision, self.batches, self.start)
+
+    def finding(self, side: Side, replayed: bool = False) -> agreement.Finding:
+        """Return the worst error of a step of a side."""
+        return agreement.finding(agreement.errors(side.evidence(replayed), self._truth), self._allowed)
+
+    def _exact(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with FLOAT64.applied():
+            return agreement.truth(self._case, self.batches[0], start)
+
+    def _plain(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return Side(PLAIN, self._case, self._precision, self.batches, start).evidence()

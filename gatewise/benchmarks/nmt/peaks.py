@@ -1,0 +1,61 @@
+"""How much memory a training step takes at its peak, weights and optimizer included."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from gatewise.benchmarks.nmt import sentences
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.memory import WEIGHTS, parts_of_step
+from gatewise.benchmarks.nmt.side import Side
+from gatewise.benchmarks.nmt.ways import Way, starting_weights
+from gatewise.benchmarks.precision import Precision
+
+
+def peaks_by_batch(way: Way, case: TranslationCase, precision: Precision, device: torch.device) -> Callable[[int], int]:
+    """Return what measures the peak of an eager step of a way by its batch, weights and optimizer included."""
+
+    def peak_of(batch: int) -> int:
+        sized = case.of_batch(batch)
+        clear(device)
+        before = allocated(device)
+        with precision.applied():
+            side = Side(way, sized, precision, sentences.draw(sized, 1, device), starting_weights(sized, device))
+            return step_peak(side, device) - before
+
+    return peak_of
+
+
+def step_peak(side: Side, device: torch.device) -> int:
+    """Return all that is allocated at the peak of an eager step."""
+    side.launch()
+    side.forget()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    side.launch()
+    torch.cuda.synchronize(device)
+    side.forget()
+    return torch.cuda.max_memoryallocated(device)
+
+
+def step_parts(side: Side, device: torch.device, before: int) -> dict[str, int]:
+    """Return the bytes of each part at the peak of an eager step, without what lay there before the side was made."""
+    parts = parts_of_step(side.launch, device) or {}
+    side.forget()
+    return parts | {WEIGHTS: parts[WEIGHTS] - before} if parts else {}
+
+
+def allocated(device: torch.device) -> int:
+    """Return the bytes that are allocated on a device; 0 on a CPU, where PyTorch does not count them."""
+    return torch.cuda.memoryallocated(device) if device.type == "cuda" else 0
+
+
+def clear(device: torch.device) -> None:
+    """Release what no one holds any more."""
+    # A model and its step refer to each other's parts: what is left of the one before must not count.
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

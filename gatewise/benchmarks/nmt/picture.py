@@ -1,0 +1,145 @@
+"""The picture of the translation benchmark: memory by part, and throughput against the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gatewise.benchmarks.nmt.memory import ATTENTION, BACKWARD, LSTM, OTHER, OUTPUT, PARTS, WEIGHTS
+from gatewise.benchmarks.nmt.record import TranslationRecord
+from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Read on white and on black alike: the background is transparent, and every colour is of middling lightness.
+_INK = "#6e7781"
+_COLOURS = {
+    ATTENTION: "#d9730d",
+    LSTM: "#2f81f7",
+    OUTPUT: "#12956b",
+    OTHER: "#a05fd0",
+    BACKWARD: "#b8860b",
+    WEIGHTS: "#8b949e",
+}
+_LINES = ("#6e7781", "#d9730d", "#2f81f7", "#12956b", "#a05fd0", "#c2477f", "#b8860b")
+_SUFFIXES = (".png", ".svg")
+_MEMORY_PANELS = 2
+
+
+def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
+    """Draw memory by part of the first cases, and samples a second against the batch, as PNG and as SVG.
+
+    Args:
+        records: Of one device; those of the precision that was measured first are drawn.
+        prefix: The files' name without its suffix.
+
+    Returns:
+        The files.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ArgumentError: No row has a speed.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
+    rows = drawable(records)
+    if not rows:
+        raise ArgumentError(sentence("--plot", "drawn from at least one measured row", "none"))
+    weighed = [row for row in rows if row.parts and row.budget_bytes is None]
+    cases = _shown_cases(weighed)
+    ways = list(dict.fromkeys(row.way for row in rows))
+    ink: dict[Any, Any] = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
+    )
+    ink["svg.hashsalt"] = "gatewise"  # the same records give the same file
+    with rc_context(ink):
+        figure = Figure(figsize=(4.4 * (len(cases) + 1), 1.6 + 0.32 * len(ways)), layout="constrained")
+        *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
+        for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
+            _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
+        if left:
+            handles, labels = left[-1].get_legend_handles_labels()
+            figure.legend(
+                handles, labels, fontsize="x-small", loc="outside lower left", ncols=len(PARTS), frameon=False
+            )
+        _throughput(right, rows, ways)
+        where = rows[-1].run.device
+        figure.suptitle(
+            f"Training a translation model with attention, {rows[0].dtype}, on one {where}", fontsize="medium"
+        )
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
+        for file in files:
+            metadata = {"Date": None} if file.suffix == ".svg" else None
+            figure.savefig(file, dpi=150, transparent=True, metadata=metadata)
+    return files
+
+
+def drawable(records: Sequence[TranslationRecord]) -> list[TranslationRecord]:
+    """Return the records that `draw` would show."""
+    rows = [record for record in records if record.fastest]
+    return [row for row in rows if row.dtype == rows[0].dtype]
+
+
+def _shown_cases(rows: Sequence[TranslationRecord]) -> list[str]:
+    """Return a case for each pair of lengths, the first ones."""
+    cases: dict[tuple[int, int], str] = {}
+    for row in rows:
+        cases.setdefault((row.settings["source"], row.settings["target"]), row.case)
+    return list(cases.values())[:_MEMORY_PANELS]
+
+
+def _memory(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[str], *, named: bool) -> None:
+    by_way = {row.way: row for row in rows}
+    left = [0.0] * len(ways)
+    for part in PARTS:
+        sizes = [by_way[way].parts[part] / 1e9 if way in by_way else 0.0 for way in ways]
+        axes.barh(range(len(ways)), sizes, 0.7, left=left, color=_COLOURS[part], label=part)
+        left = [before + size for before, size in zip(left, sizes, strict=True)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.2f}" if total else " -", va="center", fontsize="x-small")
+    axes.set_xlim(0, 1.15 * max(left))
+    axes.set_yticks(range(len(ways)), ways if named else [""] * len(ways))
+    axes.set_ylim(len(ways) - 0.5, -0.5)
+    axes.set_xlabel("GB at the peak of a step", fontsize="small")
+    axes.set_title(rows[0].case, fontsize="small")
+    _plain_frame(axes, "x")
+
+
+def _throughput(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[str]) -> None:
+    lengths = rows[0].settings["source"], rows[0].settings["target"]
+    layers = rows[0].settings["hidden_size"], rows[0].settings["encoder_layers"]
+    for way, colour in zip(ways, _LINES * len(ways), strict=False):
+        points = sorted(
+            {
+                row.batch: row.fastest
+                for row in rows
+                if row.way == way
+                and row.fastest
+                and (row.settings["source"], row.settings["target"]) == lengths
+                and (row.settings["hidden_size"], row.settings["encoder_layers"]) == layers
+            }.items()
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, linewidth=1.4, label=way)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.set_xlabel("sentence pairs a batch", fontsize="small")
+    axes.set_title(f"samples/s, lengths {lengths[0]}/{lengths[1]}", fontsize="small")
+    axes.legend(fontsize="x-small", frameon=False)
+    _plain_frame(axes, "both")
+
+
+def _plain_frame(axes: Axes, grid: str) -> None:
+    axes.grid(axis=grid, color=_INK, alpha=0.25, linewidth=0.6)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="both", length=0, labelsize="x-small")
+    axes.spines[:].set_visible(False)

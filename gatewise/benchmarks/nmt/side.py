@@ -1,0 +1,146 @@
+"""One way with everything that training takes: model, optimizer, and the step as it is and replayed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, seq2seq_name
+from gatewise.benchmarks.nmt.ways import Way, new_model
+from gatewise.benchmarks.precision import Precision
+from gatewise.data import PairBatch
+from gatewise.training.graph import WARMUPS, Capture, ReplayedStep, cuda_graph
+from gatewise.training.optimizers import build_optimizer
+from gatewise.training.options import TrainingOptions
+from gatewise.training.step import Step
+
+
+class Side:
+    """A way that is ready to train, from given weights.
+
+    Args:
+        way: Which.
+        case: Its sizes.
+        precision: In which the forward pass runs; weights are of its dtype.
+        batches: Used in turn.
+        start: Weights by the names of `Seq2Seq`.
+        capture: Records the work of a step and returns what repeats it.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        case: TranslationCase,
+        precision: Precision,
+        batches: Sequence[PairBatch],
+        start: Mapping[str, Tensor],
+        capture: Capture = cuda_graph,
+    ) -> None:
+        self.way = way
+        self.case = case
+        self._batches = itertools.cycle(batches)
+        self._first = batches[0]
+        device = batches[0].source.device
+        self.model = new_model(way, case, device).to(precision.dtype).train()
+        if isinstance(self.model, PlainSeq2Seq):
+            self.model.load(start)
+            self._weights = {seq2seq_name(name): weight for name, weight in self.model.named_parameters()}
+            rate = torch.tensor(case.learning_rate, device=device)
+            graphs = device.type == "cuda"
+            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
+                self.model.parameters(), lr=rate, fused=True, capturable=graphs
+            )
+            step = PlainStep(self.model, self._optimizer, case.clip, precision.autocast)
+        else:
+            self._weights = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, weight in self._weights.items():
+                    weight.copy_(start[name])
+            options = TrainingOptions(optimizer="adam", learning_rate=case.learning_rate, clip=case.clip)
+            self._optimizer = build_optimizer(self.model.parameters(), options)
+            arithmetic = "bfloat16" if precision.autocast else "float32"
+            step = Step(_Loss(self.model), self._optimizer, case.clip, arithmetic, device)
+        self._step = step
+        self._replayed = ReplayedStep(step, capture, lambda sentence: None, list(self._weights.values()))
+
+    @property
+    def refusal(self) -> str:
+        """Why the step was not captured as a graph; empty when it was, or was not to be."""
+        return self._replayed.refusal
+
+    def launch(self) -> Tensor:
+        """Train on the next batch, launch by launch; return its loss."""
+        return self._step(next(self._batches), None)[0]
+
+    def replay(self) -> Tensor:
+        """Train on the next batch by replaying the recorded step."""
+        return self._replayed(next(self._batches), None)[0]
+
+    def record(self) -> None:
+        """Train on as many batches as it takes until steps are replayed."""
+        for _ in range(WARMUPS + 1):
+            self.replay()
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def evidence(self, replayed: bool = False) -> dict[str, Tensor]:
+        """Return what one step computes on the first batch, by name: the loss, and each weight's clipped gradient.
+
+        The weights stay as they are: the learning rate, which steps read from the device, is 0 meanwhile.
+
+        Args:
+            replayed: Whether the step is replayed, and recorded before where it was not.
+        """
+        with self._standing_still():
+            step: Callable[[PairBatch, None], tuple[Tensor, None]] = self._step
+            if replayed:
+                self.record()
+                step = self._replayed
+            loss, _ = step(self._first, None)
+            found = {"loss": loss.detach().clone()}
+            found |= {f"gradient of {name}": _gradient(weight) for name, weight in self._weights.items()}
+        self.forget()
+        return found
+
+    def _standing_still(self):  # noqa: ANN202
+        return _Rate(self._optimizer, 0.0)
+
+
+class _Rate:
+    """Sets the learning rate for a while."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._rate = rate
+        self._before: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._before = [rate.clone() for rate in self._rates]
+        for rate in self._rates:
+            rate.fill_(self._rate)
+
+    def __exit__(self, *_: object) -> None:
+        for rate, before in zip(self._rates, self._before, strict=True):
+            rate.copy_(before)
+
+
+class _Loss(nn.Module):
+    """`Seq2Seq.loss` as the step takes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: PairBatch, state: None) -> tuple[Tensor, None]:
+        return self.model.loss(batch, state)
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    # A gradient that was forgotten is wrong, as one that is not a number.
+    return torch.full_like(weight, torch.nan, requires_grad=False) if weight.grad is None else weight.grad.clone()

@@ -1,0 +1,309 @@
+"""The run: every way on every case, checked, then timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.benchmarks.nmt import sentences
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.check import Check
+from gatewise.benchmarks.nmt.largest import largest_batch
+from gatewise.benchmarks.nmt.learning import seconds_to_loss
+from gatewise.benchmarks.nmt.peaks import allocated, clear, peaks_by_batch, step_parts, step_peak
+from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
+from gatewise.benchmarks.nmt.side import Side
+from gatewise.benchmarks.nmt.ways import Way, starting_weights
+from gatewise.benchmarks.observer import Observer
+from gatewise.benchmarks.precision import PRECISIONS, Precision
+from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
+from gatewise.contract.errors import GatewiseError, KernelRefused
+from gatewise.selection.timing import Timing, sample_in_turn
+
+# Weights are float32 in all of them; bf16 is autocast, as in the training loop.
+TRANSLATION_PRECISIONS = {
+    "tf32": PRECISIONS["tf32"],
+    "bf16": dataclasses.replace(PRECISIONS["bf16-autocast"], name="bf16"),
+    "fp32": PRECISIONS["fp32"],
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What to run.
+
+    Attributes:
+        benchmark: Goes into the records.
+        cases: Models and batches.
+        precisions: Number formats.
+        ways: A row each.
+        device: Where.
+        seconds: Time for the samples of a table, after which they end.
+        least: Samples of each time, however long they take.
+        calls: Steps a sample.
+        budget: Bytes that the largest batch of the first case is to fit; None to leave it out.
+        loss: What training on the first case is to come to, nats a token; None to leave it out.
+        most_steps: After which that is given up.
+    """
+
+    benchmark: str
+    cases: tuple[TranslationCase, ...]
+    precisions: tuple[Precision, ...]
+    ways: tuple[Way, ...]
+    device: torch.device
+    seconds: float = 4.0
+    least: int = 3
+    calls: int = 3
+    budget: int | None = None
+    loss: float | None = None
+    most_steps: int = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        records: In the order of the settings.
+        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
+    """
+
+    records: list[TranslationRecord]
+    interrupted: bool
+
+
+def run(settings: Settings, observer: Observer, keep: Callable[[TranslationRecord], None]) -> Outcome:
+    """Check every way on every case, measure those that agree, and describe each in a record.
+
+    Args:
+        settings: What to run.
+        observer: Who is told how far it is.
+        keep: Is given each record as soon as it is finished.
+    """
+    about = Run.now(settings.device)
+    records: list[TranslationRecord] = []
+    tables = [(case, precision) for precision in settings.precisions for case in settings.cases]
+    rounds = len(tables) + len(settings.precisions) * (settings.budget is not None)
+    observer.begin("", rounds * len(settings.ways))
+    try:
+        with _current(settings.device):
+            for precision in settings.precisions:
+                for case in settings.cases:
+                    cell = _Cell(settings, case, precision, about, observer)
+                    for record in cell.rows(settings.ways):
+                        records.append(record)
+                        keep(record)
+                if settings.budget is not None:
+                    for record in _largest(settings, precision, about, observer):
+                        records.append(record)
+                        keep(record)
+    except KeyboardInterrupt:
+        return Outcome(records, True)
+    return Outcome(records, False)
+
+
+def _largest(settings: Settings, precision: Precision, about: Run, observer: Observer) -> Iterator[TranslationRecord]:
+    """Yield a record for each way on the largest batch of the first case that fits the budget in that way."""
+    case, budget = settings.cases[0], settings.budget
+    assert budget is not None
+    name = f"{case.name.rpartition('-')[0]}-largest"
+    for way in settings.ways:
+        observer.step(f"{name}, {precision.name}: {way.name}")
+        status = note = ""
+        batch = None
+        try:
+            batch = largest_batch(peaks_by_batch(way, case, precision, settings.device), budget)
+            if batch is None:
+                status, note = REFUSED, "Not even the smallest batch fits the budget."
+        except KernelRefused as refusal:
+            status, note = REFUSED, _reason(refusal)
+        except (RuntimeError, GatewiseError) as error:  # as below
+            status, note = FAILED, _first_line(error)
+        found = dataclasses.replace(case, name=name, batch=batch or 0)
+        cell = _Cell(dataclasses.replace(settings, loss=None), found, precision, about, None)
+        rows = cell.rows([way]) if batch else [dataclasses.replace(cell.blank(way), status=status, note=note)]
+        yield from (dataclasses.replace(row, budget_bytes=budget) for row in rows)
+
+
+class _Cell:
+    """One case in one precision: its ways share batches, starting weights and the float64 truth."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        case: TranslationCase,
+        precision: Precision,
+        about: Run,
+        observer: Observer | None,
+    ) -> None:
+        self._settings = settings
+        self._case = case
+        self._precision = precision
+        self._about = about
+        self._observer = observer
+
+    def blank(self, way: Way) -> TranslationRecord:
+        """Return a record of a way of which nothing is known yet."""
+        return TranslationRecord(
+            benchmark=self._settings.benchmark,
+            case=self._case.name,
+            settings=dataclasses.asdict(self._case) | {"steps_a_sample": self._settings.calls},
+            dtype=self._precision.name,
+            way=way.name,
+            attention=way.attention,
+            lstm=way.lstm,
+            status=AGREED,
+            note="",
+            run=self._about,
+        )
+
+    def rows(self, ways: Sequence[Way]) -> list[TranslationRecord]:
+        """Return a record a way."""
+        device = self._settings.device
+        sides: dict[str, Side] = {}
+        rows: dict[str, TranslationRecord] = {}
+        clear(device)
+        with self._precision.applied():
+            try:
+                check = Check(self._case, self._precision, device)
+            except RuntimeError as error:  # out of memory, or a library's own error: the other cases still run
+                note = f"plain PyTorch: {_first_line(error)}"
+                return [dataclasses.replace(self.blank(way), status=FAILED, note=note) for way in ways]
+            for way in ways:
+                self._tell(way.name)
+                row, side = self._checked(way, check)
+                rows[way.name] = row
+                if side is not None:
+                    sides[way.name] = side
+            self._time(rows, sides)
+            if self._settings.loss is not None and self._case == self._settings.cases[0]:
+                names = list(sides)
+                sides.clear()
+                for name in names:
+                    clear(device)
+                    rows[name] = self._learnt(rows[name], next(way for way in ways if way.name == name))
+        return list(rows.values())
+
+    def _tell(self, what: str) -> None:
+        if self._observer is not None:
+            self._observer.step(f"{self._case.name}, {self._precision.name}: {what}")
+
+    def _checked(self, way: Way, check: Check) -> tuple[TranslationRecord, Side | None]:
+        """Return what is known before timing, and the side to time when it agrees."""
+        row, device = self.blank(way), self._settings.device
+        try:
+            before = allocated(device)
+            side = check.side(way)
+            finding = check.finding(side)
+            replays = device.type == "cuda"
+            peaks: dict[str, int] = {}
+            if finding.agrees and replays:
+                torch.cuda.reset_peak_memory_stats(device)
+                replayed = check.finding(side, replayed=True)
+                peaks[GRAPH] = torch.cuda.max_memory_allocated(device) - before
+                finding = max(finding, replayed, key=lambda each: each.error / each.allowed)
+            row = dataclasses.replace(row, note=f"{finding}.", error=finding.error, allowed=finding.allowed)
+            if not finding.agrees:
+                return dataclasses.replace(row, status=WRONG), None
+            if side.refusal:
+                row = dataclasses.replace(row, note=f"{row.note} No CUDA graph: {side.refusal}.")
+            if self._case.dropout:
+                del side
+                clear(device)
+                side = Side(way, self._case, self._precision, check.batches, check.start)
+                if replays:
+                    side.record()
+            if replays:
+                peaks = {EAGER: step_peak(side, device) - before} | peaks
+                row = dataclasses.replace(row, peak_bytes=peaks, parts=step_parts(side, device, before))
+            return row, side
+        except KernelRefused as refusal:
+            return dataclasses.replace(row, status=REFUSED, note=_reason(refusal)), None
+        except (RuntimeError, GatewiseError) as error:  # as above
+            return dataclasses.replace(row, status=FAILED, note=_first_line(error)), None
+
+    def _time(self, rows: dict[str, TranslationRecord], sides: Mapping[str, Side]) -> None:
+        settings = self._settings
+        functions: dict[str, Callable[[], object]] = {}
+        keys: dict[str, tuple[str, str]] = {}
+        for name, side in sides.items():
+            for how, function in _steps(side, settings.device).items():
+                functions[f"{name} {how}"], keys[f"{name} {how}"] = function, (name, how)
+        samples: dict[str, list[float]] = {name: [] for name in functions}
+        began = time.perf_counter()
+        try:
+            for name, seconds in sample_in_turn(
+                functions, device=settings.device, runs=1000, warmups=2, calls=settings.calls
+            ):
+                samples[name].append(seconds)
+                whole = name == next(reversed(functions)) and len(samples[name]) >= settings.least
+                if whole and time.perf_counter() - began >= settings.seconds:
+                    break
+        except (RuntimeError, GatewiseError) as error:
+            for name in sides:
+                rows[name] = dataclasses.replace(rows[name], status=FAILED, note=_first_line(error))
+            return
+        for name in sides:
+            times = {how: _short(Timing.of(samples[key])) for key, (whose, how) in keys.items() if whose == name}
+            rows[name] = dataclasses.replace(rows[name], status=MEASURED, times=times)
+
+    def _learnt(self, row: TranslationRecord, way: Way) -> TranslationRecord:
+        """Add how long it takes to come to the loss, from weights as a model starts with."""
+        settings, device = self._settings, self._settings.device
+        loss = settings.loss
+        assert loss is not None
+        batches = sentences.draw(self._case, 64, device)
+        start = starting_weights(self._case, device)
+        seconds, steps = {}, {}
+        for how in row.times:
+            try:
+                side = Side(way, self._case, self._precision, batches, start)
+                side.evidence(replayed=how == GRAPH)  # libraries and graph are ready, the weights still at their start
+                found = seconds_to_loss(_steps(side, device)[how], loss, settings.most_steps, device)
+            except RuntimeError as error:  # as above
+                row = dataclasses.replace(row, note=f"{row.note} Training, {how}: {_first_line(error)}.")
+                continue
+            if found is not None:
+                seconds[how], steps[how] = found
+        return dataclasses.replace(row, loss=loss, seconds_to_loss=seconds, steps_to_loss=steps)
+
+
+def _steps(side: Side, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+    """Return how a side can train."""
+    if device.type != "cuda" or side.refusal:
+        return {EAGER: side.launch}
+    return {EAGER: side.launch, GRAPH: side.replay}
+
+
+def _short(timing: Timing) -> Timing:
+    # More digits than were measured would only make the record long.
+    median, q20, q80 = (float(f"{value:.5g}") for value in (timing.median, timing.q20, timing.q80))
+    return Timing(median, q20, q80, timing.runs)
+
+
+def _reason(refusal: KernelRefused) -> str:
+    """Return the first reason in a printed decision: what stands behind the first dash."""
+    lines = str(refusal).splitlines()
+    first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("- ")), None)
+    if first is None:
+        return _first_line(refusal)
+    indent = lines[first].index("- ") + 2
+    more = itertools.takewhile(lambda line: line.startswith(" " * indent), lines[first + 1 :])
+    return " ".join([lines[first].strip(" -"), *(line.strip() for line in more)])
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    # Graphs are captured on the current device.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        yield

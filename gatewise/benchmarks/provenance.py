@@ -1,0 +1,28 @@
+"""Where the figures of a report come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gatewise.benchmarks.record import Run
+from gatewise.contract.decision import format_cudnn
+
+
+def provenance(runs: Sequence[Run]) -> str:
+    """Say in a sentence or two on what device, with what versions, when and at which commits runs were made.
+
+    Args:
+        runs: Of each record of a report, oldest first.
+    """
+    run = runs[-1]
+    versions = [f"PyTorch {run.torch}", f"gatewise {run.gatewise}"]
+    versions += [f"CUDA {run.cuda}"] if run.driver else []
+    versions += [f"cuDNN {format_cudnn(run.cudnn)}"] if run.cudnn else []
+    versions += [f"driver {run.driver}"] if run.driver else []
+    dates = sorted({each.date[:10] for each in runs})
+    commits = dict.fromkeys(
+        f"{each.commit[:10]}{' with changes' if each.dirty else ''}" for each in runs if each.commit
+    )
+    parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((dates[0], dates[-1])))]
+    parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
+    return f"{'; '.join(parts)}. Medians of samples taken in turn."

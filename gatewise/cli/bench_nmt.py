@@ -1,0 +1,139 @@
+"""`gatewise bench nmt`: training translation with attention, beside plain PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from gatewise.benchmarks import precision, record
+from gatewise.benchmarks.nmt import picture, report, table
+from gatewise.benchmarks.nmt import record as nmt_record
+from gatewise.benchmarks.nmt.cases import CASES, QUICK_CASES, TINY_CASES, TranslationCase
+from gatewise.benchmarks.nmt.ways import Way, ways
+from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
+from gatewise.contract.errors import ArgumentError, sentence
+
+# Each line is a paragraph of its own; typer would run single line breaks together.
+EXAMPLES = """
+Examples:
+
+gatewise bench nmt --quick
+
+gatewise bench nmt --case iwslt-50-50-128 --dtype tf32 --plot nmt
+
+gatewise bench nmt --way plain --way fused --budget 16
+
+gatewise bench nmt --loss 0 --budget 0
+"""
+
+
+def bench_translation(
+    case: Annotated[list[str] | None, typer.Option(help="Name of a case; repeatable. Default: all.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"One of {', '.join(table.TRANSLATION_PRECISIONS)}; repeatable. tf32 and fp32 are float32 with and "
+            "without TF32, bf16 is autocast. Default: all, on a CPU fp32."
+        ),
+    ] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="Only ways with this in their name; repeatable. Plain PyTorch always runs.")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="GB that the largest batch of the first case is to fit; 0 leaves it out. Default: 8, with --quick and "
+            "on a CPU 0.",
+        ),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Nats a token that training on the first case is to come to; 0 leaves it out. Default: 6, with "
+            "--quick 0.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One case in TF32, on a CPU tiny ones: a trial, not a figure.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Of samples for each table. Default: 5, with --quick 2, on a CPU 0.2.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw memory by part, and throughput by batch: PREFIX.png and PREFIX.svg.")
+    ] = None,
+    results: Results = record.RESULTS,
+) -> None:
+    """Train translation with attention beside plain PyTorch.
+
+    Each row trains the same LSTM encoder-decoder from the same weights:
+    throughput of a whole step (forward, loss, backward, clip, Adam), launched
+    and replayed as a CUDA graph; peak memory and its parts; seconds to a loss;
+    the largest batch that fits a budget. Before that, loss and gradients are
+    held against float64; a row that does not agree turns red and gets no speed.
+
+    Each record is written as soon as its table is made, so a run can be split
+    by --case or --dtype, or interrupted.
+    """
+    where = device_named(device)
+    on_gpu = where.type == "cuda"
+    benchmark = nmt_record.QUICK_BENCHMARK if quick else nmt_record.BENCHMARK
+    names = dtype or (["tf32"] if quick and on_gpu else [])
+    gigabytes = (8.0 if on_gpu and not quick else 0.0) if budget is None else budget
+    if gigabytes and not on_gpu:
+        raise ArgumentError(sentence("--budget", "0 on a CPU, whose memory PyTorch does not count", f"{gigabytes:g}"))
+    aim = (0.0 if quick else _LOSS) if loss is None else loss
+    settings = table.Settings(
+        benchmark=benchmark,
+        cases=_cases(case or [], quick, where),
+        precisions=tuple(precision.chosen(names, where, table.TRANSLATION_PRECISIONS)),
+        ways=_ways(way or []),
+        device=where,
+        seconds=seconds if seconds is not None else (2.0 if quick else 5.0) if on_gpu else 0.2,
+        calls=3 if on_gpu else 1,
+        budget=round(1e9 * gigabytes) or None,
+        loss=aim or None,
+    )
+    path = record.path_of(results, benchmark)
+    record.check_writable(results)
+    with progress_bar() as progress:
+        outcome = table.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
+    console = Console()
+    console.print(report.on_screen(outcome.records))
+    if outcome.records:
+        console.print(f"[dim]Recorded in {path}[/]")
+    if plot is not None and picture.drawable(outcome.records):
+        files = picture.draw(outcome.records, plot)
+        console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
+    finish(outcome.interrupted, outcome.records)
+
+
+_LOSS = 6.0
+
+
+def _cases(names: list[str], quick: bool, device: torch.device) -> tuple[TranslationCase, ...]:
+    offered = (QUICK_CASES if device.type == "cuda" else TINY_CASES) if quick else CASES
+    known = {case.name: case for case in offered}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(sentence("--case", f"one of {', '.join(known)}", repr(name)))
+    return tuple(case for case in offered if not names or case.name in names)
+
+
+def _ways(parts: list[str]) -> tuple[Way, ...]:
+    known = ways()
+    for part in parts:
+        if not any(part.lower() in way.name.lower() for way in known):
+            names = ", ".join(way.name for way in known)
+            raise ArgumentError(sentence("--way", f"part of one of: {names}", repr(part)))
+    return tuple(
+        way for way in known if way.plain or not parts or any(part.lower() in way.name.lower() for part in parts)
+    )
