@@ -50,6 +50,8 @@ class _Recompute:
             bytes_moved=work.bytes_moved * count,
             launches=work.launches * stretches,
             operators=work.operators * stretches,
+            # The map that is replayed lives while the adjoint makes its own.
+            workspace_bytes=work.workspace_bytes + one.map_bytes * (1 + one.layer_norm) * problem.needs_grad,
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:

@@ -33,7 +33,7 @@ def forward_work(problem: Problem) -> Work:
         bytes_moved=passes * problem.map_bytes + (8 * problem.pairs + outputs) * problem.dtype.itemsize,
         launches=FORWARD_OPERATORS,
         operators=FORWARD_OPERATORS,
-        workspace_bytes=problem.map_bytes * (1 + problem.layer_norm),
+        workspace_bytes=problem.map_bytes * (1 + problem.layer_norm) + _masked_bytes(problem),
     )
 
 
@@ -46,8 +46,16 @@ def backward_work(problem: Problem) -> Work:
         bytes_moved=passes * problem.map_bytes + (12 * problem.pairs + sources) * problem.dtype.itemsize,
         launches=BACKWARD_OPERATORS,
         operators=BACKWARD_OPERATORS,
-        workspace_bytes=problem.map_bytes * (2 + problem.layer_norm),
+        workspace_bytes=problem.map_bytes * (2 + problem.layer_norm)
+        + _masked_bytes(problem)
+        + 4 * problem.pairs * plain.wide(problem.dtype).itemsize,
     )
+
+
+def _masked_bytes(problem: Problem) -> int:
+    """Return the bytes of keys and values with zeros beyond each length."""
+    source = problem.source * problem.batch * (problem.hidden_size + problem.value_size)
+    return source * problem.dtype.itemsize * problem.ragged
 
 
 class _Reference:
