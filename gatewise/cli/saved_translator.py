@@ -16,6 +16,8 @@ from gatewise.contract.errors import CheckpointError, CorpusError
 from gatewise.data import SentenceVocabulary, load_vocabularies, vocabularies_to_json
 from gatewise.data.sentences import BEGINNING, END, PADDING
 from gatewise.models import Search, Seq2Seq, Translation, translate
+from gatewise.models.greedy_search import GreedyGraphs
+from gatewise.training.graph import cuda_graphs
 from gatewise.training.snapshot import load_weights
 
 
@@ -27,11 +29,13 @@ class Translator:
         model: What translates.
         source: Vocabulary of the sentences.
         target: Vocabulary of the translations.
+        graphs: Recordings of greedy steps that `translate` may use and add to; None records nothing.
     """
 
     model: Seq2Seq
     source: SentenceVocabulary
     target: SentenceVocabulary
+    graphs: GreedyGraphs | None = None
 
     def search(self, beam_size: int = 1, length_penalty: float = 1.0, n_best: int = 1) -> Search:
         """Return how to look for translations with these vocabularies."""
@@ -59,7 +63,7 @@ class Translator:
             rows, order = order[:size], order[size:]
             source = torch.nn.utils.rnn.pad_sequence([encoded[row] for row in rows], padding_value=PADDING).to(device)
             lengths = torch.tensor([len(encoded[row]) for row in rows], device=device)
-            for row, each in zip(rows, translate(self.model, source, lengths, search), strict=True):
+            for row, each in zip(rows, translate(self.model, source, lengths, search, self.graphs), strict=True):
                 found[row] = each
         self.model.train(was_training)
         return found
@@ -111,4 +115,5 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
             f"{file} is not a translation model: {error}. Give a run folder of gatewise train nmt."
         ) from error
     load_weights(model, tensors)
-    return Translator(model.eval(), source, target)
+    graphs = GreedyGraphs(model, cuda_graphs()) if device.type == "cuda" else None
+    return Translator(model.eval(), source, target, graphs)

@@ -1,39 +1,197 @@
-"""The likeliest token at each step."""
+"""The likeliest token at each step, on a GPU as CUDA graphs of a few steps."""
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gatewise.models.search import LOOK, Decoder, Search, Translation, log_probabilities, longest_translations
 
+Work = Callable[[], None]
 
-def greedy_search(model: Decoder, source: Tensor, lengths: Tensor, search: Search) -> list[list[Translation]]:
+_MOST_SHAPES = 32
+_FEW = 64
+"""Up to so many sentences, their number is rounded up to a power of two; beyond, to a multiple of this."""
+
+
+class _Page(NamedTuple):
+    """What a batch of translations is written on; it stays where it is.
+
+    Attributes:
+        count: Steps done, int64 [].
+        tokens: What was written last, int64 [N].
+        ended: Whose translation has ended, bool [N].
+        total: Log-probability of each so far, float32 [N].
+        limits: Most tokens of each, the end included, int64 [N].
+        written: What was written at each step, int64 [T, N].
+        attention: Where each step looked, float32 [T, N, S].
+    """
+
+    count: Tensor
+    tokens: Tensor
+    ended: Tensor
+    total: Tensor
+    limits: Tensor
+    written: Tensor
+    attention: Tensor
+
+    @classmethod
+    def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Page:
+        """Return a page with room for the longest translation, and for the steps until somebody looks."""
+        most = int(longest_translations(torch.tensor(len(source)))) + LOOK
+        return cls(
+            count=lengths.new_zeros(()),
+            tokens=torch.full_like(lengths, search.beginning),
+            ended=torch.zeros_like(lengths, dtype=torch.bool),
+            total=torch.zeros_like(lengths, dtype=torch.float32),
+            limits=longest_translations(lengths),
+            written=torch.full((most, len(lengths)), search.end, device=lengths.device),
+            attention=torch.zeros(most, len(lengths), len(source), device=lengths.device),
+        )
+
+
+def greedy_search(
+    model: Decoder, source: Tensor, lengths: Tensor, search: Search, graphs: GreedyGraphs | None = None
+) -> list[list[Translation]]:
     """Take the likeliest token at each step; see `gatewise.models.translate`.
 
     Every few steps the host asks whether all translations have ended.
+
+    Args:
+        model: In evaluation mode.
+        source: int64 [S, B].
+        lengths: int64 [B].
+        search: What tokens begin and end a translation.
+        graphs: Graphs of this model's steps, to be replayed for batches of like shape.
     """
+    given = lengths
+    if graphs is not None:
+        source, lengths = graphs.padded(source, lengths)
     memory, state = model.encode(source, lengths)
-    limits = longest_translations(lengths)
-    tokens = torch.full_like(lengths, search.beginning)
-    ended = torch.zeros_like(lengths, dtype=torch.bool)
-    total = torch.zeros_like(lengths, dtype=torch.float32)
-    written, attentions = [], []
-    for count in range(1, int(limits.max()) + 1):
-        logits, state, attention = model.step(tokens, memory, state)
-        logs = log_probabilities(logits, limits <= count, search)
-        best, tokens = logs.max(-1)
-        total += best.masked_fill(ended, 0.0)
-        tokens = tokens.masked_fill(ended, search.end)
-        written.append(tokens)
-        attentions.append(attention.float())
-        ended = ended | (tokens == search.end)
-        if count % LOOK == 0 and ended.all():
-            break
-    rows, looks = torch.stack(written).t().tolist(), torch.stack(attentions, 1).cpu()
+    page = _Page.empty(source, lengths, search)
+    # The first step is done apart: the state after it has the dtypes of all later ones.
+    state = _write(model, memory, state, page, search)
+    steps = graphs.steps(memory, state, page, search) if graphs is not None else None
+    if steps is None:
+        while not page.ended.all():
+            for _ in range(LOOK):
+                state = _write(model, memory, state, page, search)
+    else:
+        page = steps.until_ended(memory, state, page)
+    return _translations(page, given, search)
+
+
+def _write(model: Decoder, memory: Any, state: Any, page: _Page, search: Search) -> Any:
+    """Do one step on the page, in place; return the next state."""
+    logits, state, attention = model.step(page.tokens, memory, state)
+    best, tokens = log_probabilities(logits, page.limits <= page.count + 1, search).max(-1)
+    page.total.add_(best.masked_fill(page.ended, 0.0))
+    tokens = tokens.masked_fill(page.ended, search.end)
+    page.written.index_copy_(0, page.count[None], tokens[None])
+    page.attention.index_copy_(0, page.count[None], attention.float()[None])
+    page.ended.logical_or_(tokens == search.end)
+    page.tokens.copy_(tokens)
+    page.count.add_(1)
+    return state
+
+
+def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Translation]]:
+    steps = int(page.count)
+    rows, looks = page.written[:steps].t().tolist(), page.attention[:steps].transpose(0, 1).cpu()
     found = []
-    for row, log_probability, look, length in zip(rows, total.tolist(), looks, lengths.tolist(), strict=True):
+    # A padded batch has more rows than there are sentences.
+    for row, log_probability, look, length in zip(rows, page.total.tolist(), looks, lengths.tolist(), strict=False):
         count = row.index(search.end)
         score = search.score(log_probability, count + 1)
         found.append([Translation(tuple(row[:count]), log_probability, score, look[: count + 1, :length].clone())])
     return found
+
+
+class GreedyGraphs:
+    """Recordings of a model's greedy steps, one for each shape of batch that comes again.
+
+    A recording repeats a few steps in one call, so that a step takes no longer than its kernels. Batches are padded to
+    few shapes: sentences to a multiple of an eighth of their length, their number to a power of two or a multiple of
+    64. Of many shapes, those that were used last are kept.
+
+    Args:
+        model: Its weights may change, but must stay where they are; so must all settings of arithmetic.
+        capture: Records a function without doing it and returns what repeats it, as
+            `gatewise.training.graph.cuda_graphs` makes it.
+
+    Attributes:
+        refusal: Why a recording failed, after which none is tried; otherwise empty.
+    """
+
+    def __init__(self, model: Decoder, capture: Callable[[Work], Work]) -> None:
+        self._model, self._capture = model, capture
+        self._known: collections.OrderedDict[tuple[Any, ...], _Recorded | None] = collections.OrderedDict()
+        self.refusal = ""
+
+    def padded(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch with more steps, and more sentences of one token, in one of few shapes."""
+        steps, rows = source.shape
+        unit = 1 << max(0, steps.bit_length() - 4)
+        more_steps = -steps % unit
+        more_rows = (1 << (rows - 1).bit_length()) - rows if rows < _FEW else -rows % _FEW
+        return functional.pad(source, (0, more_rows, 0, more_steps)), functional.pad(lengths, (0, more_rows), value=1)
+
+    def steps(self, memory: Any, state: Any, page: _Page, search: Search) -> _Recorded | None:
+        """Return the recording for a batch; None for a shape that is new, or cannot be recorded."""
+        key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(page), search)
+        if key not in self._known:
+            # The first time libraries and caches get ready.
+            self._known[key] = None
+        elif self._known[key] is None and not self.refusal:
+            try:
+                self._known[key] = _Recorded(self._model, self._capture, memory, state, page, search)
+            except RuntimeError as error:
+                self.refusal = next(iter(str(error).splitlines()), type(error).__name__)
+        self._known.move_to_end(key)
+        while len(self._known) > _MOST_SHAPES:
+            self._known.popitem(last=False)
+        return self._known[key]
+
+
+class _Recorded:
+    """A few recorded steps, with the tensors that they read and write."""
+
+    def __init__(
+        self, model: Decoder, capture: Callable[[Work], Work], memory: Any, state: Any, page: _Page, search: Search
+    ) -> None:
+        self._memory = type(memory)(*map(torch.clone, memory))
+        self._state = type(state)(*map(torch.clone, state))
+        self._page = _Page(*map(torch.clone, page))
+
+        def work() -> None:
+            after = self._state
+            # Weights that autocast has converted must not be kept: they may change before the next replay.
+            with torch.autocast(page.total.device.type, _autocast_dtype(page), bool(_autocast_dtype(page)), False):
+                for _ in range(LOOK):
+                    after = _write(model, self._memory, after, self._page, search)
+            _copy(after, self._state)
+
+        self._replay = capture(work)
+
+    def until_ended(self, memory: Any, state: Any, page: _Page) -> _Page:
+        """Go on until all translations have ended; what is returned is overwritten by the next batch."""
+        for source, target in ((memory, self._memory), (state, self._state), (page, self._page)):
+            _copy(source, target)
+        while not self._page.ended.all():
+            self._replay()
+        return self._page
+
+
+def _copy(sources: Any, targets: Any) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+def _autocast_dtype(page: _Page) -> torch.dtype | None:
+    device = page.total.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

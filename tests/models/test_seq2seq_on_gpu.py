@@ -8,6 +8,8 @@ from echo_model import Diary, train
 
 from gatewise.data import PairBatches
 from gatewise.models import Search, Seq2Seq, translate
+from gatewise.models.greedy_search import GreedyGraphs
+from gatewise.training.graph import cuda_graphs
 from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
 
@@ -60,6 +62,42 @@ def test_translations_are_those_of_the_cpu(beams, feeding):
         assert [each.tokens for each in one] == [each.tokens for each in other]
         for left, right in zip(one, other, strict=True):
             torch.testing.assert_close(left.attention, right.attention, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+def test_replayed_steps_translate_as_steps_do(feeding):
+    ours = model("cuda", torch.float32, input_feeding=feeding).eval()
+    graphs = GreedyGraphs(ours, cuda_graphs())
+    each, search = batch("cuda"), Search(1, 2, (0, 1))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(3)
+    for change in range(4):
+        with torch.no_grad():
+            ours.output.bias.add_(0.3 * change * torch.linspace(-1, 1, 50, device="cuda"))
+        source = each.source.roll(change, 1)
+        lengths = each.source_lengths.roll(change)
+        with torch.autocast("cuda", torch.bfloat16, enabled=False):
+            found = translate(ours, source, lengths, search, graphs)
+            wanted = translate(ours, source, lengths, search)
+        assert [one.tokens for (one,) in found] == [one.tokens for (one,) in wanted]
+    assert not graphs.refusal
+    assert sum(recorded is not None for recorded in graphs._known.values()) == 1
+
+
+def test_weights_that_autocast_converts_are_read_at_every_replay():
+    ours = model("cuda", torch.float32).eval()
+    graphs = GreedyGraphs(ours, cuda_graphs())
+    each, search = batch("cuda"), Search(1, 2, (0, 1))
+    with torch.autocast("cuda", torch.bfloat16):
+        for token in (10, 20, 30, 40):
+            with torch.no_grad():
+                ours.output.weight.zero_()
+                ours.output.bias.zero_()
+                ours.output.bias[token] = 1.0
+            found = translate(ours, each.source, each.source_lengths, search, graphs)
+            assert {token for (one,) in found for token in one.tokens} == {token}
+    assert not graphs.refusal
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

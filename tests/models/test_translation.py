@@ -7,10 +7,12 @@ import itertools
 import pytest
 import torch
 
+import gatewise.models.greedy_search
 import gatewise.models.search
 from gatewise.contract.errors import ArgumentError
 from gatewise.models import Search, Seq2Seq, translate
 from gatewise.models.beam_search import beam_search
+from gatewise.models.greedy_search import GreedyGraphs
 
 PADDING, BEGINNING, END, SIZE = 0, 1, 2, 6
 
@@ -212,3 +214,69 @@ def test_sentences_that_are_settled_leave_the_batch():
     beam_search(Spy(), source, lengths, search(2))
     assert rows[:12] == [8] * 12  # a sentence of one token may have 12
     assert rows[12:] == [2] * (2 * 20 + 10 - 12)
+
+
+class Recorder:
+    """Repeats work by doing it again; counts."""
+
+    def __init__(self, refuses=""):
+        self.refuses, self.records, self.replays = refuses, 0, 0
+
+    def __call__(self, work):
+        self.records += 1
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+
+        def replay():
+            self.replays += 1
+            work()
+
+        return replay
+
+
+def same_translations(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert [each.tokens for each in one] == [each.tokens for each in other]
+        for left, right in zip(one, other, strict=True):
+            assert left.score == pytest.approx(right.score, rel=1e-6)
+            torch.testing.assert_close(left.attention, right.attention)
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("lengths", [(3, 1, 5), (17, 2, 9, 1, 1), (1,)], ids=str)
+def test_recorded_steps_translate_as_steps_do(feeding, lengths):
+    ours, recorder = model(1, input_feeding=feeding), Recorder()
+    graphs = GreedyGraphs(ours, recorder)
+    for turn in range(4):
+        source, counts = sentences(*lengths)
+        source = source.roll(turn, 1) if turn % 2 else source  # other sentences of the same lengths
+        source[:, turn % len(lengths)] = source[:, turn % len(lengths)].flip(0).clamp(min=3)
+        if turn == 3:
+            with torch.no_grad():
+                ours.output.bias.add_(torch.linspace(-1, 1, SIZE, dtype=torch.float64))
+        same_translations(translate(ours, source, counts, search(), graphs), translate(ours, source, counts, search()))
+    assert recorder.records == 1
+    assert recorder.replays >= 3  # the first time steps are done one by one
+
+
+def test_few_shapes_are_recorded_and_those_of_long_ago_forgotten(monkeypatch):
+    ours, recorder = model(1), Recorder()
+    graphs = GreedyGraphs(ours, recorder)
+    for rows in (5, 6, 7, 8, 5, 65, 100, 128):
+        source, lengths = sentences(*[3] * rows)
+        assert len(translate(ours, source, lengths, search(), graphs)) == rows
+    assert recorder.records == 2
+    monkeypatch.setattr(gatewise.models.greedy_search, "_MOST_SHAPES", 1)
+    for length in (2, 3, 2, 3):
+        translate(ours, *sentences(length), search(), graphs)
+    assert recorder.records == 2
+
+
+def test_steps_that_cannot_be_recorded_are_done_one_by_one():
+    ours, recorder = model(1), Recorder(refuses="operation not permitted\nwhen stream is capturing")
+    graphs = GreedyGraphs(ours, recorder)
+    source, lengths = sentences(3, 1, 5)
+    wanted = translate(ours, source, lengths, search())
+    for _ in range(4):
+        same_translations(translate(ours, source, lengths, search(), graphs), wanted)
+    assert (recorder.records, graphs.refusal) == (1, "operation not permitted")
