@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, seq2seq_name
+from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
 
 Errors = dict[str, float]
 
-# Elements of attention's feature maps that the float64 truth keeps at once.
+# Elements of attention's feature maps that are kept at once.
 _MAP = 2**28
 
 
@@ -50,30 +51,39 @@ class Finding:
         return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}"
 
 
-def truth(case: TranslationCase, batch: PairBatch, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compute the loss of a batch and its clipped gradient in float64 with the plain program, some rows at a time.
+def plain_result(
+    case: TranslationCase, batch: PairBatch, start: Mapping[str, Tensor], precision: Precision
+) -> dict[str, Tensor]:
+    """Compute the loss of a batch and its clipped gradient with the plain program, some rows at a time.
+
+    In float64 this is the truth; in another precision, how well plain PyTorch does.
 
     Args:
         case: Sizes; without dropout.
         batch: What to compute on; its sentences all have the same length.
         start: Weights, by the names of `Seq2Seq`.
+        precision: In which.
     """
-    model = PlainSeq2Seq(case).to(batch.source.device, torch.float64).train()
+    device = batch.source.device
+    model = PlainSeq2Seq(case).to(device, precision.dtype).train()
     model.load(start)
-    loss = torch.zeros((), dtype=torch.float64, device=batch.source.device)
+    loss = torch.zeros((), dtype=precision.dtype, device=device)
     rows = max(1, _MAP // (case.source * case.target * case.hidden_size))
-    for first in range(0, case.batch, rows):
-        piece = _rows(batch, slice(first, first + rows))
-        part = model(piece) * (piece.source.shape[1] / case.batch)
-        part.backward()
-        loss += part.detach()
+    with precision.applied():
+        for first in range(0, case.batch, rows):
+            piece = _rows(batch, slice(first, first + rows))
+            with precision.autocasting(device):
+                part = model(piece) * (piece.source.shape[1] / case.batch)
+            part.backward()
+            loss += part.detach()
     nn.utils.clip_grad_norm_(model.parameters(), case.clip)
-    gradients = {
-        f"gradient of {seq2seq_name(name)}": weight.grad
-        for name, weight in model.named_parameters()
-        if weight.grad is not None
-    }
+    gradients = {f"gradient of {seq2seq_name(name)}": gradient_of(weight) for name, weight in model.named_parameters()}
     return {"loss": loss, **gradients}
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """Return a copy of a weight's gradient; one that was forgotten is wrong, as one that is not a number."""
+    return torch.full_like(weight, torch.nan, requires_grad=False) if weight.grad is None else weight.grad.clone()
 
 
 def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
@@ -105,7 +115,8 @@ def nudge(start: Mapping[str, Tensor], rounding: float, seed: int = 1) -> dict[s
 def finding(found: Errors, allowed: Errors) -> Finding:
     """Return the worst of one way's errors."""
     # A NaN compares false with everything: left to `max`, it would get lost.
-    shares = {name: math.inf if math.isnan(error) else error / allowed[name] for name, error in found.items()}
+    shares = {name: error / allowed[name] for name, error in found.items()}
+    shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     worst = max(shares, key=lambda name: shares[name])
     return Finding(worst, found[worst], allowed[worst])
 

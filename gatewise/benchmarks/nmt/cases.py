@@ -42,7 +42,7 @@ class TranslationCase:
     tied: bool = False
     dropout: float = 0.0
     label_smoothing: float = 0.0
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     clip: float = 1.0
 
     def of_batch(self, batch: int) -> TranslationCase:

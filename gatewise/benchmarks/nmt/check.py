@@ -11,7 +11,7 @@ from torch import Tensor
 from gatewise.benchmarks.nmt import agreement, sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import PLAIN, Way, awake, starting_weights
+from gatewise.benchmarks.nmt.ways import Way, awake, starting_weights
 from gatewise.benchmarks.precision import FLOAT64, Precision
 
 _BATCHES = 4  # distinct batches, used in turn
@@ -36,12 +36,14 @@ class Check:
         self.batches = sentences.draw(case, _BATCHES, device)
         self.start = awake(starting_weights(case, device))
         moved = agreement.nudge(self.start, precision.rounding)
-        self._truth = self._exact(self.start)
-        exact = self._exact(moved)
-        nudged = agreement.errors(exact, self._truth)
+        self._truth, exact = (self._plain(start, FLOAT64) for start in (self.start, moved))
         # By luck, one result in the same precision can be right: the worse of two is the yardstick.
-        errors = agreement.errors(self._plain(self.start), self._truth), agreement.errors(self._plain(moved), exact)
+        errors = (
+            agreement.errors(self._plain(self.start, precision), self._truth),
+            agreement.errors(self._plain(moved, precision), exact),
+        )
         yardstick = {name: max(each[name] for each in errors) for name in self._truth}
+        nudged = agreement.errors(exact, self._truth)
         self._allowed = agreement.allowance(yardstick, nudged, precision.rounding)
 
     def side(self, way: Way) -> Side:
@@ -52,9 +54,5 @@ class Check:
         """Return the worst error of a step of a side."""
         return agreement.finding(agreement.errors(side.evidence(replayed), self._truth), self._allowed)
 
-    def _exact(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with FLOAT64.applied():
-            return agreement.truth(self._case, self.batches[0], start)
-
-    def _plain(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return Side(PLAIN, self._case, self._precision, self.batches, start).evidence()
+    def _plain(self, start: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:
+        return agreement.plain_result(self._case, self.batches[0], start, precision)

@@ -85,8 +85,8 @@ class PlainSeq2Seq(nn.Module):
         y, (final, _) = self.encoder[0](x)
         final = torch.cat([final[0], final[1]], -1)
         for layer in self.encoder[1:]:
-            between = self.dropout(y.data)
-            y, (states, _) = layer(y._replace(data=between) if self.packed else between)
+            between = y._replace(data=self.dropout(y.data)) if self.packed else self.dropout(y)
+            y, (states, _) = layer(between)
             final = states[-1]
         values = (pad_packed_sequence(y)[0] if self.packed else y).transpose(0, 1).contiguous()
         beyond = torch.arange(len(source), device=source.device) >= lengths[:, None]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from gatewise.benchmarks.nmt.agreement import gradient_of
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, seq2seq_name
 from gatewise.benchmarks.nmt.ways import Way, new_model
@@ -104,7 +105,7 @@ class Side:
                 step = self._replayed
             loss, _ = step(self._first, None)
             found = {"loss": loss.detach().clone()}
-            found |= {f"gradient of {name}": _gradient(weight) for name, weight in self._weights.items()}
+            found |= {f"gradient of {name}": gradient_of(weight) for name, weight in self._weights.items()}
         self.forget()
         return found
 
@@ -139,8 +140,3 @@ class _Loss(nn.Module):
 
     def forward(self, batch: PairBatch, state: None) -> tuple[Tensor, None]:
         return self.model.loss(batch, state)
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    # A gradient that was forgotten is wrong, as one that is not a number.
-    return torch.full_like(weight, torch.nan, requires_grad=False) if weight.grad is None else weight.grad.clone()

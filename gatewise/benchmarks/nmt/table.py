@@ -126,7 +126,8 @@ def _largest(settings: Settings, precision: Precision, about: Run, observer: Obs
         except (RuntimeError, GatewiseError) as error:  # as below
             status, note = FAILED, _first_line(error)
         found = dataclasses.replace(case, name=name, batch=batch or 0)
-        cell = _Cell(dataclasses.replace(settings, loss=None), found, precision, about, None)
+        alone = dataclasses.replace(settings, loss=None, seconds=settings.seconds / len(settings.ways))
+        cell = _Cell(alone, found, precision, about, None)
         rows = cell.rows([way]) if batch else [dataclasses.replace(cell.blank(way), status=status, note=note)]
         yield from (dataclasses.replace(row, budget_bytes=budget) for row in rows)
 

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gatewise.benchmarks.nmt.cases import TINY_CASES, TranslationCase
+from gatewise.benchmarks.nmt.record import TranslationRecord
+from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS, Settings
+from gatewise.benchmarks.nmt.ways import Way
+from gatewise.benchmarks.record import Run
+from gatewise.selection.timing import Timing
+
+CPU = torch.device("cpu")
+RUN = Run(
+    date="2026-01-02T03:04:05+00:00",
+    command="gatewise bench nmt",
+    device="NVIDIA H200",
+    driver="570.1",
+    python="3.12.1",
+    torch="2.9.0",
+    cuda="12.8",
+    cudnn=91900,
+    gatewise="0.1.0",
+    commit="0123456789abcdef",
+    dirty=False,
+)
+
+
+class Silent:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.announced = 0
+        self.steps: list[str] = []
+
+    def begin(self, table: str, steps: int) -> None:
+        self.announced += steps
+
+    def step(self, doing: str) -> None:
+        self.steps.append(doing)
+
+
+@pytest.fixture
+def observer() -> Silent:
+    return Silent()
+
+
+@pytest.fixture(params=TINY_CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> TranslationCase:
+    """Every tiny case, without dropout: two ways never drop the same."""
+    return dataclasses.replace(request.param, dropout=0.0)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(
+        benchmark="nmt",
+        cases=TINY_CASES[:1],
+        precisions=(TRANSLATION_PRECISIONS["fp32"],),
+        ways=(Way("plain PyTorch"), Way("reference, gatewise", "reference", "gatewise")),
+        device=CPU,
+        seconds=0.0,
+        least=2,
+        calls=1,
+    )
+
+
+@pytest.fixture
+def plain() -> TranslationRecord:
+    """A measured row of plain PyTorch that others are made from."""
+    return TranslationRecord(
+        benchmark="nmt",
+        case="iwslt-50-50-128",
+        settings=dataclasses.asdict(TINY_CASES[0]) | {"batch": 128, "source": 50, "target": 50},
+        dtype="tf32",
+        way="plain PyTorch",
+        attention="",
+        lstm="nn.LSTM",
+        status="measured",
+        note="loss is within.",
+        run=RUN,
+        times={"eager": Timing(0.05, 0.049, 0.052, 5), "graph": Timing(0.025, 0.025, 0.025, 5)},
+        peak_bytes={"eager": 3_500_000_000, "graph": 3_600_000_000},
+        parts={
+            "attention": 2_000_000_000,
+            "LSTM": 400_000_000,
+            "output": 500_000_000,
+            "other": 50_000_000,
+            "backward": 150_000_000,
+            "weights": 400_000_000,
+        },
+        loss=6.0,
+        seconds_to_loss={"eager": 5.0, "graph": 2.5},
+        steps_to_loss={"eager": 100, "graph": 100},
+        error=1e-4,
+        allowed=2e-3,
+    )
+
+
+@pytest.fixture
+def ours(plain: TranslationRecord) -> TranslationRecord:
+    return dataclasses.replace(
+        plain,
+        way="fused, gatewise",
+        attention="fused",
+        lstm="gatewise",
+        times={"eager": Timing(0.04, 0.04, 0.04, 5), "graph": Timing(0.008, 0.008, 0.008, 5)},
+        peak_bytes={"eager": 1_000_000_000, "graph": 1_000_000_000},
+        parts=plain.parts | {"attention": 50_000_000, "backward": 0},
+        seconds_to_loss={"eager": 4.0, "graph": 0.8},
+    )

@@ -1,0 +1,112 @@
+"""What lies at the peak is given to the part whose line asked for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gatewise.benchmarks.nmt import memory
+from gatewise.benchmarks.nmt.cases import IWSLT
+from gatewise.benchmarks.nmt.largest import MULTIPLE, largest_batch
+from gatewise.benchmarks.nmt.memory import parts_at_peak
+
+
+def frame(filename: str, name: str = "forward") -> dict:
+    return {"filename": filename, "name": name, "line": 1}
+
+
+INSIDE = [frame("/x/torch/nn/functional.py", "linear"), frame("/x/gatewise/attention/plain.py"), frame("/x/main.py")]
+RNN = [frame("/x/torch/nn/modules/rnn.py"), frame("/x/gatewise/benchmarks/nmt/rival.py", "read")]
+LOSS = [frame("/x/torch/nn/modules/linear.py"), frame("/x/gatewise/benchmarks/nmt/rival.py", "loss")]
+AUTOGRAD = [frame("/x/torch/autograd/graph.py", "_engine_run_backward"), frame("/x/gatewise/training/step.py")]
+
+
+def test_the_largest_moment_by_part() -> None:
+    events = [
+        {"action": "segment_alloc", "addr": 0, "size": 10**9},
+        {"action": "alloc", "addr": 1, "size": 40, "frames": INSIDE},
+        {"action": "alloc", "addr": 2, "size": 30, "frames": RNN},
+        {"action": "alloc", "addr": 3, "size": 20, "frames": LOSS},
+        {"action": "free_requested", "addr": 1, "size": 40, "frames": []},
+        {"action": "free_completed", "addr": 1, "size": 40, "frames": []},
+        {"action": "alloc", "addr": 1, "size": 50, "frames": AUTOGRAD},
+        {"action": "free_completed", "addr": 2, "size": 30, "frames": []},
+        {"action": "alloc", "addr": 4, "size": 25, "frames": []},
+    ]
+    expected = {"attention": 0, "LSTM": 30, "output": 20, "other": 0, "backward": 50, "weights": 7}
+    assert parts_at_peak(events, before=7) == expected
+
+
+def test_what_was_there_before_can_be_released() -> None:
+    events = [
+        {"action": "free_completed", "addr": 9, "size": 5, "frames": []},
+        {"action": "alloc", "addr": 1, "size": 6, "frames": INSIDE},
+    ]
+    parts = parts_at_peak(events, before=7)
+    assert (parts["weights"], parts["attention"]) == (2, 6)
+    assert parts_at_peak(events[:1], before=7)["weights"] == 7
+
+
+@pytest.mark.parametrize(
+    ("frames", "part"),
+    [
+        (INSIDE, "attention"),
+        ([frame("/x/gatewise/benchmarks/nmt/rival_attention.py"), frame("/x/nmt/rival.py", "loss")], "attention"),
+        ([frame("/x/gatewise/kernels/cudnn/kernel.py"), frame("/x/gatewise/attention/plain.py")], "LSTM"),
+        ([frame("/x/gatewise/models/softmax.py"), frame("/x/gatewise/models/seq2seq.py", "loss")], "output"),
+        ([frame("/x/gatewise/models/widening.py"), frame("/x/gatewise/models/chunked_softmax.py")], "output"),
+        ([frame("/x/gatewise/attention/steps.py"), frame("/x/gatewise/feeding/forward_loop.py", "run")], "attention"),
+        ([frame("/x/gatewise/feeding/forward_loop.py", "run"), frame("/x/gatewise/models/seq2seq.py")], "LSTM"),
+        ([frame("/x/gatewise/models/seq2seq.py", "_attended")], "other"),
+        ([frame("/x/gatewise/benchmarks/nmt/rival.py", "write")], "other"),
+        (AUTOGRAD, "backward"),
+        ([], "backward"),
+    ],
+)
+def test_the_innermost_line_decides(frames: list[dict], part: str) -> None:
+    assert memory.part_of(frames) == part
+
+
+def test_there_is_no_count_on_a_cpu() -> None:
+    assert memory.parts_of_step(lambda: None, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("budget", [999, 1000, 1740, 5000, 12_345])
+def test_the_largest_batch_fits_and_the_next_does_not(budget: int) -> None:
+    measured = []
+
+    def peak(batch: int) -> int:
+        measured.append(batch)
+        return round(360 + 10 * batch + 0.01 * batch**1.5)  # a little worse than a straight line
+
+    batch = largest_batch(peak, budget)
+    if peak(64) > budget:
+        assert batch is None
+    else:
+        assert batch is not None
+        assert batch % MULTIPLE == 0
+        assert peak(batch) <= budget < peak(batch + MULTIPLE)
+        assert len(set(measured)) <= 7
+
+
+def test_no_more_than_the_most() -> None:
+    assert largest_batch(lambda batch: batch, 10**9, most=256) == 256
+
+
+@pytest.mark.gpu
+def test_the_parts_of_a_real_step() -> None:
+    from gatewise.benchmarks.nmt.peaks import step_parts, step_peak
+    from gatewise.benchmarks.nmt.sentences import draw
+    from gatewise.benchmarks.nmt.side import Side
+    from gatewise.benchmarks.nmt.ways import PLAIN, starting_weights
+    from gatewise.benchmarks.precision import PRECISIONS
+
+    device, case = torch.device("cuda"), IWSLT.of_batch(32)
+    before = torch.cuda.memory_allocated(device)
+    side = Side(PLAIN, case, PRECISIONS["tf32"], draw(case, 1, device), starting_weights(case, device))
+    peak = step_peak(side, device) - before
+    parts = step_parts(side, device, before)
+    assert sum(parts.values()) == pytest.approx(peak, rel=0.01)
+    maps = case.source * case.target * case.batch * case.hidden_size * 4
+    assert maps <= parts["attention"] <= 4 * maps
+    assert all(parts[part] > 0 for part in ("LSTM", "output", "other", "weights"))
