@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
 from gatewise.models.softmax import product_dtype
 from gatewise.models.widening import copied, is_aligned, widened
 
@@ -92,7 +93,8 @@ class _WeightedLoss(torch.autograd.Function):
         numbers = torch.float64 if dtype == torch.float64 else torch.float32
         (size, vocabulary), count = weight.shape[::-1], len(hidden)
         of_hidden, *of_weights = (follows and wanted for wanted in ctx.needs_input_grad[:3])
-        wider = dtype.itemsize == 2 and not is_aligned(size, vocabulary)
+        gradient = of_hidden or any(of_weights)
+        wider = _worth_widening(size, vocabulary, dtype, hidden.is_cuda)
         columns = widened(weight, bias, dtype, None) if wider else weight.to(dtype)
         bias_here = bias.to(dtype)
         shares = shares.to(numbers)
@@ -103,9 +105,10 @@ class _WeightedLoss(torch.autograd.Function):
         hidden_gradient = hidden.new_empty(count, size, dtype=dtype) if of_hidden else None
         sums = _Sums(numbers)
         room = columns.new_empty(min(chunk_rows, count), len(columns))
+        softmax = _softmax(room)
         for first in range(0, count, chunk_rows):
             these = slice(first, min(first + chunk_rows, count))
-            part, target, share = hidden[these], targets[these].unsqueeze(1), relative[these]
+            part, share = hidden[these], relative[these]
             wide = room[: len(part)]
             if wider:
                 rows = widened(part, 1.0, dtype, len(part))
@@ -113,39 +116,14 @@ class _WeightedLoss(torch.autograd.Function):
             else:
                 rows = part.to(dtype)
                 torch.addmm(bias_here, rows, columns.t(), out=wide)
-            scores = wide[:, :vocabulary]
-            # In their own place where the dtype is that of the softmax: each number is read before it is written.
-            logs = torch.log_softmax(scores, -1, numbers, **({"out": scores} if dtype == numbers else {}))
-            of_target = logs.gather(1, target).squeeze(1)
-            losses[these] = -of_target if not smoothing else (smoothing - 1) * of_target - smoothing * logs.mean(1)
-            if not (of_hidden or any(of_weights)):
-                del logs
-                continue
-            # The gradient of the scores but for the evenly spread part, which is the same in every column.
-            logs.exp_().scatter_add_(1, target, logs.new_full((len(part), 1), smoothing - 1))
-            if dtype != numbers:
-                scores.copy_(logs)
-            del logs  # before the next chunk makes its own
+            softmax(wide[:, :vocabulary], targets[these], losses[these], smoothing, gradient=gradient)
             if hidden_gradient is not None:
                 torch.mul((wide @ columns)[:, :size], share, out=hidden_gradient[these])
             if any(of_weights):
                 sums.add(wide, rows, share.to(dtype), with_bias=not wider)
-        loss = (losses * shares).sum()
-        if not (of_hidden or any(of_weights)):
-            return loss
-        weight_sum, bias_sum = sums.weight, sums.bias
-        if smoothing and count:
-            even = smoothing / vocabulary
-            if hidden_gradient is not None:
-                hidden_gradient.addcmul_(weight.sum(0, dtype=numbers).to(dtype), relative.to(dtype), value=-even)
-            if weight_sum is not None:
-                taken = even * (relative * hidden).sum(0, dtype=numbers)
-                weight_sum[:vocabulary, :size].sub_(taken.to(weight_sum.dtype))
-                whole = even * relative.sum()
-                (weight_sum[:vocabulary, size] if bias_sum is None else bias_sum).sub_(whole)
-        ctx.save_for_backward(scale, hidden_gradient, weight_sum, bias_sum)
+        ctx.save_for_backward(scale, hidden_gradient, sums.weight, sums.bias)
         ctx.forms = size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
-        return loss
+        return (losses * shares).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -164,6 +142,44 @@ class _WeightedLoss(torch.autograd.Function):
                 of_weight = copied(of_weight, weight_sum.new_empty(vocabulary, size, dtype=dtypes[1])).mul_(factor)
             of_bias = ((weight_sum[:vocabulary, size] if bias_sum is None else bias_sum) * factor).to(dtypes[2])
         return of_hidden, of_weight, of_bias, *(None,) * 6
+
+
+def _worth_widening(size: int, vocabulary: int, dtype: torch.dtype, on_gpu: bool) -> bool:
+    return (dtype.itemsize == 2 or on_gpu) and not is_aligned(size, vocabulary, itemsize=dtype.itemsize)
+
+
+class _Softmax(Protocol):
+    """What writes each row's loss, and the gradient of its scores in their place."""
+
+    def __call__(
+        self, scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool
+    ) -> None: ...
+
+
+def _softmax(scores: Tensor) -> _Softmax:
+    if scores.dtype != torch.float64 and Device.probe(scores.device).triton:
+        # Triton takes a second to load.
+        from gatewise.models import softmax_program
+
+        return softmax_program.launch
+    return _plain_softmax
+
+
+def _plain_softmax(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool) -> None:
+    target = targets.unsqueeze(1)
+    # In their own place where the dtype is that of the losses: each number is read before it is written.
+    in_place = scores.dtype == losses.dtype
+    logs = torch.log_softmax(scores, -1, losses.dtype, **({"out": scores} if in_place else {}))
+    torch.mul(logs.gather(1, target).squeeze(1), smoothing - 1, out=losses)
+    if smoothing:
+        losses.sub_(logs.mean(1), alpha=smoothing)
+    if not gradient:
+        return
+    logs.exp_().scatter_add_(1, target, logs.new_full(target.shape, smoothing - 1))
+    if smoothing:
+        logs.sub_(smoothing / scores.shape[1])
+    if not in_place:
+        scores.copy_(logs)
 
 
 class _Sums:
@@ -193,7 +209,7 @@ class _Sums:
         else:
             self.weight = self._sum(self.weight, scores.t() @ shared)
         if with_bias:
-            self.bias = self._sum(self.bias, (share.t() @ scores).squeeze(0))
+            self.bias = self._sum(self.bias, torch.mv(scores.t(), share.squeeze(1)))
 
     def _sum(self, total: Tensor | None, more: Tensor) -> Tensor:
         return more if total is None else total.to(self._dtype).add_(more)

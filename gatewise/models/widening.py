@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_ALIGNED = 8  # 16-bit numbers in 16 bytes
+_ALIGNED = 8  # 16-bit numbers in 16 bytes; wider ones are then aligned too
 
 
-def is_aligned(*sizes: int) -> bool:
-    """Tell whether rows of these many 16-bit numbers are what the fast kernels take."""
-    return not any(size % _ALIGNED for size in sizes)
+def is_aligned(*sizes: int, itemsize: int = 2) -> bool:
+    """Tell whether rows of these many numbers are what the fast kernels take."""
+    return not any(size * itemsize % 16 for size in sizes)
 
 
 def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
