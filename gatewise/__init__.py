@@ -9,6 +9,7 @@ Example:
 
 from gatewise import functional
 from gatewise._version import __version__
+from gatewise.contract.capture import for_cuda_graph
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import (
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "explain",
+    "for_cuda_graph",
     "functional",
     "kernel_names",
     "use_kernel",

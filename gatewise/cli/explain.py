@@ -58,6 +58,9 @@ def explain(
     inference: Annotated[
         bool, typer.Option("--inference", help="No backward pass follows.", rich_help_panel=_CALL)
     ] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="In a CUDA graph: the device's time alone.", rich_help_panel=_CALL)
+    ] = False,
     tf32: Annotated[
         bool | None,
         typer.Option("--tf32/--no-tf32", help="Default: PyTorch's setting.", rich_help_panel=_CALL),
@@ -100,6 +103,7 @@ def explain(
         dtype=_dtype(dtype),
         lengths=lengths,
         training=not inference,
+        captured=graph,
         tf32=tf32,
         kernel=kernel,
         device=_device(gpu),
@@ -142,6 +146,7 @@ def _decision(
     dtype: torch.dtype,
     lengths: bool,
     training: bool,
+    captured: bool,
     tf32: bool | None,
     kernel: str,
     device: Device,
@@ -154,7 +159,8 @@ def _decision(
         deterministic=library.deterministic,
         allow_tf32=library.allow_tf32 if tf32 is None else tf32,
     ):
-        return explain_call(layer, shape, lengths=lengths, device=device, dtype=dtype, training=training, kernel=kernel)
+        options = {"dtype": dtype, "training": training, "captured": captured and device.kind == "cuda"}
+        return explain_call(layer, shape, lengths=lengths, device=device, kernel=kernel, **options)
 
 
 def _of_pytorch(decision: Decision) -> tuple[Verdict, dict[str, tuple[Refusal, ...]]]:

@@ -60,6 +60,7 @@ class Problem:
             input; `input_size` is 0 then.
         lean: Whether a forward pass that keeps something for backward must keep little: nothing that can be computed
             again from x, the outputs and the cell states.
+        captured: Whether the call is recorded in a CUDA graph, whose replays cost the CPU nothing.
     """
 
     time: int
@@ -78,6 +79,7 @@ class Problem:
     traced: bool = False
     projected: bool = False
     lean: bool = False
+    captured: bool = False
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -152,5 +154,6 @@ class Problem:
             "TF32 allowed" if self.allow_tf32 and self.dtype == torch.float32 else "",
             "training" if self.needs_grad else "inference",
             "lean memory" if self.lean and self.needs_grad else "",
+            "in a CUDA graph" if self.captured else "",
         ]
         return ", ".join([sizes, *filter(None, extras)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gatewise.contract.capture import set_up_permitted
 from gatewise.contract.errors import DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
@@ -177,7 +178,7 @@ def record(kernel: str, problem: Problem, inputs: Inputs) -> Result | None:
     way = kernel_named(kernel)
     if inputs.lengths is not None or problem.layout not in way.layouts:
         return None
-    with _dtypes_as_given(inputs.x):
+    with _around(problem, inputs.x):
         return way.recorded(problem, inputs)
 
 
@@ -196,7 +197,7 @@ def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel:
         saved.spent = kernel_named(kernel).single_use
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
-    with _dtypes_as_given(inputs.x):
+    with _around(problem, inputs.x):
         if between is None:
             return way.backward(problem, inputs, result, gradients, needs)
         found = way.backward(
@@ -221,10 +222,21 @@ def forward_on(kernel: str, problem: Problem, inputs: Inputs) -> Result:
     """Run a kernel's forward pass in the layout it reads."""
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
-    with _dtypes_as_given(inputs.x):
+    with _around(problem, inputs.x):
         if between is None:
             return way.forward(problem, inputs)
         return between.result_out(way.forward(between.problem(problem), between.inputs(inputs)), inputs)
+
+
+def _around(problem: Problem, x: Tensor) -> contextlib.AbstractContextManager:
+    return _captured(x) if problem.captured else _dtypes_as_given(x)
+
+
+@contextlib.contextmanager
+def _captured(x: Tensor) -> Iterator[None]:
+    # The calls before the capture may have run another kernel.
+    with set_up_permitted(), _dtypes_as_given(x):
+        yield
 
 
 def _dtypes_as_given(x: Tensor) -> contextlib.AbstractContextManager:

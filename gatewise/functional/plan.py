@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract.capture import is_captured
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Result
@@ -27,7 +28,8 @@ class Plan(NamedTuple):
     Attributes:
         problem: What is to be computed.
         kernel: Name of the chosen kernel.
-        recorded: The kernel's `recorded`, where it reads the layout as given and no masks must be drawn for it.
+        recorded: The kernel's `recorded`, where it reads the layout as given, no masks must be drawn for it, and no
+            CUDA graph is captured.
     """
 
     problem: Problem
@@ -64,6 +66,7 @@ def plan(
         torch._C._get_cudnn_enabled(),
         wanted,
         memory,
+        x.is_cuda and is_captured(),
     )
 
 
@@ -79,10 +82,13 @@ def _plan(
     cudnn_enabled: bool,
     wanted: Preference,
     memory: str,
+    captured: bool,
 ) -> Plan:
-    problem = described(x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory)
+    problem = described(
+        x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, captured
+    )
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
-    as_given = problem.layout in way.layouts and (needs_grad or not problem.dropout)
+    as_given = problem.layout in way.layouts and (needs_grad or not problem.dropout) and not captured
     return Plan(problem, way.name, way.recorded if as_given else None)
 
 

@@ -18,6 +18,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients
 from gatewise.selection import admit
+from gatewise.selection.choose import predicted
 from gatewise.selection.timing import time_callable
 
 
@@ -25,14 +26,18 @@ def measured(problem: Problem, device: Device) -> Decision:
     """Choose the kernel with the least measured time.
 
     Times are remembered in `cache_folder()` by bucketed problem (time and batch rounded up to a power of two), device
-    and versions, so that a new batch size seldom measures again.
+    and versions, so that a new batch size seldom measures again. Nothing can be measured while a CUDA graph is
+    captured: a call in one goes by what its warm-up calls measured, or by prediction.
     """
-    return _measured(bucketed(problem), problem, device)
+    kind = bucketed(problem)
+    if problem.captured and not _known(kind, problem, device):
+        return predicted(problem, device)
+    return _measured(kind, problem, device)
 
 
 def bucketed(problem: Problem) -> Problem:
-    """Return the problem that stands for its kind: time and batch rounded up to a power of two, one layout."""
-    return problem.replace(time=_power_of_two(problem.time), batch=_power_of_two(problem.batch))
+    """Return the problem that stands for its kind: time and batch rounded up to a power of two, outside of a graph."""
+    return problem.replace(time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), captured=False)
 
 
 def cache_folder() -> Path:
@@ -59,10 +64,13 @@ def _measured(kind: Problem, problem: Problem, device: Device) -> Decision:
     return Decision(problem, device, with_times, best, "least measured time")
 
 
+def _known(kind: Problem, problem: Problem, device: Device) -> bool:
+    accepted = {verdict.kernel for verdict in admit.verdicts(problem, device) if verdict.accepted}
+    return len(accepted) == 1 or accepted <= _read(_path()).get(_key(kind, device), {}).keys()
+
+
 def _remembered(kind: Problem, device: Device, kernels: tuple[str, ...]) -> dict[str, float]:
-    path = cache_folder() / "measured.json"
-    versions = f"gatewise {__version__}, torch {torch.__version__}, cuDNN {device.cudnn_version}"
-    key = f"{kind}{', traced' if kind.traced else ''} | {device.name} | {versions}"
+    path, key = _path(), _key(kind, device)
     known = _read(path)
     times = known.get(key, {})
     missing = [name for name in kernels if name not in times]
@@ -70,6 +78,15 @@ def _remembered(kind: Problem, device: Device, kernels: tuple[str, ...]) -> dict
         times = times | {name: _time(name, kind, device) for name in missing}
         _write(path, _read(path) | {key: times})
     return times
+
+
+def _path() -> Path:
+    return cache_folder() / "measured.json"
+
+
+def _key(kind: Problem, device: Device) -> str:
+    versions = f"gatewise {__version__}, torch {torch.__version__}, cuDNN {device.cudnn_version}"
+    return f"{kind}{', traced' if kind.traced else ''} | {device.name} | {versions}"
 
 
 def _time(name: str, kind: Problem, device: Device) -> float:

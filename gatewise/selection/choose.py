@@ -98,7 +98,8 @@ def predicted(problem: Problem, device: Device) -> Decision:
     verdicts = admit.verdicts(problem, device)
     accepted = [verdict for verdict in verdicts if verdict.seconds is not None]
     best = min(accepted, key=lambda verdict: verdict.seconds or 0.0)
-    reason = "the only kernel that accepts" if len(accepted) == 1 else "least predicted time"
+    least = "least predicted time of the device" if problem.captured else "least predicted time"
+    reason = "the only kernel that accepts" if len(accepted) == 1 else least
     return Decision(problem, device, verdicts, best.kernel, reason)
 
 

@@ -11,18 +11,21 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
     """Predict the time of a call.
 
     The CPU issues operators and launches while the device works through launches, exchanges, arithmetic and memory
-    traffic; the slower of the two decides. On a CPU device there is no overlap: the times add up.
+    traffic; the slower of the two decides. In a CUDA graph the device's time is all there is. On a CPU device there is
+    no overlap: the times add up.
 
     Args:
         work: What the kernel states.
-        problem: Gives the dtype and whether TF32 is allowed.
+        problem: Gives the dtype, whether TF32 is allowed, and whether the call is in a CUDA graph.
         device: Gives the speeds.
     """
     issue = work.operators * device.operator_seconds + work.launches * device.issue_seconds
     arithmetic = work.matmul_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
     traffic = work.bytes_moved / device.memory_bandwidth
     busy = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds + max(arithmetic, traffic)
-    return issue + busy if device.kind == "cpu" else max(issue, busy)
+    if device.kind == "cpu":
+        return issue + busy
+    return busy if problem.captured else max(issue, busy)
 
 
 def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:

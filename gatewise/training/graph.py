@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gatewise.contract.capture import for_cuda_graph
 from gatewise.training.carried import flatten, unflatten
 from gatewise.training.processes import Processes
 
@@ -117,7 +118,8 @@ class ReplayedStep:
             self._record(signature, batch, state)
         if signature in self._recorded:
             return self._recorded[signature].replay(batch, leaves)
-        loss, after = self._step(batch, state)
+        with for_cuda_graph():  # the same kernels as in the recording, which a run that was resumed reaches later
+            loss, after = self._step(batch, state)
         if _forms(after) == _forms(state):
             self._seen[signature] = self._seen.get(signature, 0) + 1
         return loss, after

@@ -1,0 +1,69 @@
+"""Work that is recorded in a CUDA graph: knowing of it, and doing there what a library does once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+# What `for_cuda_graph` set for the running context.
+_announced: ContextVar[bool] = ContextVar("gatewise_for_cuda_graph", default=False)
+
+
+@contextlib.contextmanager
+def for_cuda_graph() -> Iterator[None]:
+    """Choose kernels in the block as while a CUDA graph is captured: by the time the device takes.
+
+    Replays of a graph cost the CPU next to nothing, so the fastest kernel of a call that is replayed may be another one
+    than that of the same call made from Python. While a graph is captured this is known without the block; it is for
+    the calls before, which warm up what will be captured: with it they run the same kernels, to the same bits.
+
+    Example:
+        >>> import torch, gatewise
+        >>> lstm = gatewise.LSTM(4, 8)
+        >>> with gatewise.for_cuda_graph():  # then torch.cuda.graph(...) around the same call
+        ...     y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
+    """
+    token = _announced.set(True)
+    try:
+        yield
+    finally:
+        _announced.reset(token)
+
+
+def is_captured() -> bool:
+    """Whether work of the calling thread on its current CUDA stream is captured, or was announced to be."""
+    return _announced.get() or torch.cuda.is_current_stream_capturing()
+
+
+@contextlib.contextmanager
+def set_up_permitted() -> Iterator[None]:
+    """Let the calling thread, during a capture, load code and reserve memory: what a kernel does in its first call.
+
+    Calls that warm up a capture may have run other kernels than the one that is captured. What is set up is not part of
+    the graph. Nothing changes for other threads, nor where there is no CUDA driver.
+    """
+    driver = _driver()
+    if driver is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:  # none, or a system that names it differently: first calls then belong before the capture
+        return None

@@ -1,0 +1,133 @@
+"""Choosing while a CUDA graph is captured: by the device's time, with the same kernels in the calls that warm it up."""
+
+import ctypes
+import itertools
+import json
+
+import pytest
+import torch
+
+import gatewise
+from gatewise.contract import capture
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.functional import plan, validate
+from gatewise.selection import autotune, decide, predicted, use_kernel
+
+H200 = Device.named("h200")
+SHAPES = list(itertools.product((1, 50, 400), (1, 64, 256), (256, 512, 1024), (torch.bfloat16, torch.float32)))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad):
+    slow = H200.replace(operator_seconds=1.0, issue_seconds=1.0)
+    differing = 0
+    for time, batch, hidden_size, dtype in SHAPES:
+        problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=needs_grad)
+        launched, captured = predicted(problem, H200), predicted(problem.replace(captured=True), H200)
+        on_slow_cpu = predicted(problem.replace(captured=True), slow)
+        assert [v.seconds for v in on_slow_cpu.verdicts] == [v.seconds for v in captured.verdicts]
+        accepted = [
+            (one, other) for one, other in zip(launched.verdicts, captured.verdicts, strict=True) if one.accepted
+        ]
+        assert all(one.seconds >= other.seconds for one, other in accepted)
+        assert captured.verdict(captured.chosen).seconds == min(other.seconds for _, other in accepted)
+        differing += launched.chosen != captured.chosen
+    assert differing
+
+
+def test_the_decision_says_so():
+    lstm = gatewise.LSTM(512, 512, device="meta")
+    decision = gatewise.explain(lstm, (50, 128, 512), device="h200", captured=True)
+    assert "training, in a CUDA graph" in " ".join(str(decision).split())
+    assert decision.reason == "least predicted time of the device"
+    plain = gatewise.explain(lstm, (50, 128, 512), device="h200")
+    assert "graph" not in str(plain)
+    assert plain.reason == "least predicted time"
+
+
+def test_what_is_announced_is_captured_until_the_block_ends():
+    assert not capture._announced.get()
+    with gatewise.for_cuda_graph():
+        assert capture.is_captured()
+        with gatewise.for_cuda_graph():
+            assert capture.is_captured()
+        assert capture.is_captured()
+    assert not capture._announced.get()
+    with pytest.raises(ZeroDivisionError), gatewise.for_cuda_graph():
+        raise ZeroDivisionError
+    assert not capture._announced.get()
+
+
+def test_on_a_cpu_nothing_is_captured():
+    lstm = gatewise.LSTM(4, 8)
+    with gatewise.for_cuda_graph():
+        assert not gatewise.explain(lstm, (5, 2, 4)).problem.captured
+        lstm(torch.randn(5, 2, 4))
+
+
+def test_named_devices_are_not_captured_unless_said():
+    lstm = gatewise.LSTM(4, 8, device="meta")
+    with gatewise.for_cuda_graph():
+        assert not gatewise.explain(lstm, (5, 2, 4), device="h200").problem.captured
+
+
+def test_plans_of_both_kinds_are_kept_apart():
+    forms = plan.form_of(torch.zeros(5, 2, 4)), None, tuple(map(plan.form_of, gatewise.LSTM(4, 8).parameters()))
+    wanted = gatewise.selection.preference()
+    found = [
+        plan._plan(*forms, False, 0.0, True, False, True, wanted, "normal", captured) for captured in (False, True)
+    ]
+    assert [own.problem.captured for own in found] == [False, True]
+    # PyTorch's own graph of operators has no place in which a library may still set itself up.
+    assert found[0].recorded is not None
+    assert found[1].recorded is None
+
+
+def test_compiled_calls_have_one_choice(monkeypatch):
+    monkeypatch.setattr(validate, "is_captured", lambda: pytest.fail("asked"))
+    weights = tuple(gatewise.LSTM(4, 8).parameters())
+    options = {"lengths": None, "batch_sizes": None, "bidirectional": False, "dropout": 0.0, "needs_grad": True}
+    problem, _ = validate.prepare(torch.zeros(5, 2, 4), None, weights, **options, traced=True)
+    assert not problem.captured
+
+
+def test_nothing_is_measured_during_a_capture(tmp_path, monkeypatch):
+    monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path))
+    autotune._measured.cache_clear()
+    problem = Problem(3, 2, 4, 5)
+    cpu = Device.probe("cpu")
+    with use_kernel("auto", policy="measure"):
+        with monkeypatch.context() as patched:
+            patched.setattr(autotune, "_time", lambda *_: pytest.fail("measured"))
+            assert "predicted" in decide(problem.replace(captured=True), cpu).reason
+        decide(problem, cpu)
+        monkeypatch.setattr(autotune, "_time", lambda *_: pytest.fail("measured again"))
+        decision = decide(problem.replace(captured=True), cpu)
+    assert decision.reason == "least measured time"
+    assert len(json.loads((tmp_path / "measured.json").read_text())) == 1
+
+
+class FakeDriver:
+    """Exchanges the mode of the thread, as the CUDA driver does."""
+
+    def __init__(self):
+        self.mode = 0
+
+    def cuThreadExchangeStreamCaptureMode(self, reference):  # noqa: N802
+        given = ctypes.cast(reference, ctypes.POINTER(ctypes.c_int)).contents
+        self.mode, given.value = given.value, self.mode
+
+
+def test_setting_up_is_permitted_in_the_block_only(monkeypatch):
+    driver = FakeDriver()
+    monkeypatch.setattr(capture, "_driver", lambda: driver)
+    with pytest.raises(ZeroDivisionError), capture.set_up_permitted():
+        raise ZeroDivisionError(driver.mode)
+    assert driver.mode == 0
+    with capture.set_up_permitted():
+        assert driver.mode == capture._RELAXED
+    assert driver.mode == 0
+    monkeypatch.setattr(capture, "_driver", lambda: None)
+    with capture.set_up_permitted():
+        assert driver.mode == 0
