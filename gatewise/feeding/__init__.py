@@ -4,6 +4,8 @@ Each step reads what the step before attended to, so that no call can take all s
 reference of what stands between a step's products; on CUDA devices it is a launch of our own for each part.
 """
 
-from gatewise.feeding.decoder import State, Weights, attended_outputs
+from gatewise.feeding.call import LayerWeights, Weights
+from gatewise.feeding.decoder import State, attended_outputs
+from gatewise.feeding.memory import Sizes, kept, workspace_bytes
 
-__all__ = ["State", "Weights", "attended_outputs"]
+__all__ = ["LayerWeights", "Sizes", "State", "Weights", "attended_outputs", "kept", "workspace_bytes"]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.call import Gradients, Inputs, Kept, Options, at, wide
+from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights, at, wide
 from gatewise.feeding.elementwise import Elementwise
+from gatewise.feeding.products import multiply
 from gatewise.feeding.weight_sums import WeightSums
 
 _GATES = 4
@@ -35,10 +36,12 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     # Back from the query and the sum to the hidden state: one product, where the query came from one.
     behind = kept.joined[..., query_size:] if query_size else dsums
     joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
-    count = _planes(inputs)
+    count, back_count = _planes(inputs, _GATES * units), _planes(inputs, joining.shape[0])
     through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
     weights = [inputs.recurrent(layer).unflatten(0, (count, -1)) for layer in range(top + 1)]
-    back = new(1, batch, units)
+    back = new(back_count, batch, units)
+    behind = behind.unflatten(2, (back_count, -1)).transpose(1, 2)
+    joining = joining.unflatten(0, (back_count, -1))
     dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
     fed, attended = through[0][..., :units], kept.operands[0][1:, :, :units]
     stretch = options.stretch(time)
@@ -51,7 +54,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         last = step == time - 1
         parts.attended_gradient(dsums[step], attended[step], dy[step], None if last else fed, at(inputs.dropout, step))
         attention.query_gradient_step(kept.steps, step, dsums[step], out=dqueries[step])
-        torch.mm(behind[step], joining, out=back[0])
+        torch.bmm(behind[step], joining, out=back)
         above = back
         for layer in reversed(range(top + 1)):
             dgates = gates[layer][step - steps.start]
@@ -77,25 +80,36 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         cell=dcell.to(inputs.cell.dtype),
         attended=_sum(fed),
         keys=of_source.keys,
-        values=of_source.values,
-        joining=_joining_gradient(inputs, kept.joined.flatten(0, 1), hidden),
-        v=of_source.v,
-        norm_weight=of_source.norm_weight,
-        norm_bias=of_source.norm_bias,
-        layers=weight_sums.layers(),
+        source=of_source.values @ inputs.of_context,
+        weights=_weights_gradient(inputs, kept, hidden, of_source, weight_sums),
     )
 
 
-def _planes(inputs: Inputs) -> int:
-    # On a GPU, a product a gate: as one, they would be too few tiles for its multiprocessors.
-    return _GATES if inputs.embedded.is_cuda else 1
+def _planes(inputs: Inputs, depth: int) -> int:
+    """Return into how many products, side by side, one of so many terms is cut."""
+    # On a GPU, because as one it would be too few tiles for the multiprocessors.
+    return _GATES if inputs.embedded.is_cuda and depth % _GATES == 0 else 1
 
 
-def _joining_gradient(inputs: Inputs, joined: Tensor, hidden: Tensor) -> Tensor:
-    query_size, units = inputs.query_size, inputs.units
-    behind = joined[:, query_size : query_size + units + query_size]
-    found = torch.mm(behind.t(), hidden)
-    return torch.cat([found[units:], found[:units]]) if query_size else found
+def _weights_gradient(
+    inputs: Inputs, kept: Kept, hidden: Tensor, of_source: attention.Gradients, weight_sums: WeightSums
+) -> Weights:
+    weights, query_size, units = inputs.weights, inputs.query_size, inputs.units
+    joined, attended, query = kept.joined.flatten(0, 1), torch.empty_like(weights.attended), None
+    multiply(joined[:, query_size : query_size + units].t(), hidden, attended[:, :units])
+    multiply(of_source.values.flatten(0, 1).t(), inputs.source.flatten(0, 1), attended[:, units:])
+    if weights.query is not None:
+        query = torch.empty_like(weights.query)
+        multiply(joined[:, query_size + units :].t(), hidden, query)
+    of_score = (
+        None if gradient is None else gradient.to(own.dtype)
+        for gradient, own in zip(
+            (of_source.v, of_source.norm_weight, of_source.norm_bias),
+            (weights.v, weights.norm_weight, weights.norm_bias),
+            strict=True,
+        )
+    )
+    return Weights(weight_sums.layers(), query, attended, *of_score)
 
 
 def _gates(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ class Options:
     Attributes:
         score: "additive" or "dot".
         attention_kernel: A name, or "auto".
+        dtype: That it is computed in.
         needs_grad: Whether a backward pass may follow.
         recompute: Whether the backward pass computes the gates again, a stretch of steps at a time, instead of finding
             those of all steps kept.
@@ -26,6 +28,7 @@ class Options:
 
     score: str
     attention_kernel: str
+    dtype: torch.dtype
     needs_grad: bool
     recompute: bool = False
 
@@ -34,12 +37,59 @@ class Options:
         return stretch_steps(time) if self.recompute or not self.needs_grad else time
 
 
-class Layer(NamedTuple):
-    """The weights of an LSTM layer.
+class LayerWeights(NamedTuple):
+    """The parameters of an LSTM layer.
 
     Attributes:
-        weight: Of the layer's input, then of its hidden state [4H, I + H]; the input of the first layer is the
-            embedding, then the attended output of the step before: I = E + H.
+        w_ih: Of its input [4H, I]; that of the first layer is the embedding, then what it is fed: I = E + H.
+        w_hh: Of its hidden state [4H, H].
+        b_ih: [4H].
+        b_hh: [4H].
+    """
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor
+    b_hh: Tensor
+
+
+class Weights(NamedTuple):
+    """The parameters of a decoder with input feeding.
+
+    Attributes:
+        layers: Bottom to top.
+        query: Of the additive score's query [A, H]; None for the dot score.
+        attended: W_a [H, H + V], of the hidden state, then of the context.
+        v: Of the additive score [A]; None for the dot score.
+        norm_weight: Gain of its layer norm [A]; None without.
+        norm_bias: Shift [A]; None without.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    query: Tensor | None
+    attended: Tensor
+    v: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None]) -> Weights:
+        """Return the parameters that `flat` listed."""
+        count = len(LayerWeights._fields)
+        of_layers = range(len(cls._fields) - 1, len(tensors), count)
+        layers = tuple(LayerWeights(*tensors[first : first + count]) for first in of_layers)  # type: ignore[arg-type]
+        return cls(layers, *tensors[: of_layers.start])  # type: ignore[arg-type]
+
+    def flat(self) -> tuple[Tensor | None, ...]:
+        """List all parameters."""
+        return (*self[1:], *(each for layer in self.layers for each in layer))  # type: ignore[misc]
+
+
+class Layer(NamedTuple):
+    """The weights of a layer as the steps' products read them.
+
+    Attributes:
+        weight: Of the layer's input, then of its hidden state [4H, I + H].
         bias: [4H].
     """
 
@@ -48,7 +98,7 @@ class Layer(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Everything the attended outputs are a function of, in one dtype.
+    """Everything the attended outputs are a function of; tensors of one dtype, but for the parameters.
 
     Attributes:
         embedded: Embeddings of the decoder's tokens [T, B, E].
@@ -56,16 +106,17 @@ class Inputs(NamedTuple):
         cell: Initial cell states [L, B, H].
         attended: What the first step is fed [B, H].
         keys: [S, B, A].
-        values: [S, B, H], the source's through the context's half of W_a.
+        source: Values of the source [S, B, V].
         lengths: Of the source [B], int64; or None.
-        joining: What the top hidden state is multiplied with: the query's weights, where it has any, then the hidden
-            state's half of W_a, [A + H, H] or [H, H].
-        v: Of the additive score [A]; or None.
-        norm_weight: Gain of its layer norm [A]; or None.
-        norm_bias: Shift [A]; or None.
-        layers: Bottom to top.
+        weights: The parameters, in whatever dtype they have.
+        embedded_dtype: That the embeddings came in, and their gradient has.
         dropout: Of the attended outputs [T, B, H]; or None.
         between: Of what the layers above the first read, [T, B, H] each; empty for none.
+        layers: The layers' weights, side by side.
+        joining: What the top hidden state is multiplied with: the query's weights, where it has any, then the hidden
+            state's half of W_a, [A + H, H] or [H, H].
+        of_context: The context's half of W_a [H, V].
+        values: The source's values through it [S, B, H].
     """
 
     embedded: Tensor
@@ -73,15 +124,16 @@ class Inputs(NamedTuple):
     cell: Tensor
     attended: Tensor
     keys: Tensor
-    values: Tensor
+    source: Tensor
     lengths: Tensor | None
-    joining: Tensor
-    v: Tensor | None
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    layers: tuple[Layer, ...]
+    weights: Weights
+    embedded_dtype: torch.dtype
     dropout: Dropout | None
     between: tuple[Dropout, ...]
+    layers: tuple[Layer, ...]
+    joining: Tensor
+    of_context: Tensor
+    values: Tensor
 
     @property
     def time(self) -> int:
@@ -102,6 +154,11 @@ class Inputs(NamedTuple):
     def query_size(self) -> int:
         """Features of the query that a product makes; 0 where the hidden state is the query."""
         return self.joining.shape[0] - self.units
+
+    def score_parameters(self) -> dict[str, Tensor | None]:
+        """Return the parameters of attention's score, in the dtype of the keys."""
+        found = {name: getattr(self.weights, name) for name in ("v", "norm_weight", "norm_bias")}
+        return {name: None if each is None else each.to(self.keys.dtype) for name, each in found.items()}
 
     def recurrent(self, layer: int) -> Tensor:
         """Return a layer's weights for what the steps themselves make [4H, 2H]."""
@@ -141,19 +198,15 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of `Inputs`, field by field."""
+    """Gradients of `Inputs`, by the same names."""
 
     embedded: Tensor
     hidden: Tensor
     cell: Tensor
     attended: Tensor
     keys: Tensor
-    values: Tensor
-    joining: Tensor
-    v: Tensor | None
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    layers: tuple[Layer, ...]
+    source: Tensor
+    weights: Weights
 
 
 def stretch_steps(time: int) -> int:

@@ -8,33 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.feeding import backward_loop, forward_loop
-from gatewise.feeding.call import Inputs, Kept, Layer, Options
+from gatewise.feeding import backward_loop, forward_loop, packing
+from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
-
-
-class Weights(NamedTuple):
-    """The parameters of a decoder with input feeding.
-
-    Attributes:
-        layers: Of each LSTM layer, bottom to top: w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H]; the first layer's
-            input is the embedding, then what it is fed.
-        query: Of the additive score's query [A, H]; None for the dot score.
-        attended: W_a [H, H + V], of the hidden state, then of the context.
-        v: Of the additive score [A]; None for the dot score.
-        norm_weight: Gain of its layer norm [A]; None without.
-        norm_bias: Shift [A]; None without.
-    """
-
-    layers: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
-    query: Tensor | None
-    attended: Tensor
-    v: Tensor | None = None
-    norm_weight: Tensor | None = None
-    norm_bias: Tensor | None = None
 
 
 class State(NamedTuple):
@@ -110,35 +88,17 @@ def attended_outputs(
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        units, query = state.hidden.shape[2], weights.query
-        of_hidden, of_context = weights.attended.to(dtype).split([units, values.shape[2]], 1)
-        joining = of_hidden if query is None else torch.cat([query.to(dtype), of_hidden])
-        layers = [
-            Layer(torch.cat([w_ih.to(dtype), w_hh.to(dtype)], 1), (b_ih + b_hh).to(dtype))
-            for w_ih, w_hh, b_ih, b_hh in weights.layers
-        ]
-        tensors = (
-            embedded,
-            *state,
-            keys,
-            functional.linear(values.to(dtype), of_context),
-            joining,
-            weights.v,
-            weights.norm_weight,
-            weights.norm_bias,
-            *(tensor for layer in layers for tensor in layer),
-        )
-        tensors = tuple(tensor if tensor is None else tensor.to(dtype) for tensor in tensors)
+        rest = (*state, keys, values)
+        tensors = (embedded, *(each.to(dtype) for each in rest), *weights.flat())
         differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-        plane = (*embedded.shape[:2], units)
-        options = Options("dot" if query is None else "additive", attention_kernel, differentiable, recompute)
-        masks = (
-            _drawn(dropout, plane, embedded),
-            tuple(filter(None, (_drawn(layer_dropout, plane, embedded) for _ in layers[1:]))),
-        )
+        score = "dot" if weights.query is None else "additive"
+        options = Options(score, attention_kernel, dtype, differentiable, recompute)
+        plane = (*embedded.shape[:2], state.hidden.shape[2])
+        between = (_drawn(layer_dropout, plane, embedded) for _ in weights.layers[1:])
+        masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
         if differentiable:
             return _Decoder.apply(options, lengths, masks, *tensors)  # type: ignore[no-any-return]
-        inputs = _inputs(lengths, masks, tensors)
+        inputs = _packed(options, lengths, masks, tensors)
         return forward_loop.run(options, inputs, parts_for(inputs))[0]
 
 
@@ -156,35 +116,41 @@ def parts_for(inputs: Inputs) -> Elementwise:
 class _Decoder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: Options, lengths: Tensor | None, masks: tuple, *tensors: Tensor | None) -> Tensor:
-        inputs = _inputs(lengths, masks, tensors)
+        inputs = _packed(options, lengths, masks, tensors)
         parts = parts_for(inputs)
         attended, kept = forward_loop.run(options, inputs, parts)
-        ctx.save_for_backward(*tensors, lengths, *kept.operands, *kept.cells, *kept.gates, kept.joined)
-        ctx.call = options, masks, len(tensors), kept.steps, parts
-        ctx.spent = False
+        ctx.save_for_backward(*tensors)
+        ctx.call = options, inputs, kept, parts
         return attended
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
-        options, masks, count, steps, parts = ctx.call
-        if ctx.spent:
+        _ = ctx.saved_tensors  # raises where a parameter was changed in place since
+        if ctx.call is None:
             raise RuntimeError("the backward pass of a decoder uses up what was kept for it; call the decoder again")
-        ctx.spent = True
-        tensors, (lengths, *kept) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        inputs = _inputs(lengths, masks, tensors)
-        layers = len(inputs.layers)
-        operands, cells, gates = kept[:layers], kept[layers : 2 * layers], kept[2 * layers : -1]
-        state = Kept(tuple(operands), tuple(gates), tuple(cells), kept[-1], steps)
-        found = backward_loop.run(options, inputs, state, _readable(dy), parts)
-        gradients = (*found[:-1], *(tensor for layer in found.layers for tensor in layer))
-        return None, None, None, *gradients
+        options, inputs, kept, parts = ctx.call
+        ctx.call = None
+        found = backward_loop.run(options, inputs, kept, _readable(dy), parts)
+        return None, None, None, *found[:-1], *found.weights.flat()
 
 
-def _inputs(lengths: Tensor | None, masks: tuple, tensors: Sequence[Tensor | None]) -> Inputs:
-    first, rest, weights = tensors[:6], tensors[6:10], tensors[10:]
-    layers = tuple(map(Layer, weights[::2], weights[1::2]))  # type: ignore[arg-type]
-    return Inputs(*first, lengths, *rest, layers, *masks)  # type: ignore[arg-type]
+def _packed(options: Options, lengths: Tensor | None, masks: tuple, tensors: Sequence[Tensor | None]) -> Inputs:
+    """Put in place what the steps read."""
+    (embedded, *rest), weights = tensors[:6], Weights.of(tensors[6:])
+    source, of_context = rest[-1], packing.of_context(weights, options.dtype)
+    return Inputs(
+        embedded.to(options.dtype),  # type: ignore[union-attr]
+        *rest,  # type: ignore[arg-type]
+        lengths,
+        weights,
+        embedded.dtype,  # type: ignore[union-attr]
+        *masks,
+        packing.layers(weights, options.dtype),
+        packing.joining(weights, options.dtype),
+        of_context,
+        source @ of_context.t(),  # type: ignore[operator]
+    )
 
 
 def _drawn(probability: float, shape: tuple[int, ...], like: Tensor) -> Dropout | None:

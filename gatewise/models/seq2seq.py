@@ -90,7 +90,8 @@ class Seq2Seq(nn.Module):
 
     Attributes:
         output_rows: Most tokens whose scores `loss` holds at once; 0 leaves it to `weighted_token_loss`. A plan of
-            memory sets it.
+            memory sets it (`gatewise.planning`), and the next.
+        recompute_gates: Whether the backward pass of a decoder with input feeding computes its gates again.
 
     Raises:
         ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `score` or `tied`
@@ -151,7 +152,7 @@ class Seq2Seq(nn.Module):
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
-        self.output_rows = 0
+        self.output_rows, self.recompute_gates = 0, False
         placed: dict[str, Any] = {"device": device}
 
         self.target_embedding = nn.Embedding(target_size, embedding_size, **placed)
@@ -287,7 +288,10 @@ class Seq2Seq(nn.Module):
         attention = self.attention
         keys = memory.keys if attention.weight is None else nn.functional.linear(memory.keys, attention.weight)
         weights = feeding.Weights(
-            [(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh) for cell in self.decoder],
+            tuple(
+                feeding.LayerWeights(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
+                for cell in self.decoder
+            ),
             attention.weight_query,
             self.attended.weight,
             attention.v,
@@ -304,6 +308,7 @@ class Seq2Seq(nn.Module):
             dropout=self.dropout.p if self.training else 0.0,
             layer_dropout=self.layer_dropout.p if self.training else 0.0,
             attention_kernel=attention.kernel,
+            recompute=self.recompute_gates,
         )
 
     def _cells(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gatewise.feeding import decoder, launches
+from gatewise.feeding import backward_loop, decoder, launches
 from gatewise.kernels.cuda.toolchain import SHARED
 
 _CUDA_WORDS = """
@@ -67,3 +67,5 @@ def launches_on_cpu(monkeypatch):
         return LaunchesOnCpu(inputs.batch, inputs.units, inputs.query_size, found.dtype, found.device)
 
     monkeypatch.setattr(decoder, "parts_for", parts_for)
+    # Products are cut as on a GPU, too.
+    monkeypatch.setattr(backward_loop, "_planes", lambda inputs, depth: 4 if depth % 4 == 0 else 1)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gatewise import attention
 from gatewise.contract.errors import ArgumentError, KernelRefused
-from gatewise.feeding import State, Weights, attended_outputs, decoder
+from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, decoder
 from gatewise.feeding.elementwise import Plain
 
 SIZES = {"time": 7, "batch": 5, "source": 6, "units": 8, "embedding": 6, "features": 8, "value_size": 8, "layers": 2}
@@ -50,11 +50,14 @@ class Call:
             torch.randint(1, source + 1, (batch,), generator=generator) if sizes.get("lengths", True) else None
         )
         inputs = [sizes["embedding"] + units, *[units] * (sizes["layers"] - 1)]
+        gates = 4 * units
         self.weights = Weights(
-            [
-                (new(4 * units, size, scale=size**-0.5), new(4 * units, units, scale=units**-0.5), new(4 * units), new(4 * units))
+            tuple(
+                LayerWeights(
+                    new(gates, size, scale=size**-0.5), new(gates, units, scale=units**-0.5), new(gates), new(gates)
+                )
                 for size in inputs
-            ],
+            ),
             new(features, units, scale=2 * units**-0.5) if features else None,
             new(units, units + sizes["value_size"], scale=(units + sizes["value_size"]) ** -0.5),
             new(features, scale=2.0) if features else None,
@@ -67,7 +70,7 @@ class Call:
     def leaves(self):
         layers = {f"{name}_{n}": each for n, layer in enumerate(self.weights.layers)
                   for name, each in zip(("w_ih", "w_hh", "b_ih", "b_hh"), layer, strict=True)}  # fmt: skip
-        rest = self.weights._asdict() | self.state._asdict()
+        rest = self.weights._asdict() | {f"first {name}": each for name, each in self.state._asdict().items()}
         named = layers | rest | {"embedded": self.embedded, "keys": self.keys, "values": self.values}
         return {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
 

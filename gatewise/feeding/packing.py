@@ -1,0 +1,37 @@
+"""Parameters side by side, as the products of a step read them, in the dtype they are computed in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatewise.feeding.call import Layer, Weights
+
+
+def layers(weights: Weights, dtype: torch.dtype) -> tuple[Layer, ...]:
+    """Return for each layer one matrix [4H, I + H] and one bias [4H]."""
+    return tuple(
+        Layer(_beside(own.w_ih, own.w_hh, 1, dtype), (own.b_ih + own.b_hh).to(dtype)) for own in weights.layers
+    )
+
+
+def joining(weights: Weights, dtype: torch.dtype) -> Tensor:
+    """Return what the top hidden state is multiplied with: the query's weights, if any, then its half of W_a."""
+    units = weights.attended.shape[0]
+    of_hidden = weights.attended[:, :units]
+    return of_hidden.to(dtype) if weights.query is None else _beside(weights.query, of_hidden, 0, dtype)
+
+
+def of_context(weights: Weights, dtype: torch.dtype) -> Tensor:
+    """Return the context's half of W_a [H, V]."""
+    return weights.attended[:, weights.attended.shape[0] :].to(dtype)
+
+
+def _beside(first: Tensor, second: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    # Converted while they are copied, which torch.cat does not do.
+    shape = list(first.shape)
+    shape[dim] += second.shape[dim]
+    both = first.new_empty(shape, dtype=dtype)
+    both.narrow(dim, 0, first.shape[dim]).copy_(first)
+    both.narrow(dim, first.shape[dim], second.shape[dim]).copy_(second)
+    return both

@@ -1,0 +1,36 @@
+"""Products whose result may be of a wider dtype than what is multiplied."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """Write the product of two matrices, or add it to what is there; without rounding in between where PyTorch can.
+
+    Args:
+        left: [M, K].
+        right: [K, N], of the same dtype.
+        out: [M, N], of that dtype or a wider one.
+        add: Whether to add.
+    """
+    if left.dtype == out.dtype:
+        torch.addmm(out, left, right, out=out) if add else torch.mm(left, right, out=out)
+    elif left.is_cuda and out.dtype == torch.float32 and _knows_out_dtype():
+        if add:
+            torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+        else:
+            torch.mm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+    elif add:
+        out.add_(left @ right)
+    else:
+        out.copy_(left @ right)
+
+
+@functools.cache
+def _knows_out_dtype() -> bool:
+    # From PyTorch 2.8 on.
+    return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))

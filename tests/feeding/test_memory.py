@@ -1,0 +1,74 @@
+"""What is kept is what was stated."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from test_decoder import SIZES, Call
+
+from gatewise import feeding
+from gatewise.contract.device import Device
+
+OPTIONS = {
+    "default": {},
+    "dot": {"features": 0},
+    "norm, dropout": {"norm": True, "dropout": 0.3, "layer_dropout": 0.3, "layers": 3},
+}
+
+
+@pytest.mark.parametrize("kernel", ["reference", "recompute"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_call_keeps_what_is_stated(options, recompute, kernel):
+    call, given = Call(torch.float32, **options), SIZES | options
+    sizes = feeding.Sizes(
+        given["time"],
+        given["source"],
+        given["batch"],
+        given["units"],
+        given["layers"],
+        given["embedding"],
+        given["features"],
+        given["value_size"],
+        bool(given.get("norm")),
+        dropout="dropout" in given,
+        layer_dropout="layer_dropout" in given,
+    )
+    stated = feeding.kept(sizes, Device.probe("cpu"), recompute=recompute, attention_kernel=kernel)
+    outputs = call.run(recompute=recompute, attention_kernel=kernel)
+    _, inputs, kept, _ = outputs.grad_fn.call
+    masks = [each.mask for each in (inputs.dropout, *inputs.between) if each is not None]
+    found = {
+        "operands": kept.operands,
+        "gates": kept.gates,
+        "cells": kept.cells,
+        "queries": [kept.joined],
+        "contexts": [kept.steps.contexts],
+        "attention": kept.steps.result.kept,
+        "values": [inputs.values],
+        "masks": masks,
+        "weights": [*(each for layer in inputs.layers for each in layer), inputs.joining, inputs.of_context],
+    }
+    assert {name: [(tuple(each.shape), each.dtype) for each in part] for name, part in found.items()} == {
+        name: [(tuple(spec.shape), spec.dtype) for spec in specs] for name, specs in stated.items()
+    }
+    assert bool(stated["gates"]) != recompute
+
+
+def test_nothing_outlives_the_backward_pass():
+    outputs = Call().run()
+    _, _, kept, _ = outputs.grad_fn.call
+    found = [weakref.ref(each) for each in (*kept.gates, *kept.cells, kept.joined, *kept.steps.result.kept)]
+    del kept
+    assert all(each() is not None for each in found)
+    outputs.sum().backward()
+    assert all(each() is None for each in found)
+
+
+def test_nothing_outlives_outputs_that_are_dropped():
+    outputs = Call().run()
+    found = weakref.ref(outputs.grad_fn.call[2].joined)
+    del outputs
+    assert found() is None
