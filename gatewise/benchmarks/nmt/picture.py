@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gatewise.benchmarks.nmt.memory import ATTENTION, BACKWARD, LSTM, OTHER, OUTPUT, PARTS, WEIGHTS
-from gatewise.benchmarks.nmt.record import TranslationRecord
+from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
 
 if TYPE_CHECKING:
@@ -62,10 +62,9 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
         *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
         for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
             _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
-        if left:
-            handles, labels = left[-1].get_legend_handles_labels()
-            figure.legend(
-                handles, labels, fontsize="x-small", loc="outside lower left", ncols=len(PARTS), frameon=False
+        for axes in left[:1]:
+            axes.legend(
+                fontsize="x-small", loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(PARTS), frameon=False
             )
         _throughput(right, rows, ways)
         where = rows[-1].run.device
@@ -112,30 +111,30 @@ def _memory(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[str], 
 
 
 def _throughput(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[str]) -> None:
-    lengths = rows[0].settings["source"], rows[0].settings["target"]
-    layers = rows[0].settings["hidden_size"], rows[0].settings["encoder_layers"]
+    first = rows[0].settings
+    sizes = [name for name in first if name not in ("name", "batch", "steps_a_sample")]
+    alike = [row for row in rows if all(row.settings[name] == first[name] for name in sizes)]
     for way, colour in zip(ways, _LINES * len(ways), strict=False):
-        points = sorted(
-            {
-                row.batch: row.fastest
-                for row in rows
-                if row.way == way
-                and row.fastest
-                and (row.settings["source"], row.settings["target"]) == lengths
-                and (row.settings["hidden_size"], row.settings["encoder_layers"]) == layers
-            }.items()
-        )
+        own = [row for row in alike if row.way == way]
+        if own and own[0].plain:
+            points = _points(own, EAGER)
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=":", label=f"{way}, launched")
+            points = _points(own, GRAPH)
+        else:
+            points = sorted((row.batch, row.fastest or 0.0) for row in own)
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, linewidth=1.4, label=way)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(0)
+    axes.set_xlim(0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.set_xlabel("sentence pairs a batch", fontsize="small")
-    axes.set_title(f"samples/s, lengths {lengths[0]}/{lengths[1]}", fontsize="small")
-    axes.legend(fontsize="x-small", frameon=False)
+    axes.set_title(f"samples/s, lengths {first['source']}/{first['target']}, as a CUDA graph", fontsize="small")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)
     _plain_frame(axes, "both")
+
+
+def _points(rows: Sequence[TranslationRecord], how: str) -> list[tuple[int, float]]:
+    return sorted((row.batch, rate) for row in rows if (rate := row.samples_per_second(how)))
 
 
 def _plain_frame(axes: Axes, grid: str) -> None:
