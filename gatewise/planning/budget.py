@@ -1,0 +1,49 @@
+"""A memory budget as people write it."""
+
+from __future__ import annotations
+
+import re
+
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, sentence
+
+AUTO = "auto"
+USABLE = 0.9
+"""Share of a device's memory that a plan may use; the rest goes to the allocator's gaps and to the system."""
+
+CONTEXT_BYTES = 640 << 20
+"""What a CUDA context and the libraries' code take of a GPU before anything is allocated."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def bytes_of(budget: str, device: Device) -> int | None:
+    """Return a budget in bytes.
+
+    Args:
+        budget: A number with a unit, such as "8GB" (10^9 bytes each) or "7.5 GiB" (2^30); or "auto": what the device
+            has, but for a tenth and the CUDA context.
+        device: Where training runs.
+
+    Returns:
+        The bytes; None for "auto" on a device whose memory is unknown.
+
+    Raises:
+        ArgumentError: The text is neither.
+
+    Example:
+        >>> from gatewise.contract.device import Device
+        >>> bytes_of("8GB", Device.named("h200"))
+        8000000000
+    """
+    if budget == AUTO:
+        if not device.memory_bytes:
+            return None
+        return int(USABLE * device.memory_bytes) - CONTEXT_BYTES * (device.kind == "cuda")
+    found = _FORM.fullmatch(budget)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or not float(found[1]):
+        raise ArgumentError(sentence("memory_budget", "'auto' or a size such as 8GB or 7.5GiB", repr(budget)))
+    return int(float(found[1]) * unit)

@@ -1,0 +1,85 @@
+"""A plan of memory: what each part of a training step keeps, what it works in, and where the step needs most."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+from gatewise.contract.decision import format_bytes
+from gatewise.planning.choose import Choice
+from gatewise.planning.peak import FORWARD, UPDATE
+from gatewise.planning.way import Way
+
+_COLUMNS = 80
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """How a training step is computed so that it fits.
+
+    Attributes:
+        choice: A way for each part, and the step that needs most.
+        budget: Bytes that the step may need; None where nobody knows the device's memory.
+        asked: The budget as it was asked for: a size, or "auto".
+        fastest: Predicted seconds of the fastest ways there are, for all shapes of batch.
+    """
+
+    choice: Choice
+    budget: int | None
+    asked: str
+    fastest: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of what PyTorch allocates."""
+        return self.choice.peak.bytes
+
+    def way(self, part: str) -> Way:
+        """Return how a part is computed."""
+        names = [each.name for each in self.choice.step.parts]
+        return self.choice.ways[names.index(part)]
+
+    def __str__(self) -> str:
+        """A report of at most 80 columns."""
+        choice = self.choice
+        lines = [*_wrapped("memory plan  ", self._headline()), ""]
+        lines += _wrapped("  at rest    ", f"{_size(sum(count for _, count in choice.step.at_rest))}  {_items(choice)}")
+        lines.append(f"  {'part':<9}  {'keeps':>9}  {'works in':>9}  how")
+        for part, way in zip(choice.step.parts, choice.ways, strict=True):
+            room = max(way.forward_scratch, way.backward_scratch)
+            lead = f"  {part.name:<9}  {_size(way.kept)}  {_size(room)}  "
+            lines += _wrapped(lead, way.detail)
+        return "\n".join([*lines, *_wrapped("  peak       ", f"{_size(self.peak_bytes)}  {_where(choice)}")])
+
+    def _headline(self) -> str:
+        share = f" of {format_bytes(self.budget)}" if self.budget is not None else ""
+        slower = self.choice.seconds / self.fastest - 1 if self.fastest else 0.0
+        price = f"; {slower:.0%} slower than without" if slower >= 0.005 else ""
+        return f"{format_bytes(self.peak_bytes)} predicted{share} ({self.asked}), {self.choice.step.shape}{price}"
+
+
+def _items(choice: Choice) -> str:
+    return ", ".join(f"{name} {format_bytes(count)}" for name, count in choice.step.at_rest)
+
+
+def _where(choice: Choice) -> str:
+    found = choice.peak
+    if found.phase == UPDATE:
+        return "in the update of the weights"
+    return f"in the {found.phase} pass of {found.part}" + (
+        "" if found.phase == FORWARD else f", gradients of {format_bytes(_gradients(choice))} among it"
+    )
+
+
+def _gradients(choice: Choice) -> int:
+    """Return the bytes of the gradients of parameters that are there at the peak."""
+    names = [part.name for part in choice.step.parts]
+    return sum(part.gradients for part in choice.step.parts[names.index(choice.peak.part) :])
+
+
+def _size(count: int) -> str:
+    return f"{format_bytes(count):>9}"
+
+
+def _wrapped(lead: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

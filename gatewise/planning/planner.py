@@ -1,0 +1,138 @@
+"""From a model, batches and a budget to a plan, or to what would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from gatewise.contract.decision import format_bytes
+from gatewise.contract.device import Device
+from gatewise.contract.errors import OutOfMemoryPredicted, sentence
+from gatewise.models import Seq2Seq
+from gatewise.planning.budget import AUTO, bytes_of
+from gatewise.planning.choose import Choice, Shape, choices, least, within
+from gatewise.planning.echo import NEARLY_FREE
+from gatewise.planning.plan import Plan
+from gatewise.planning.translation.step import training_step
+from gatewise.training.options import TrainingOptions
+
+_LARGEST = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batching:
+    """How batches are made, so that other sizes can be tried.
+
+    Attributes:
+        name: The option that says how large they are.
+        size: Its value.
+        shapes: The shapes of the batches of another size; those that occur, or the extreme ones among them.
+        smallest: The smallest value that makes any batch.
+    """
+
+    name: str
+    size: int
+    shapes: Callable[[int], Sequence[Shape]]
+    smallest: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the training of a model on a device.
+
+    Attributes:
+        model: The model, which may be on the device "meta".
+        training: Precision, optimizer and average are read.
+        device: Where it would run.
+        processes: How many train together.
+        text_bytes: What the training text takes on the device.
+    """
+
+    model: Seq2Seq
+    training: TrainingOptions
+    device: Device
+    processes: int = 1
+    text_bytes: int = 0
+
+    def plan(self, batching: Batching, budget: str = AUTO) -> Plan:
+        """Return the fastest way to train that keeps to a budget.
+
+        With "auto" the least memory that costs nearly nothing is taken, where the device has room for it.
+
+        Args:
+            batching: The batches.
+            budget: See `gatewise.planning.budget.bytes_of`.
+
+        Raises:
+            OutOfMemoryPredicted: Nothing keeps to the budget; the message has the least that does, and the largest
+                batch that fits.
+            ArgumentError: The budget is not one.
+            KernelRefused: A kernel that the model asks for refuses a batch.
+        """
+        room = bytes_of(budget, self.device)
+        found = self._choices(batching.size, batching)
+        chosen = within(found, room)
+        if chosen is None:
+            raise OutOfMemoryPredicted(self._refusal(found, batching, budget, room or 0))
+        if budget == AUTO:
+            cheap = [each for each in found if each.seconds <= (1 + NEARLY_FREE) * chosen.seconds]
+            chosen = min(cheap, key=lambda each: each.peak.bytes)
+        return Plan(chosen, room, budget, found[0].seconds)
+
+    def largest(self, batching: Batching, budget: str = AUTO) -> int:
+        """Return the largest size of batch that keeps to a budget in some way; 0 when none does, or nobody knows."""
+        room = bytes_of(budget, self.device)
+
+        def fits(size: int) -> bool:
+            return within(self._choices(size, batching), room) is not None
+
+        if room is None or not fits(batching.smallest):
+            return 0
+        low, high = batching.smallest, max(2 * batching.smallest, batching.size)
+        while high < _LARGEST and fits(high):
+            low, high = high, 2 * high
+        # To three digits: predictions are no better.
+        while high - low > max(1, low // 256):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _choices(self, size: int, batching: Batching) -> list[Choice]:
+        return choices(
+            training_step(
+                self.model, shape, self.training, self.device, processes=self.processes, text_bytes=self.text_bytes
+            )
+            for shape in extremes(batching.shapes(size))
+        )
+
+    def _refusal(self, found: Sequence[Choice], batching: Batching, budget: str, room: int) -> str:
+        smallest, largest = least(found), self.largest(batching, budget)
+        needs = f"at least {_rounded_up(smallest.peak.bytes)} for these batches ({smallest.step.shape})"
+        got = f"{format_bytes(room)} ({budget})"
+        if largest:
+            advice = f"Raise it, or lower `{batching.name}` from {batching.size:,} to {largest:,}, the most that fits."
+        else:
+            alone = least(self._choices(batching.smallest, batching)).peak.bytes
+            advice = f"The smallest batch there is needs {_rounded_up(alone)}: take a smaller model."
+        return sentence("memory_budget", needs, got, advice)
+
+
+def extremes(shapes: Iterable[Shape]) -> list[Shape]:
+    """Return the shapes of which one needs most, and those that a kernel may refuse for their size."""
+    shapes = list(shapes)
+    measures: tuple[Callable[[Shape], int], ...] = (
+        lambda shape: shape.source * shape.batch,
+        lambda shape: shape.target * shape.batch,
+        lambda shape: (shape.source + shape.target) * shape.batch,
+        lambda shape: shape.source * shape.target * shape.batch,
+        lambda shape: shape.batch,
+        lambda shape: -shape.batch,
+        lambda shape: -shape.target,
+    )
+    return sorted({max(shapes, key=measure) for measure in measures})
+
+
+def _rounded_up(count: int) -> str:
+    """Write a size so that what is written is enough."""
+    unit = 1 << 20
+    return format_bytes(-(-count // unit) * unit)

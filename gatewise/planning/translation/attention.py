@@ -1,0 +1,103 @@
+"""Attention of all decoder steps: its map kept, made again, or never in memory."""
+
+from __future__ import annotations
+
+from gatewise.attention import Problem, Score, explain
+from gatewise.attention.choice import AUTO, kernel_named, seconds
+from gatewise.contract.decision import Decision
+from gatewise.contract.device import tf32_allowed
+from gatewise.contract.errors import KernelRefused
+from gatewise.planning.translation.decoder import kept_bytes
+from gatewise.planning.translation.setting import Setting, parameter_bytes
+from gatewise.planning.way import Part, Recomputation, Way
+
+REFERENCE = "reference"
+
+
+def attention(setting: Setting) -> Part:
+    """Return the part of attention, with the layer that combines it with the decoder's output.
+
+    Raises:
+        KernelRefused: The kernel that the model asks for refuses the call.
+    """
+    layer = setting.model.attention
+    problem = problem_of(setting)
+    names = _names(problem, setting) if layer.kernel == AUTO else [layer.kernel]
+    ways: list[Way] = []
+    for name in names:
+        decision = explain(problem, setting.device, name)
+        if decision.chosen is None:
+            raise KernelRefused(f"the attention kernel {name!r} cannot train this model\n\n{decision}")
+        ways.append(_way(name, decision, setting, ways[0] if ways else None))
+    return Part("attention", tuple(ways), parameter_bytes(layer, setting.model.attended))
+
+
+def problem_of(setting: Setting) -> Problem:
+    """Return all steps of a batch as one problem of attention."""
+    layer, shape = setting.model.attention, setting.shape
+    score = Score(layer.score)
+    return Problem(
+        shape.target,
+        shape.source,
+        shape.batch,
+        layer.hidden_size if score is Score.ADDITIVE else layer.source_size,
+        layer.source_size,
+        score=score,
+        query_size=layer.query_size if score is Score.GENERAL else 0,
+        layer_norm=layer.layer_norm,
+        ragged=True,
+        dtype=setting.dtype,
+        needs_grad=True,
+        allow_tf32=setting.device.kind == "cuda" and setting.dtype.itemsize == 4 and tf32_allowed(),
+    )
+
+
+def _names(problem: Problem, setting: Setting) -> list[str]:
+    """Return the kernel that keeps everything, what is chosen when nobody names one, and the others that accept."""
+    accepted = [verdict.kernel for verdict in explain(problem, setting.device).verdicts if verdict.accepted]
+    return [REFERENCE, AUTO, *(name for name in accepted if name != REFERENCE)]
+
+
+def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> Way:
+    chosen = decision.verdict(decision.chosen or "")
+    assert chosen.work is not None
+    problem = problem_of(setting)
+    own = sum(spec.nbytes for spec in kernel_named(chosen.kernel).kept(problem, setting.device))
+    around, backward = (_fed if setting.model.input_feeding else _whole)(setting, problem, chosen.kernel, own)
+    again = None
+    if usual is not None and chosen.kernel != REFERENCE:
+        # Queries have to be there for it, which keeping the map would spare; keys are there for all steps' sake.
+        element, steps = setting.dtype.itemsize, setting.shape.target * setting.shape.batch
+        again = Recomputation(usual.kept - around, own + steps * problem.hidden_size * element)
+    return Way(
+        name,
+        chosen.kernel,
+        seconds(chosen.work, problem, setting.pace),  # type: ignore[arg-type]
+        kept=around + own,
+        forward_scratch=chosen.work.workspace_bytes,
+        backward_scratch=backward + (chosen.peak_bytes or 0) - own,
+        recomputation=again,
+    )
+
+
+def _fed(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
+    """Return what a loop over steps keeps around the kernel, and works in backward besides what the kernel states."""
+    source = setting.shape.source * setting.shape.batch * setting.dtype.itemsize
+    keys = source * problem.hidden_size * problem.additive
+    kept = kept_bytes(setting, kernel, of_attention=True) - own
+    # Gradients of the encoder's outputs, through the weights that the loop multiplies them with.
+    return kept + keys, source * problem.value_size
+
+
+def _whole(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
+    """Return the same of a call over all steps, with the layer that combines context and hidden state."""
+    model, shape = setting.model, setting.shape
+    element, hidden, width = setting.dtype.itemsize, model.hidden_size, problem.hidden_size
+    rows, source = shape.target * shape.batch, shape.source * shape.batch
+    projected = (rows + source) * width * element * problem.additive
+    # The context; both side by side with the decoder's output; the tanh of that; what dropout keeps of it.
+    outputs = rows * (2 * problem.value_size + 2 * hidden) * element
+    outputs += setting.mask_bytes(rows * hidden, model.dropout.p, element)
+    casts = setting.cast_bytes(*model.attention.parameters(), *model.attended.parameters())
+    # Gradients of what was combined, after and before its tanh, and of the two side by side.
+    return projected + outputs + casts, rows * (3 * hidden + problem.value_size) * element + casts

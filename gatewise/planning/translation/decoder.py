@@ -1,0 +1,89 @@
+"""The decoder: LSTM layers over whole translations, or a loop in which each step reads what the last one attended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gatewise import feeding
+from gatewise.contract.device import tf32_allowed
+from gatewise.planning.translation.lstm import lstm
+from gatewise.planning.translation.setting import Setting, parameter_bytes
+from gatewise.planning.way import Part, Recomputation, Way
+
+KEPT, AGAIN = "kept", "again"
+_OF_ATTENTION = ("queries", "contexts", "attention", "values")
+
+
+def decoder(setting: Setting) -> Part:
+    """Return the part of the decoder's layers.
+
+    Raises:
+        KernelRefused: The kernel that the layers ask for refuses the call.
+    """
+    model = setting.model
+    if not model.input_feeding:
+        return lstm("decoder", model.decoder, setting.shape.target, setting, lengths=False)  # type: ignore[arg-type]
+    usual, lean = _way(setting, recompute=False), _way(setting, recompute=True)
+    again = Recomputation(usual.kept - lean.kept, 0, _gate_seconds(setting))
+    lean = dataclasses.replace(lean, seconds=usual.seconds + again.product_seconds, recomputation=again)
+    return Part("decoder", (usual, lean), parameter_bytes(model.decoder))
+
+
+def sizes_of(setting: Setting) -> feeding.Sizes:
+    """Return the decoder's call with input feeding."""
+    model, shape = setting.model, setting.shape
+    return feeding.Sizes(
+        time=shape.target,
+        source=shape.source,
+        batch=shape.batch,
+        units=model.hidden_size,
+        layers=model.decoder_layers,
+        embedding_size=model.target_embedding.embedding_dim,
+        features=model.attention.hidden_size if model.attention.score == "additive" else 0,
+        value_size=model.attention.source_size,
+        layer_norm=model.attention.layer_norm,
+        dtype=setting.dtype,
+        dropout=bool(model.dropout.p),
+        layer_dropout=bool(model.layer_dropout.p),
+        allow_tf32=setting.device.kind == "cuda" and setting.dtype.itemsize == 4 and tf32_allowed(),
+    )
+
+
+def kept_bytes(setting: Setting, kernel: str, *, of_attention: bool, recompute: bool = False) -> int:
+    """Return what the loop keeps for its layers, or for attention.
+
+    Args:
+        setting: The step.
+        kernel: Of attention.
+        of_attention: Which of the two.
+        recompute: Whether gates are computed again.
+    """
+    found = feeding.kept(sizes_of(setting), setting.device, recompute=recompute, attention_kernel=kernel)
+    return sum(
+        spec.nbytes for name, specs in found.items() if (name in _OF_ATTENTION) == of_attention for spec in specs
+    )
+
+
+def _way(setting: Setting, *, recompute: bool) -> Way:
+    model, rows = setting.model, setting.shape.target * setting.shape.batch
+    embedded = rows * model.target_embedding.embedding_dim
+    stretch = feeding.workspace_bytes(sizes_of(setting), recompute=recompute)
+    return Way(
+        AGAIN if recompute else KEPT,
+        "a step at a time, gates made again" if recompute else "a step at a time",
+        kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute),
+        forward_scratch=stretch,
+        # The embeddings' gradient; the weights', which autograd copies from those of the loop's own.
+        backward_scratch=stretch + embedded * setting.dtype.itemsize + setting.cast_bytes(*model.decoder.parameters()),
+    )
+
+
+def _gate_seconds(setting: Setting) -> float:
+    """Predict the time of a product over all steps for each layer, and of reading and writing its gates twice."""
+    model, rows = setting.model, setting.shape.target * setting.shape.batch
+    sizes, device = sizes_of(setting), setting.device
+    gates = 4 * model.hidden_size * model.decoder_layers
+    inputs = (sizes.embedding_size + model.hidden_size * (2 * model.decoder_layers)) / model.decoder_layers
+    flops = 2.0 * rows * gates * inputs
+    traffic = 4.0 * rows * gates * setting.dtype.itemsize
+    return flops / device.matmul_rate(setting.dtype, allow_tf32=sizes.allow_tf32) + traffic / device.memory_bandwidth

@@ -1,0 +1,85 @@
+"""LSTM layers that run over whole sentences: gates kept, or made again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gatewise.contract.decision import Decision
+from gatewise.contract.errors import KernelRefused
+from gatewise.nn import LSTM
+from gatewise.planning.translation.setting import Setting, parameter_bytes
+from gatewise.planning.way import Part, Recomputation, Way
+from gatewise.selection import kernel_named
+from gatewise.selection.choose import decide_by_prediction
+from gatewise.selection.explain import explain
+
+NORMAL, LEAN = "normal", "lean"
+
+
+def lstm(name: str, layer: LSTM, steps: int, setting: Setting, *, lengths: bool, dropped: float = 0.0) -> Part:
+    """Return the part of an LSTM.
+
+    Args:
+        name: Of the part.
+        layer: The layers, all in one call.
+        steps: Time steps.
+        setting: The training step.
+        lengths: Whether rows have lengths.
+        dropped: Rate of a dropout of the input, whose output is made for this part.
+
+    Raises:
+        KernelRefused: The kernel that the layer asks for refuses the call.
+    """
+    batch = setting.shape.batch
+    shape = (steps, batch, layer.input_size)
+    usual = explain(
+        layer,
+        shape,
+        lengths=lengths,
+        device=setting.device,
+        dtype=setting.dtype,
+        training=True,
+        captured=setting.captured,
+    )
+    if usual.chosen is None:
+        raise KernelRefused(f"the kernel {layer.kernel!r} cannot train this model\n\n{usual}")
+    problem, given = usual.problem.replace(lean=False), 0
+    if dropped:
+        numbers = steps * batch * layer.input_size
+        given = numbers * setting.dtype.itemsize + setting.mask_bytes(numbers, dropped, setting.dtype.itemsize)
+    ways = []
+    for memory in (NORMAL, LEAN):
+        decision = decide_by_prediction(problem.replace(lean=memory == LEAN), setting.device, layer.kernel)
+        if decision.chosen is not None:
+            ways.append(_way(memory, decision, layer, setting, given))
+    if len(ways) == 2:
+        ways[1] = _replayed(ways[1], ways[0])
+    return Part(name, tuple(ways), parameter_bytes(layer))
+
+
+def _way(memory: str, decision: Decision, layer: LSTM, setting: Setting, given: int) -> Way:
+    problem, verdict = decision.problem, decision.verdict(decision.chosen or "")
+    assert verdict.work is not None
+    element = problem.element_bytes
+    outputs = problem.time * problem.batch * problem.output_size
+    states = problem.num_layers * problem.num_directions * problem.batch * (problem.state_size + problem.hidden_size)
+    inputs = problem.time * problem.batch * problem.input_size
+    kept = sum(spec.nbytes for spec in kernel_named(verdict.kernel).kept(problem, setting.device))
+    workspace = verdict.work.workspace_bytes
+    casts = setting.cast_bytes(*layer.parameters())
+    return Way(
+        memory,
+        verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates made again",
+        verdict.seconds or 0.0,
+        # Outputs and states of both ends; what was dropped from the input; autocast's copies of the weights.
+        kept=kept + (outputs + 2 * states) * element + given + casts,
+        forward_scratch=workspace,
+        # Gradients of outputs and input, and of those copies.
+        backward_scratch=workspace + (outputs + inputs) * element + casts,
+    )
+
+
+def _replayed(lean: Way, usual: Way) -> Way:
+    # Input, outputs and cells are there in any case. What is repeated is products, all but a few of its seconds.
+    again = Recomputation(usual.kept - lean.kept, 0, max(0.0, lean.seconds - usual.seconds))
+    return dataclasses.replace(lean, recomputation=again)

@@ -1,0 +1,72 @@
+"""The softmax over the target vocabulary and its loss: how many tokens' scores are alive at once."""
+
+from __future__ import annotations
+
+from gatewise.contract.device import tf32_allowed
+from gatewise.models.chunked_softmax import even_rows, rows_of_a_chunk
+from gatewise.planning.translation.setting import Setting
+from gatewise.planning.way import Part, Way
+
+ALL = 1 << 30
+ROWS = (ALL, 8192, 4096, 2048, 1024, 512, 256, 128)
+"""Tokens of a chunk that are tried; what `weighted_token_loss` would take by itself is tried too."""
+
+# Passes over a chunk's scores: the product writes them, the softmax reads and writes them, two products and the bias's
+# gradient read them. In plain operators the softmax reads and writes them twice more, with 16 bits in float32.
+_PASSES, _PLAIN_PASSES, _PLAIN_PASSES_16 = 6, 9, 15
+_LAUNCHES, _PLAIN_LAUNCHES = 7, 14  # of a chunk
+
+
+def output(setting: Setting) -> Part:
+    """Return the part of the output layer and the loss."""
+    weight = setting.model.output.weight
+    gradients = (weight.numel() + len(weight)) * weight.itemsize
+    narrowed = setting.model.narrowed
+    if narrowed is not None:
+        gradients += narrowed.weight.numel() * narrowed.weight.itemsize
+    rows = {*ROWS, rows_of_a_chunk(len(weight), setting.dtype.itemsize)}
+    return Part("output", tuple(_way(most, setting) for most in sorted(rows, reverse=True)), gradients)
+
+
+def rows_of(name: str) -> int:
+    """Return the tokens of a chunk in the way of this name."""
+    return int(name)
+
+
+def _way(most: int, setting: Setting) -> Way:
+    tokens = setting.shape.target * setting.shape.batch
+    vocabulary, size = setting.model.output.weight.shape
+    element, hidden = setting.dtype.itemsize, setting.model.hidden_size
+    rows = even_rows(tokens, most)
+    chunks = -(-tokens // rows)
+    matrix = (vocabulary * size + vocabulary) * 4
+    # What the products give; without a program for it, the softmax of 16 bits is in float32, from a copy in float32.
+    plain = setting.autocast and not setting.device.triton
+    scores = rows * vocabulary * (element + 8 * plain)
+    copies = setting.cast_bytes(setting.model.output.weight)
+    attended = tokens * hidden * element
+    detail = f"{chunks} chunks of {rows:,} tokens" if chunks > 1 else f"all {tokens:,} tokens at once"
+    return Way(
+        str(most),
+        detail,
+        _seconds(tokens, rows, chunks, setting),
+        # The gradients of hidden rows, weight and bias are made in the forward pass.
+        kept=matrix + tokens * size * element,
+        forward_scratch=scores + copies + attended + (chunks > 1) * setting.autocast * matrix // 2,
+        backward_scratch=tokens * size * element,
+    )
+
+
+def _seconds(tokens: int, rows: int, chunks: int, setting: Setting) -> float:
+    vocabulary, size = setting.model.output.weight.shape
+    device, element = setting.device, setting.dtype.itemsize
+    tf32 = device.kind == "cuda" and tf32_allowed()
+    arithmetic = 6.0 * tokens * vocabulary * size / device.matmul_rate(setting.dtype, allow_tf32=tf32)
+    if device.triton:
+        passes, launches = _PASSES, _LAUNCHES
+    else:
+        passes, launches = _PLAIN_PASSES_16 if setting.autocast else _PLAIN_PASSES, _PLAIN_LAUNCHES
+    traffic = passes * tokens * vocabulary * element
+    # The sum of the weight's gradient is read and written for each chunk but the first.
+    sums = 8.0 * vocabulary * size * (chunks - 1)
+    return arithmetic + (traffic + sums) / device.memory_bandwidth + launches * chunks * device.launch_seconds
