@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -18,23 +17,18 @@ from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
 from gatewise.cli.classifier_scores import answers_of, main_score, plot_answers, print_scores, scores_of
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
-from gatewise.cli.run_report import compare, field
+from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
-from gatewise.contract.errors import KernelRefused
 from gatewise.data import SequenceBatches
 from gatewise.models import SequenceClassifier
-from gatewise.selection import explain
 from gatewise.training import RunFolder, evaluate, fit
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import Measure
 from gatewise.training.loop import Outcome
-from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
-from gatewise.training.progress import terminal_progress
 from gatewise.training.run_folder import bytes_of_run
-from gatewise.training.summaries import TensorBoardSummaries
 
 _UNIT = "sequences"
 
@@ -93,14 +87,9 @@ CLASSIFIER = Task(
 def _decision(
     recipe: ClassifierRecipe, batches: SequenceBatches, model: SequenceClassifier, processes: Processes
 ) -> Decision:
-    """Say which kernel trains the model; a kernel that was named and refuses is an error before anything is written."""
+    """Say which kernel trains the model."""
     shape = (batches.longest, recipe.data.batch_size // processes.count, model.lstm.input_size)
-    autocast = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
-    with arithmetic(recipe.training.precision):
-        decision = explain(model.lstm, shape, lengths=batches.ragged or None, dtype=autocast, training=True)
-    if decision.chosen is None:
-        raise KernelRefused(f"the kernel {recipe.model.kernel!r} cannot train this model\n\n{decision}")
-    return decision
+    return decide(model.lstm, shape, recipe.training.precision, lengths=batches.ragged or None)
 
 
 def _train(
@@ -121,13 +110,8 @@ def _train(
         **{name: size for name, size in sizes.items() if name != "kernel"},
         "training data": digest.hexdigest()[:16],
     }
-    measure = _measure(material)
-    with contextlib.ExitStack() as stack:
-        observers = []
-        if processes.first:
-            summaries = TensorBoardSummaries(folder.tensorboard, measure, _UNIT, model)
-            observers.append(stack.enter_context(contextlib.closing(summaries)))
-            observers.append(stack.enter_context(terminal_progress(console, recipe.training.epochs, _UNIT, measure)))
+    epochs = recipe.training.epochs
+    with watching(console, folder, processes, epochs, _UNIT, _measure(material), model) as observers:
         return fit(
             model,
             batches["train"],
@@ -180,18 +164,16 @@ def _describe(
     task = f"{len(material.classes)} classes" if material.classes else "a number"
     weights = sum(parameter.numel() for parameter in model.parameters())
     both = "bidirectional " if options.bidirectional else ""
-    field(console, "recipe", escape(f"{recipe.name}{', ' if recipe.description else ''}{recipe.description}"))
-    field(console, "data", escape(f"{material.name}: {counts}"))
-    field(console, "reads", f"{steps} steps of {len(train.features)} features; answers with {task}")
     shape = f"{options.num_layers} x {options.hidden_size} {both}LSTM, {options.pooling} over time"
-    field(console, "model", f"{shape}, {weights:,} weights")
-    field(console, "folder", escape(str(folder.path)))
-    if processes.count > 1:
-        share = recipe.data.batch_size // processes.count
-        field(console, "workers", f"{processes.count} processes, {share} sequences of each batch")
-    console.print()
-    console.print(escape(str(decision)), soft_wrap=True)
-    console.print()
+    share = recipe.data.batch_size // processes.count
+    lines = {
+        "data": f"{material.name}: {counts}",
+        "reads": f"{steps} steps of {len(train.features)} features; answers with {task}",
+        "model": f"{shape}, {weights:,} weights",
+        "folder": str(folder.path),
+        "workers": f"{processes.count} processes, {share} sequences of each batch" if processes.count > 1 else "",
+    }
+    introduce(console, recipe, lines, decision)
 
 
 def _finish(
@@ -219,8 +201,7 @@ def _finish(
     plot_curves(folder.curves, outcome.history, _UNIT, measure=measure)
     plot_answers(folder.confusion, answers, targets, material.classes)
     console.print()
-    if outcome.history[-1].epoch < recipe.training.epochs:
-        field(console, "stopped", f"no better for {recipe.training.patience} evaluations")
+    tell_early_stop(console, outcome, recipe.training)
     field(
         console, "valid", f"{name} {best.scores[measure.score]:.4f}, loss {best.valid_loss:.4f} (epoch {best.epoch:g})"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -15,10 +14,10 @@ from rich.markup import escape
 
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
-from gatewise.cli.run_report import compare, field
+from gatewise.cli.run_report import compare, decide, field, introduce, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
-from gatewise.contract.errors import ArgumentError, CheckpointError, KernelRefused, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.data import (
     Corpus,
     Tokenizer,
@@ -33,16 +32,12 @@ from gatewise.data import (
 )
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
-from gatewise.selection import explain
 from gatewise.training import RunFolder, evaluate, fit, perplexity
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.loop import Outcome
-from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
-from gatewise.training.progress import terminal_progress
 from gatewise.training.run_folder import bytes_of_run
-from gatewise.training.summaries import TensorBoardSummaries
 
 _SPLITS = ("train", "valid", "test")
 
@@ -186,16 +181,10 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
-    """Say which kernel trains the model; a kernel that was named and refuses is an error before anything is written."""
-    options = recipe.model
+    """Say which kernel trains the model."""
     time = min(recipe.text.window, material.streams["train"].steps)
-    batch = recipe.text.batch_size // processes.count
-    autocast = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
-    with arithmetic(recipe.training.precision):
-        decision = explain(model.lstm, (time, batch, options.embedding_size), dtype=autocast, training=True)
-    if decision.chosen is None:
-        raise KernelRefused(f"the kernel {options.kernel!r} cannot train this model\n\n{decision}")
-    return decision
+    shape = (time, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
+    return decide(model.lstm, shape, recipe.training.precision)
 
 
 def _train(
@@ -211,12 +200,8 @@ def _train(
         **{name: size for name, size in sizes.items() if name != "kernel"},
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
-    unit = material.tokenizer.unit
-    with contextlib.ExitStack() as stack:
-        observers = []
-        if processes.first:
-            observers.append(stack.enter_context(contextlib.closing(TensorBoardSummaries(folder.tensorboard))))
-            observers.append(stack.enter_context(terminal_progress(console, recipe.training.epochs, unit)))
+    epochs, unit = recipe.training.epochs, material.tokenizer.unit
+    with watching(console, folder, processes, epochs, unit) as observers:
         return fit(
             model,
             material.streams["train"],
@@ -245,17 +230,15 @@ def _describe(
     weights = sum(parameter.numel() for parameter in model.parameters())
     options = recipe.model
     shape = f"{options.num_layers} x {options.hidden_size} LSTM{', tied softmax' if options.tied else ''}"
-    field(console, "recipe", escape(f"{recipe.name}{', ' if recipe.description else ''}{recipe.description}"))
-    field(console, "text", escape(f"{corpus.name}, {characters:,} characters"))
-    field(console, "tokens", f"{len(tokenizer):,} different {tokenizer.unit}; {parts}")
-    field(console, "model", f"{shape}, {weights:,} weights")
-    field(console, "folder", escape(str(folder.path)))
-    if processes.count > 1:
-        columns = recipe.text.batch_size // processes.count
-        field(console, "workers", f"{processes.count} processes, {columns} columns each")
-    console.print()
-    console.print(escape(str(decision)), soft_wrap=True)
-    console.print()
+    columns = recipe.text.batch_size // processes.count
+    lines = {
+        "text": f"{corpus.name}, {characters:,} characters",
+        "tokens": f"{len(tokenizer):,} different {tokenizer.unit}; {parts}",
+        "model": f"{shape}, {weights:,} weights",
+        "folder": str(folder.path),
+        "workers": f"{processes.count} processes, {columns} columns each" if processes.count > 1 else "",
+    }
+    introduce(console, recipe, lines, decision)
 
 
 def _finish(

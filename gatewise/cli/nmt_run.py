@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,7 +18,7 @@ from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
-from gatewise.cli.run_report import compare, field
+from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -28,9 +27,8 @@ from gatewise.cli.saved_translator import (
     translation_sizes,
 )
 from gatewise.contract.decision import Decision
-from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models import Search, Seq2Seq, Translation
-from gatewise.selection import explain
 from gatewise.training import RunFolder, evaluate, fit, perplexity
 from gatewise.training.checkpoint import write_bytes, write_tensors
 from gatewise.training.curves import plot_curves
@@ -38,10 +36,8 @@ from gatewise.training.history import PERPLEXITY
 from gatewise.training.loop import MODEL, Outcome
 from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
-from gatewise.training.progress import terminal_progress
 from gatewise.training.run_folder import bytes_of_run
 from gatewise.training.snapshot import weights_of
-from gatewise.training.summaries import TensorBoardSummaries
 
 _UNIT = "tokens"
 _MEASURE = dataclasses.replace(PERPLEXITY, digits=3, score="BLEU")
@@ -104,17 +100,11 @@ TRANSLATION = Task(
 
 
 def _decision(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq, processes: Processes) -> Decision:
-    """Say which kernel reads the sentences; one that was named and refuses is an error before anything is written."""
-    batches, options = material.batches["train"], recipe.model
-    longest = batches.longest_source
+    """Say which kernel reads the sentences."""
+    longest = material.batches["train"].longest_source
     rows = max(1, recipe.data.batch_tokens // (longest * processes.count))
-    half = torch.bfloat16 if recipe.training.precision == "bfloat16" else None
-    with arithmetic(recipe.training.precision):
-        shape = (longest, rows, options.embedding_size)
-        decision = explain(model.encoder[0], shape, lengths=True, dtype=half, training=True)
-    if decision.chosen is None:
-        raise KernelRefused(f"the kernel {options.kernel!r} cannot train this model\n\n{decision}")
-    return decision
+    shape = (longest, rows, recipe.model.embedding_size)
+    return decide(model.encoder[0], shape, recipe.training.precision, lengths=True)
 
 
 def _train(
@@ -131,12 +121,8 @@ def _train(
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
         "training text": material.digest,
     }
-    with contextlib.ExitStack() as stack:
-        observers = []
-        if processes.first:
-            summaries = TensorBoardSummaries(folder.tensorboard, _MEASURE, _UNIT)
-            observers.append(stack.enter_context(contextlib.closing(summaries)))
-            observers.append(stack.enter_context(terminal_progress(console, recipe.training.epochs, _UNIT, _MEASURE)))
+    epochs = recipe.training.epochs
+    with watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers:
         return fit(
             model,
             material.batches["train"],
@@ -202,29 +188,24 @@ def _describe(
     folder: RunFolder,
     decision: Decision,
 ) -> None:
-    options = recipe.model
+    options, batches = recipe.model, material.batches["train"]
     counts = ", ".join(f"{split} {len(material.parts[split]):,}" for split in SPLITS)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    field(console, "recipe", escape(f"{recipe.name}{', ' if recipe.description else ''}{recipe.description}"))
-    field(console, "pairs", escape(f"{material.name}: {counts}"))
-    for split, report in material.reports.items():
-        if report.kept < report.pairs:
-            field(console, "filter", escape(f"{split}: {report}"))
+    left_out = [f"{split}: {report}" for split, report in material.reports.items() if report.kept < report.pairs]
     joint = material.source is material.target
-    batches = material.batches["train"]
-    padding = f"{batches.padding:.1%} of them padding"
-    field(console, "batches", f"{len(batches):,} an epoch in {batches.shapes} shapes, {padding}")
     sizes = f"{len(material.source):,}" if joint else f"{len(material.source):,} and {len(material.target):,}"
-    field(console, "tokens", f"{sizes} different {material.source.unit}{', joint' if joint else ''}")
     layers = f"{options.encoder_layers} + {options.decoder_layers} layers of {options.hidden_size}"
     feeding = ", input feeding" if options.input_feeding else ""
-    field(console, "model", f"{layers}, {options.score} attention{feeding}, {weights:,} weights")
-    field(console, "folder", escape(str(folder.path)))
-    if processes.count > 1:
-        field(console, "workers", f"{processes.count} processes share each batch")
-    console.print()
-    console.print(escape(str(decision)), soft_wrap=True)
-    console.print()
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    lines = {
+        "pairs": f"{material.name}: {counts}",
+        "filter": "; ".join(left_out),
+        "batches": f"{len(batches):,} an epoch in {batches.shapes} shapes, {batches.padding:.1%} of them padding",
+        "tokens": f"{sizes} different {material.source.unit}{', joint' if joint else ''}",
+        "model": f"{layers}, {options.score} attention{feeding}, {weights:,} weights",
+        "folder": str(folder.path),
+        "workers": f"{processes.count} processes share each batch" if processes.count > 1 else "",
+    }
+    introduce(console, recipe, lines, decision)
 
 
 def _finish(
@@ -253,8 +234,7 @@ def _finish(
     write_bytes(folder.path / "test.translated", answers.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
-    if outcome.history[-1].epoch < recipe.training.epochs:
-        field(console, "stopped", f"no better for {recipe.training.patience} evaluations")
+    tell_early_stop(console, outcome, recipe.training)
     for name, loss, scores in (("valid", best.valid_loss, best.scores), ("test", test_loss, test.figures())):
         figures = f"BLEU {scores['BLEU']:.2f}, chrF {scores['chrF']:.2f}, {scores['exact']:.1%} exactly right"
         where = f" (epoch {best.epoch:g})" if name == "valid" else ""
