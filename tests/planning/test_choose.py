@@ -40,9 +40,7 @@ def test_the_fastest_that_fits_is_found(steps, budget):
     fitting = []
     for indices in itertools.product(*(range(len(part.ways)) for part in steps[0].parts)):
         chosen = [[part.ways[index] for part, index in zip(step.parts, indices, strict=True)] for step in steps]
-        most = max(
-            peak(step.at_rest[0][1], step.parts, ways).bytes for step, ways in zip(steps, chosen, strict=True)
-        )
+        most = max(peak(step.at_rest[0][1], step.parts, ways).bytes for step, ways in zip(steps, chosen, strict=True))
         if most <= budget:
             fitting.append(sum(way.seconds for ways in chosen for way in ways))
     found = within(choices(steps), budget)

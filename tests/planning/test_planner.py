@@ -1,0 +1,192 @@
+"""Plans of translation models on a described GPU: what is chosen, what is refused and with which figures."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, OutOfMemoryPredicted
+from gatewise.models import Seq2Seq
+from gatewise.planning import Batching, Planner, Shape, apply
+from gatewise.planning.planner import extremes
+from gatewise.training.options import TrainingOptions
+
+H200 = Device.named("h200")
+IWSLT = {"source_size": 7710, "target_size": 17_192, "embedding_size": 512, "hidden_size": 512}
+
+
+def model(**options):
+    return Seq2Seq(**(IWSLT | {"dropout": 0.2, "layer_dropout": 0.2} | options), device="meta")
+
+
+def planner(device=H200, training=(), **options):
+    defaults = {"precision": "tf32", "optimizer": "adam"}
+    return Planner(model(**options), TrainingOptions(**(defaults | dict(training))), device)
+
+
+def batches(size=128, length=50):
+    return Batching("batch", size, lambda count: [Shape(length, length, count)])
+
+
+def test_the_iwslt_model_keeps_to_the_figures_that_were_asked_for():
+    # 1.1 GB and 2.2 GB of PyTorch's memory, a tenth above the prediction at most.
+    assert planner().plan(batches()).peak_bytes <= 1.12e9
+    assert planner().plan(batches(length=100)).peak_bytes <= 2.0e9
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("budget", ["auto", "1.2GB", "2GB", "8GB"])
+def test_a_plan_keeps_to_its_budget_and_says_what_it_does(feeding, budget):
+    plan = planner(input_feeding=feeding).plan(batches(), budget)
+    assert plan.budget is not None
+    assert plan.peak_bytes <= plan.budget
+    text = str(plan)
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("encoder 1", "decoder", "attention", "output", "at rest", "peak"):
+        assert f"  {part} " in text
+    assert "S 50, T 50, B 128" in text
+
+
+def test_a_larger_budget_is_used():
+    small, large = planner().plan(batches(), "1.1GB"), planner().plan(batches(), "8GB")
+    assert small.choice.seconds > large.choice.seconds
+    assert small.peak_bytes < large.peak_bytes
+
+
+def test_auto_takes_the_least_memory_that_costs_nearly_nothing():
+    auto, fastest = planner().plan(batches(), "auto"), planner().plan(batches(), "100GB")
+    assert auto.peak_bytes < 0.9 * fastest.peak_bytes
+    assert auto.choice.seconds <= 1.05 * fastest.choice.seconds
+
+
+def refusal(budget, size=128, **options):
+    with pytest.raises(OutOfMemoryPredicted) as caught:
+        planner(**options).plan(batches(size), budget)
+    return str(caught.value)
+
+
+def test_a_budget_that_cannot_be_met_says_the_least_that_can():
+    message = refusal("0.8GB")
+    found = re.fullmatch(
+        r"`memory_budget` must be at least (\d+) MiB for these batches \(S 50, T 50, B 128\), got 763 MiB \(0\.8GB\)\. "
+        r"Raise it, or lower `batch` from 128 to (\d+), the most that fits\.",
+        message,
+    )
+    assert found, message
+    least, largest = int(found[1]), int(found[2])
+    assert planner().plan(batches(), f"{least}MiB").peak_bytes <= least << 20
+    refusal(f"{least - 1}MiB")
+    planner().plan(batches(largest), "0.8GB")
+    refusal("0.8GB", size=largest + max(1, largest // 100))
+
+
+def test_a_model_that_never_fits_is_said_not_to():
+    message = refusal("100MB")
+    assert "The smallest batch there is needs" in message
+    assert message.endswith("take a smaller model.")
+
+
+def test_a_device_that_is_too_small_is_a_budget_that_cannot_be_met():
+    small = H200.replace(memory_bytes=2 << 30)
+    planner(small).plan(batches())
+    assert "(auto)" in refusal("auto", size=1000, device=small)
+
+
+def test_the_largest_batch_is_where_plans_end():
+    room = "8GB"
+    largest = planner().largest(batches(), room)
+    planner().plan(batches(largest), room)
+    with pytest.raises(OutOfMemoryPredicted):
+        planner().plan(batches(largest + max(1, largest // 100)), room)
+    assert planner().largest(batches(), "100MB") == 0
+    assert planner(Device("cpu", "invented")).largest(batches(), "auto") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "training"),
+    [
+        ({"hidden_size": 256}, {}),
+        ({"embedding_size": 256}, {}),
+        ({"target_size": 8000}, {}),
+        ({"source_size": 9000}, {}),
+        ({"encoder_layers": 3}, {}),
+        ({"decoder_layers": 3}, {}),
+        ({"score": "dot"}, {}),
+        ({"attention_layer_norm": True}, {}),
+        ({"input_feeding": False}, {}),
+        ({"dropout": 0.0}, {}),
+        ({"layer_dropout": 0.0}, {}),
+        ({"tied": "target"}, {}),
+        ({"attention_kernel": "reference"}, {}),
+        ({"kernel": "stepwise"}, {}),
+        ({}, {"precision": "bfloat16"}),
+        ({}, {"optimizer": "sgd", "momentum": 0.0}),
+        ({}, {"optimizer": "sgd"}),
+        ({}, {"average": "ema"}),
+        ({}, {"average": "last"}),
+    ],
+)
+def test_everything_that_takes_memory_is_in_the_prediction(changes, training):
+    # At the end of the backward pass everything but the output layer's room counts.
+    peak = lambda each: min(choice.peak.bytes for choice in each._choices(128, batches()))  # noqa: E731
+    assert peak(planner(**changes, training=training)) != peak(planner())
+
+
+def test_several_processes_and_the_text_take_memory_too():
+    alone = planner(training={"cuda_graph": False})  # several processes have none
+    several = Planner(alone.model, alone.training, alone.device, processes=2)
+    text = Planner(alone.model, alone.training, alone.device, text_bytes=10**8)
+    weights = sum(each.numel() * 4 for each in alone.model.parameters())
+    for other, more in ((several, weights), (text, 10**8)):
+        assert min(choice.peak.bytes for choice in other._choices(128, batches())) == more + min(
+            choice.peak.bytes for choice in alone._choices(128, batches())
+        )
+
+
+def test_a_kernel_that_was_named_is_the_only_one():
+    plan = planner(attention_kernel="reference").plan(batches(32), "8GB")
+    assert plan.way("attention").detail == "reference"
+    plan = planner(kernel="stepwise").plan(batches(32), "8GB")
+    assert plan.way("encoder 1").detail == "stepwise"
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+def test_a_plan_is_applied_to_the_model(feeding):
+    own = model(input_feeding=feeding)
+    made = Planner(own, TrainingOptions(precision="tf32"), H200)
+    found = made._choices(128, batches())
+    plans = [
+        made.plan(batches(), f"{choice.peak.bytes}")
+        for choice in (min(found, key=lambda each: each.peak.bytes), found[0])
+    ]
+    seen = []
+    for plan in plans:
+        apply(plan, own)
+        assert [layer.memory for layer in own.encoder] == [plan.way("encoder 1").name, plan.way("encoder 2").name]
+        assert own.attention.kernel == plan.way("attention").name
+        assert own.output_rows == int(plan.way("output").name)
+        seen.append((own.output_rows, own.recompute_gates if feeding else own.decoder.memory))
+    assert seen[0] != seen[1]
+
+
+def test_shapes_that_matter_are_kept_and_no_others():
+    shapes = [
+        Shape(10, 10, 100),
+        Shape(50, 20, 20),
+        Shape(20, 50, 20),
+        Shape(40, 40, 18),
+        Shape(12, 11, 80),
+        Shape(5, 3, 90),
+    ]
+    found = extremes([*shapes, Shape(11, 9, 70)])
+    assert Shape(5, 3, 90) in found  # fewest steps: a kernel may refuse them
+    assert Shape(10, 10, 100) in found
+    assert Shape(11, 9, 70) not in found
+
+
+@pytest.mark.parametrize("budget", ["", "many"])
+def test_what_is_no_budget_is_refused_before_anything(budget):
+    with pytest.raises(ArgumentError, match="memory_budget"):
+        planner().plan(batches(), budget)
