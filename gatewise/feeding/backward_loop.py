@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gatewise import attention
 from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights, at, wide
-from gatewise.feeding.elementwise import Elementwise
-from gatewise.feeding.products import multiply
+from gatewise.feeding.elementwise import Elementwise, Planes, operands_in
+from gatewise.feeding.products import multiply, multiply_planes
 from gatewise.feeding.weight_sums import WeightSums
 
 _GATES = 4
@@ -38,24 +38,32 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
     count, back_count = _planes(inputs, _GATES * units), _planes(inputs, joining.shape[0])
     through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
-    weights = [inputs.recurrent(layer).unflatten(0, (count, -1)) for layer in range(top + 1)]
+    weights = [layer.weight.unflatten(0, (count, -1)) for layer in inputs.layers]
+    scales = new(len(inputs.layers), time, batch) if options.halves else None
     back = new(back_count, batch, units)
     behind = behind.unflatten(2, (back_count, -1)).transpose(1, 2)
     joining = joining.unflatten(0, (back_count, -1))
     dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
-    fed, attended = through[0][..., :units], kept.operands[0][1:, :, :units]
     stretch = options.stretch(time)
     memory = tuple(new(stretch, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
     weight_sums = WeightSums(inputs, kept, whole=stretch >= time)
+
+    def gradient(layer: int, step: int, columns: slice) -> Planes | None:
+        """Return what a layer's product made of a step's gradients, which there are not before the last step."""
+        if step == time:
+            return None
+        return Planes(through[layer][..., columns], None if scales is None else scales[layer, step])
+
+    from_below, beside = slice(units), slice(units, None)
     for step in reversed(range(time)):
         if step == time - 1 or (step + 1) % stretch == 0:
             steps = slice(step // stretch * stretch, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
-        last = step == time - 1
-        parts.attended_gradient(dsums[step], attended[step], dy[step], None if last else fed, at(inputs.dropout, step))
+        fed = gradient(0, step + 1, from_below)
+        parts.attended_gradient(dsums[step], kept.outputs[step], dy[step], fed, at(inputs.dropout, step))
         attention.query_gradient_step(kept.steps, step, dsums[step], out=dqueries[step])
         torch.bmm(behind[step], joining, out=back)
-        above = back
+        above = Planes(back)
         for layer in reversed(range(top + 1)):
             dgates = gates[layer][step - steps.start]
             parts.cell_gradient(
@@ -64,24 +72,25 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
                 kept.cells[layer][step - 1] if step else inputs.cell[layer],
                 dcell[layer],
                 above=above,
-                beside=dqueries[step : step + 1] if layer == top and not query_size else None,
-                later=None if last else through[layer][..., units:],
+                beside=Planes(dqueries[step : step + 1]) if layer == top and not query_size else None,
+                later=gradient(layer, step + 1, beside),
                 dropout=inputs.between_at(layer, step),
+                scale=None if scales is None else scales[layer, step],
             )
-            torch.bmm(dgates.unflatten(1, (count, -1)).transpose(0, 1), weights[layer], out=through[layer])
-            above = through[layer][..., :units]
+            dgates = dgates if scales is None else operands_in(dgates)
+            multiply_planes(dgates.unflatten(1, (count, -1)).transpose(0, 1), weights[layer], through[layer])
+            above = gradient(layer, step, from_below)
         if step == steps.start:
-            weight_sums.add(steps, gates)
+            weight_sums.add(steps, gates, None if scales is None else scales[:, steps])
     of_source = attention.source_gradients(kept.steps, dsums)
-    hidden = kept.operands[top][1:, :, units:].flatten(0, 1)
     return Gradients(
         embedded=weight_sums.embedded,
-        hidden=torch.stack([_sum(planes[..., units:]) for planes in through]),
+        hidden=torch.stack([_sum(gradient(layer, 0, beside)) for layer in range(top + 1)]),
         cell=dcell.to(inputs.cell.dtype),
-        attended=_sum(fed),
+        attended=_sum(gradient(0, 0, from_below)),
         keys=of_source.keys,
         source=of_source.values @ inputs.of_context,
-        weights=_weights_gradient(inputs, kept, hidden, of_source, weight_sums),
+        weights=_weights_gradient(inputs, kept, of_source, weight_sums),
     )
 
 
@@ -91,10 +100,9 @@ def _planes(inputs: Inputs, depth: int) -> int:
     return _GATES if inputs.embedded.is_cuda and depth % _GATES == 0 else 1
 
 
-def _weights_gradient(
-    inputs: Inputs, kept: Kept, hidden: Tensor, of_source: attention.Gradients, weight_sums: WeightSums
-) -> Weights:
+def _weights_gradient(inputs: Inputs, kept: Kept, of_source: attention.Gradients, weight_sums: WeightSums) -> Weights:
     weights, query_size, units = inputs.weights, inputs.query_size, inputs.units
+    hidden = kept.operands[-1][1:, :, units:].to(kept.joined.dtype).flatten(0, 1)
     joined, attended, query = kept.joined.flatten(0, 1), torch.empty_like(weights.attended), None
     multiply(joined[:, query_size : query_size + units].t(), hidden, attended[:, :units])
     multiply(of_source.values.flatten(0, 1).t(), inputs.source.flatten(0, 1), attended[:, units:])
@@ -121,11 +129,17 @@ def _gates(
     found = tuple(each[: steps.stop - steps.start] for each in memory)
     for layer, gates in enumerate(found):
         rows, operand = gates.flatten(0, 1), kept.operands[layer][steps].flatten(0, 1)
-        start = inputs.sums_of_embeddings(steps, out=gates) if layer == 0 else inputs.layers[layer].bias
-        torch.addmm(start, operand, inputs.recurrent(layer).t(), out=rows)
+        weight, bias = inputs.layers[layer]
+        if layer == 0:
+            inputs.sums_of_embeddings(steps, out=gates)
+        else:
+            rows.copy_(bias.expand_as(rows))
+        multiply(operand, weight.t(), rows, add=True)
         parts.activate(rows)
     return found
 
 
-def _sum(planes: Tensor) -> Tensor:
-    return planes.sum(0) if len(planes) > 1 else planes[0].clone(memory_format=torch.contiguous_format)
+def _sum(found: Planes | None) -> Tensor:
+    assert found is not None
+    total = found.planes.sum(0)
+    return total if found.scale is None else total * found.scale.unsqueeze(1)

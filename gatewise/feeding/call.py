@@ -21,6 +21,8 @@ class Options:
         score: "additive" or "dot".
         attention_kernel: A name, or "auto".
         dtype: That it is computed in.
+        halves: Whether what the steps' products multiply is float16, where float32 products may be rounded: as many
+            bits as TensorFloat-32 has, with a power of two for each row of gradients.
         needs_grad: Whether a backward pass may follow.
         recompute: Whether the backward pass computes the gates again, a stretch of steps at a time, instead of finding
             those of all steps kept.
@@ -30,7 +32,13 @@ class Options:
     attention_kernel: str
     dtype: torch.dtype
     needs_grad: bool
+    halves: bool = False
     recompute: bool = False
+
+    @property
+    def operand(self) -> torch.dtype:
+        """The dtype of what the steps' products multiply."""
+        return torch.float16 if self.halves else self.dtype
 
     def stretch(self, time: int) -> int:
         """Return for how many steps at a time there is memory for gates."""
@@ -89,7 +97,7 @@ class Layer(NamedTuple):
     """The weights of a layer as the steps' products read them.
 
     Attributes:
-        weight: Of the layer's input, then of its hidden state [4H, I + H].
+        weight: Of what the steps make, from below or fed, then of the layer's hidden state [4H, 2H].
         bias: [4H].
     """
 
@@ -112,7 +120,8 @@ class Inputs(NamedTuple):
         embedded_dtype: That the embeddings came in, and their gradient has.
         dropout: Of the attended outputs [T, B, H]; or None.
         between: Of what the layers above the first read, [T, B, H] each; empty for none.
-        layers: The layers' weights, side by side.
+        layers: The layers' weights, side by side, in the dtype of operands.
+        from_embeddings: The first layer's weights of what is embedded [4H, E].
         joining: What the top hidden state is multiplied with: the query's weights, where it has any, then the hidden
             state's half of W_a, [A + H, H] or [H, H].
         of_context: The context's half of W_a [H, V].
@@ -131,6 +140,7 @@ class Inputs(NamedTuple):
     dropout: Dropout | None
     between: tuple[Dropout, ...]
     layers: tuple[Layer, ...]
+    from_embeddings: Tensor
     joining: Tensor
     of_context: Tensor
     values: Tensor
@@ -160,15 +170,10 @@ class Inputs(NamedTuple):
         found = {name: getattr(self.weights, name) for name in ("v", "norm_weight", "norm_bias")}
         return {name: None if each is None else each.to(self.keys.dtype) for name, each in found.items()}
 
-    def recurrent(self, layer: int) -> Tensor:
-        """Return a layer's weights for what the steps themselves make [4H, 2H]."""
-        return self.layers[layer].weight[:, -2 * self.units :]
-
     def sums_of_embeddings(self, steps: slice, out: Tensor) -> Tensor:
         """Write what embeddings and bias add to the first layer's gate sums at some steps; return it [N, 4H]."""
-        weight, bias = self.layers[0]
         rows = self.embedded[steps].flatten(0, 1)
-        return torch.addmm(bias, rows, weight[:, : rows.shape[1]].t(), out=out.flatten(0, 1)[: len(rows)])
+        return torch.addmm(self.layers[0].bias, rows, self.from_embeddings.t(), out=out.flatten(0, 1)[: len(rows)])
 
     def between_at(self, layer: int, step: int) -> Dropout | None:
         """Return the dropout of what the layer above a layer reads at a step."""
@@ -184,6 +189,7 @@ class Kept(NamedTuple):
             layer, to the others the hidden state of the layer below.
         gates: Activated gates of each layer [T, B, 4H]; the backward pass uses them up. Empty where it computes them.
         cells: Cell states of each layer [T, B, H].
+        outputs: The attended outputs [T, B, H]; a part of the first layer's operands where those have their dtype.
         joined: [T, B, A + H + A] of the additive score, [T, B, H + H] of the dot score: the query where a product
             makes it, what the hidden state adds to the context, and room for the query's gradient; the backward pass
             writes the gradient of the second over it.
@@ -193,6 +199,7 @@ class Kept(NamedTuple):
     operands: tuple[Tensor, ...]
     gates: tuple[Tensor, ...]
     cells: tuple[Tensor, ...]
+    outputs: Tensor
     joined: Tensor
     steps: attention.Steps
 

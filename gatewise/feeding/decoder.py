@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.feeding import backward_loop, forward_loop, packing
+from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
+
+_HALVES = False  # until a GPU has shown them
 
 
 class State(NamedTuple):
@@ -79,7 +81,9 @@ def attended_outputs(
 
     Numerics:
         Under autocast everything is computed in its dtype, with cell states and what is element-wise in float32; gates
-        and cell states are rounded to the dtype when they are kept for the backward pass.
+        and cell states are rounded to the dtype when they are kept for the backward pass. In float32, where products
+        may be rounded to TensorFloat-32 on the GPU, those of the steps round as much by taking float16 operands, with
+        a power of two for each row of gradients.
     """
     if not len(embedded):
         raise ArgumentError(sentence("embedded", "of one step at least", list(embedded.shape)))
@@ -92,36 +96,59 @@ def attended_outputs(
         tensors = (embedded, *(each.to(dtype) for each in rest), *weights.flat())
         differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
         score = "dot" if weights.query is None else "additive"
-        options = Options(score, attention_kernel, dtype, differentiable, recompute)
+        halves = stored_in_halves(embedded.device, dtype, weights)
+        options = Options(score, attention_kernel, dtype, differentiable, halves, recompute)
         plane = (*embedded.shape[:2], state.hidden.shape[2])
         between = (_drawn(layer_dropout, plane, embedded) for _ in weights.layers[1:])
         masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
         if differentiable:
             return _Decoder.apply(options, lengths, masks, *tensors)  # type: ignore[no-any-return]
         inputs = _packed(options, lengths, masks, tensors)
-        return forward_loop.run(options, inputs, parts_for(inputs))[0]
+        return forward_loop.run(options, inputs, parts_for(options, inputs)).outputs
 
 
-def parts_for(inputs: Inputs) -> Elementwise:
+def parts_for(options: Options, inputs: Inputs) -> Elementwise:
     """Return the element-wise parts for a call: our own launches where they can be compiled, otherwise plain torch."""
     found = inputs.embedded
     if found.is_cuda and inputs.batch:
         from gatewise.feeding import launches
 
         if launches.available(found.device):
-            return launches.Launches(inputs.batch, inputs.units, inputs.query_size, found.dtype, found.device)
+            sizes = inputs.batch, inputs.units, inputs.query_size
+            return launches.Launches(*sizes, found.dtype, options.halves, found.device)
     return Plain()
+
+
+def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights) -> bool:
+    """Whether what the steps' products multiply is stored in float16, beside float32 numbers that may be rounded.
+
+    TensorFloat-32 has as many bits behind the point, ten, and products in it take twice as long, or more: PyTorch's
+    libraries have had fast kernels for them in one layout alone.
+    """
+    if (
+        not _HALVES
+        or device.type != "cuda"
+        or dtype != torch.float32
+        or weights.query is None
+        or not products.rounds_float32()
+    ):
+        return False
+    from gatewise.feeding import launches
+
+    units = weights.attended.shape[0]
+    return products.widens() and launches.available(device) and launches.widest_halves(units)
 
 
 class _Decoder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: Options, lengths: Tensor | None, masks: tuple, *tensors: Tensor | None) -> Tensor:
         inputs = _packed(options, lengths, masks, tensors)
-        parts = parts_for(inputs)
-        attended, kept = forward_loop.run(options, inputs, parts)
+        parts = parts_for(options, inputs)
+        kept = forward_loop.run(options, inputs, parts)
         ctx.save_for_backward(*tensors)
-        ctx.call = options, inputs, kept, parts
-        return attended
+        # The outputs would otherwise hold themselves, through the function that made them.
+        ctx.call = options, inputs, kept._replace(outputs=kept.outputs.detach()), parts
+        return kept.outputs
 
     @staticmethod
     @once_differentiable
@@ -146,7 +173,8 @@ def _packed(options: Options, lengths: Tensor | None, masks: tuple, tensors: Seq
         weights,
         embedded.dtype,  # type: ignore[union-attr]
         *masks,
-        packing.layers(weights, options.dtype),
+        packing.layers(weights, options.dtype, options.operand),
+        packing.from_embeddings(weights, options.dtype),
         packing.joining(weights, options.dtype),
         of_context,
         source @ of_context.t(),  # type: ignore[operator]

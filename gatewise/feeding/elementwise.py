@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+_LARGEST = 14  # the exponent that the largest number of a row gets in float16, which ends at 2^16
+
 
 class Dropout(NamedTuple):
     """Which units of a plane stay.
@@ -25,11 +27,23 @@ class Dropout(NamedTuple):
     scale: float
 
 
+class Planes(NamedTuple):
+    """A gradient as products left it.
+
+    Attributes:
+        planes: To be summed [parts, B, H].
+        scale: What each row is to be multiplied with [B]; None for 1.
+    """
+
+    planes: Tensor
+    scale: Tensor | None = None
+
+
 class Elementwise(Protocol):
     """The four element-wise parts of a step. Planes are [B, H], gates [B, 4H] in the order i f g o.
 
-    Rows may be parts of wider ones, except those of gates, products, cells and masks. Gradients of a hidden state come
-    as planes [parts, B, H], which are to be summed.
+    Rows may be parts of wider ones, except those of gates, products, cells and masks. What products multiply may be
+    float16 beside float32 numbers.
     """
 
     def cell(
@@ -69,15 +83,16 @@ class Elementwise(Protocol):
         earlier: Tensor,
         dcell: Tensor,
         *,
-        above: Tensor | None,
-        beside: Tensor | None,
-        later: Tensor | None,
+        above: Planes | None,
+        beside: Planes | None,
+        later: Planes | None,
         dropout: Dropout | None,
+        scale: Tensor | None,
     ) -> None:
         """Step the adjoint of a cell.
 
         Args:
-            gates: Activated, replaced by the gradients of their sums.
+            gates: Activated, replaced by the gradients of their sums: see `operands_in`.
             cell: Cell state after the step.
             earlier: Cell state before it.
             dcell: Gradient of the former, replaced by that of the latter.
@@ -85,15 +100,27 @@ class Elementwise(Protocol):
             beside: Gradient of the hidden state from attention.
             later: Gradient of the hidden state from the next step.
             dropout: Of what the layer above read.
+            scale: None; or, where the gradients are written as float16 in the first half of each row's memory, what
+                each row of them is to be multiplied with, a power of two [B].
         """
         ...
 
-    def attended(self, context: Tensor, state: Tensor, output: Tensor, dropout: Dropout | None) -> None:
-        """Write the attended output: the dropout of the tanh of the sum of context and state."""
+    def attended(
+        self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
+    ) -> None:
+        """Write the attended output, the dropout of the tanh of the sum of context and state, twice.
+
+        Args:
+            context: Of attention.
+            state: What the hidden state adds.
+            output: Where it is written as it is; or None.
+            fed: Where it is written for the next step.
+            dropout: None for none.
+        """
         ...
 
     def attended_gradient(
-        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Tensor | None, dropout: Dropout | None
+        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
         """Write the gradient of that sum, from gradients of the output: from outside and from the next step."""
         ...
@@ -139,10 +166,11 @@ class Plain:
         earlier: Tensor,
         dcell: Tensor,
         *,
-        above: Tensor | None,
-        beside: Tensor | None,
-        later: Tensor | None,
+        above: Planes | None,
+        beside: Planes | None,
+        later: Planes | None,
         dropout: Dropout | None,
+        scale: Tensor | None,
     ) -> None:
         """Step the adjoint of a cell."""
         dh = torch.zeros_like(dcell)
@@ -162,16 +190,27 @@ class Plain:
             dh * squashed * o * (1 - o),
         )
         torch.mul(total, f, out=dcell)
-        for place, gradient in zip((of_i, of_f, of_g, of_o), found, strict=True):
-            place.copy_(gradient)
+        if scale is None:
+            for place, gradient in zip((of_i, of_f, of_g, of_o), found, strict=True):
+                place.copy_(gradient)
+        else:
+            both = torch.cat(found, -1)
+            largest = both.abs().amax(1).clamp(min=2.0**-100)
+            torch.exp2(largest.log2().floor() - _LARGEST, out=scale)
+            operands_in(gates).copy_(both / scale.unsqueeze(1))
 
-    def attended(self, context: Tensor, state: Tensor, output: Tensor, dropout: Dropout | None) -> None:
+    def attended(
+        self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
+    ) -> None:
         """Write the attended output."""
         found = torch.add(context.to(_wide(context.dtype)), state).tanh_()
-        output.copy_(found if dropout is None else _dropped(found, dropout))
+        found = found if dropout is None else _dropped(found, dropout)
+        fed.copy_(found)
+        if output is not None:
+            output.copy_(found)
 
     def attended_gradient(
-        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Tensor | None, dropout: Dropout | None
+        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
         """Write the gradient of the sum."""
         squashed = output.to(_wide(output.dtype))
@@ -181,6 +220,11 @@ class Plain:
             # Where a unit was dropped, its tanh is lost, and not needed.
             squashed, d = squashed / dropout.scale, _dropped(d, dropout)
         sums.copy_(d * (1 - squashed * squashed))
+
+
+def operands_in(gates: Tensor) -> Tensor:
+    """Return the float16 numbers in the first half of the memory of each row of float32 gates [..., 4H]."""
+    return gates.view(torch.float16)[..., : gates.shape[-1]]
 
 
 def _activated(sums: Tensor) -> tuple[Tensor, ...]:
@@ -196,9 +240,10 @@ def _dropped(plane: Tensor, dropout: Dropout) -> Tensor:
     return torch.where(dropout.mask, plane * dropout.scale, 0)
 
 
-def _sum(planes: Tensor, like: Tensor) -> Tensor:
-    planes = planes.to(like.dtype)
-    return planes[0] if len(planes) == 1 else planes.sum(0)
+def _sum(found: Planes, like: Tensor) -> Tensor:
+    planes = found.planes.to(like.dtype)
+    total = planes[0] if len(planes) == 1 else planes.sum(0)
+    return total if found.scale is None else total * found.scale.unsqueeze(1)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -8,15 +8,13 @@ Operands of a product lie side by side in memory because their makers write them
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from gatewise import attention
 from gatewise.feeding.call import Inputs, Kept, Options, at, wide
 from gatewise.feeding.elementwise import Elementwise
+from gatewise.feeding.products import multiply
 
 
-def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, Kept]:
+def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     """Run the steps.
 
     Args:
@@ -25,11 +23,13 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, K
         parts: The element-wise parts, for these sizes, dtype and device.
 
     Returns:
-        The attended outputs [T, B, H], a part of the first layer's operands; and what backward needs.
+        The attended outputs, and what backward needs.
     """
     time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
     new, query_size = inputs.embedded.new_empty, inputs.query_size
-    operands = tuple(new(time + 1, batch, 2 * units) for _ in inputs.layers)
+    operands = tuple(new(time + 1, batch, 2 * units, dtype=options.operand) for _ in inputs.layers)
+    fed = operands[0][1:, :, :units]
+    outputs = new(time, batch, units) if options.halves else fed
     stretch, keep = options.stretch(time), options.needs_grad
     cells = tuple(new(time, batch, units) for _ in inputs.layers) if keep else ()
     all_gates = keep and not options.recompute
@@ -55,13 +55,13 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, K
     operands[0][0, :, :units] = inputs.attended
     for operand, state in zip(operands, inputs.hidden, strict=True):
         operand[0, :, units:] = state
-    weights = [inputs.recurrent(layer).t() for layer in range(top + 1)]
+    weights = [layer.weight.t() for layer in inputs.layers]
     joining = inputs.joining.t()
     for step in range(time):
         if step % stretch == 0:
             inputs.sums_of_embeddings(slice(step, min(step + stretch, time)), out=gates[0])
         for layer in range(top + 1):
-            torch.mm(operands[layer][step], weights[layer], out=product)
+            multiply(operands[layer][step], weights[layer], product)
             parts.cell(
                 gates[layer][step % len(gates[layer])],
                 product,
@@ -72,7 +72,13 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> tuple[Tensor, K
                 above=operands[layer + 1][step, :, :units] if layer < top else None,
                 dropout=inputs.between_at(layer, step),
             )
-        torch.mm(hidden[step], joining, out=made[step])
+        multiply(hidden[step], joining, made[step])
         context = attention.attend_step(steps, step)
-        parts.attended(context, made[step, :, query_size:], operands[0][step + 1, :, :units], at(inputs.dropout, step))
-    return operands[0][1:, :, :units], Kept(operands, gates if all_gates else (), cells, joined, steps)
+        parts.attended(
+            context,
+            made[step, :, query_size:],
+            outputs[step] if options.halves else None,
+            fed[step],
+            at(inputs.dropout, step),
+        )
+    return Kept(operands, gates if all_gates else (), cells, outputs, joined, steps)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.device import Device
-from gatewise.feeding.elementwise import Dropout
+from gatewise.feeding.elementwise import Dropout, Planes
 from gatewise.kernels.cuda import driver, toolchain
 
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
@@ -25,7 +25,7 @@ _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 class Source(ctypes.Structure):
     """The struct `Source` of cell.cu, field by field."""
 
-    _fields_ = [("planes", _POINTER), ("row", _STRIDE), ("part", _STRIDE), ("parts", _STRIDE)]
+    _fields_ = [("planes", _POINTER), ("row", _STRIDE), ("part", _STRIDE), ("parts", _STRIDE), ("scale", _POINTER)]
 
 
 class Cell(ctypes.Structure):
@@ -49,7 +49,7 @@ class CellGradient(ctypes.Structure):
     """The struct `CellGradient`."""
 
     _fields_ = [
-        *[(name, _POINTER) for name in ("gates", "cell", "earlier", "dcell")],
+        *[(name, _POINTER) for name in ("gates", "cell", "earlier", "dcell", "written")],
         *[(name, Source) for name in ("above", "beside", "later")],
         ("mask", _POINTER),
         ("scale", ctypes.c_double),
@@ -61,8 +61,8 @@ class Attended(ctypes.Structure):
     """The struct `Attended`."""
 
     _fields_ = [
-        *[(name, _POINTER) for name in ("context", "state", "output", "mask")],
-        *[(name, _STRIDE) for name in ("context_row", "state_row", "output_row")],
+        *[(name, _POINTER) for name in ("context", "state", "output", "fed", "mask")],
+        *[(name, _STRIDE) for name in ("context_row", "state_row", "output_row", "fed_row")],
         ("scale", ctypes.c_double),
         *[(name, _SIZE) for name in ("batch", "units")],
     ]
@@ -89,15 +89,18 @@ class Launches:
         units: H.
         alignment: A number that all offsets of columns are multiples of, besides H.
         dtype: Of the planes.
+        halves: Whether operands of products are float16 beside it.
         device: A CUDA device with an index.
     """
 
-    def __init__(self, batch: int, units: int, alignment: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, batch: int, units: int, alignment: int, dtype: torch.dtype, halves: bool, device: torch.device
+    ) -> None:
         width = width_of(batch, units, alignment, dtype, Device.probe(device).multiprocessors)
         self._threads_of_a_row = units // width
         self._sizes = {"batch": batch, "units": units}
-        self._macros = macros_of(dtype, width)
-        self._device = device
+        self._macros = macros_of(dtype, width, halves)
+        self._device, self._halves = device, halves
         self._early = Device.probe(device).capability >= (9, 0)
 
     def cell(
@@ -140,10 +143,11 @@ class Launches:
         earlier: Tensor,
         dcell: Tensor,
         *,
-        above: Tensor | None,
-        beside: Tensor | None,
-        later: Tensor | None,
+        above: Planes | None,
+        beside: Planes | None,
+        later: Planes | None,
         dropout: Dropout | None,
+        scale: Tensor | None,
     ) -> None:
         """Step the adjoint of a cell."""
         arguments = CellGradient(
@@ -151,30 +155,41 @@ class Launches:
             cell=_address(cell),
             earlier=_address(earlier),
             dcell=_address(dcell),
+            written=_address(scale),
             above=_source(above),
             beside=_source(beside),
             later=_source(later),
             **_dropout(dropout),
             **self._sizes,
         )
-        self._launch("feeding_cell_gradient", arguments)
+        if self._halves:
+            # A block for each row, whose largest number its threads look for together.
+            self._launch(
+                "feeding_cell_gradient", arguments, (self._sizes["batch"], -(-self._threads_of_a_row // 32) * 32)
+            )
+        else:
+            self._launch("feeding_cell_gradient", arguments)
 
-    def attended(self, context: Tensor, state: Tensor, output: Tensor, dropout: Dropout | None) -> None:
+    def attended(
+        self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
+    ) -> None:
         """Write the attended output."""
         arguments = Attended(
             context=_address(context),
             state=_address(state),
             output=_address(output),
+            fed=_address(fed),
             context_row=context.stride(0),
             state_row=state.stride(0),
-            output_row=output.stride(0),
+            output_row=0 if output is None else output.stride(0),
+            fed_row=fed.stride(0),
             **_dropout(dropout),
             **self._sizes,
         )
         self._launch("feeding_attended", arguments)
 
     def attended_gradient(
-        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Tensor | None, dropout: Dropout | None
+        self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
         """Write the gradient of the sum."""
         arguments = AttendedGradient(
@@ -190,10 +205,15 @@ class Launches:
         )
         self._launch("feeding_attended_gradient", arguments)
 
-    def _launch(self, entry: str, arguments: ctypes.Structure) -> None:
-        blocks = -(-arguments.batch * self._threads_of_a_row // THREADS)
-        shape = driver.Shape((blocks, 1, 1), THREADS, 0, cooperative=False, early=self._early)
+    def _launch(self, entry: str, arguments: ctypes.Structure, grid: tuple[int, int] | None = None) -> None:
+        blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // THREADS), THREADS)
+        shape = driver.Shape((blocks, 1, 1), threads, 0, cooperative=False, early=self._early)
         driver.launch(_binary(self._macros, self._device.index), entry, shape, arguments, self._device)
+
+
+def widest_halves(units: int) -> bool:
+    """Whether a block has threads enough for a row of so many units, two each."""
+    return units % 8 == 0 and units <= 2048
 
 
 def available(device: torch.device) -> bool:
@@ -211,19 +231,20 @@ def width_of(batch: int, units: int, alignment: int, dtype: torch.dtype, multipr
     return width
 
 
-def macros_of(dtype: torch.dtype, width: int) -> tuple[tuple[str, int], ...]:
+def macros_of(dtype: torch.dtype, width: int, halves: bool = False) -> tuple[tuple[str, int], ...]:
     """Return the template parameters of the source."""
-    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width)
+    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("HALVES", int(halves))
 
 
 def _dropout(dropout: Dropout | None) -> dict[str, object]:
     return {} if dropout is None else {"mask": _address(dropout.mask), "scale": dropout.scale}
 
 
-def _source(planes: Tensor | None) -> Source:
-    if planes is None:
+def _source(found: Planes | None) -> Source:
+    if found is None:
         return Source()
-    return Source(planes.data_ptr(), planes.stride(1), planes.stride(0), planes.shape[0])
+    planes, scale = found
+    return Source(planes.data_ptr(), planes.stride(1), planes.stride(0), planes.shape[0], _address(scale))
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -30,7 +30,7 @@ class Sizes:
         dtype: What it is computed in.
         dropout: Whether attended outputs are dropped.
         layer_dropout: Whether what the layers above the first read is.
-        allow_tf32: Whether float32 products are rounded.
+        allow_tf32: Whether float32 products are rounded, and what the steps' products multiply is float16 for it.
     """
 
     time: int
@@ -46,6 +46,11 @@ class Sizes:
     dropout: bool = False
     layer_dropout: bool = False
     allow_tf32: bool = False
+
+    @property
+    def halves(self) -> bool:
+        """Whether what the steps' products multiply is float16, on a GPU."""
+        return bool(self.allow_tf32 and self.dtype == torch.float32 and self.features and self.units % 8 == 0)
 
     @property
     def attention(self) -> attention.Problem:
@@ -87,11 +92,13 @@ def kept(
         return (TensorSpec(shape, dtype),) * count
 
     planes = time, batch
-    inputs = [sizes.embedding_size + units, *[units] * (sizes.layers - 1)]
-    weights = [spec for size in inputs for spec in (*numbers(4 * units, size + units), *numbers(4 * units))]
+    halves = sizes.halves and device.kind == "cuda"
+    operand = torch.float16 if halves else sizes.dtype
+    weights = (*numbers(4 * units, 2 * units, dtype=operand), *numbers(4 * units)) * sizes.layers
     masks = sizes.dropout + (sizes.layers - 1) * sizes.layer_dropout
     return {
-        "operands": numbers(time + 1, batch, 2 * units, count=sizes.layers),
+        "operands": numbers(time + 1, batch, 2 * units, count=sizes.layers, dtype=operand),
+        "outputs": numbers(*planes, units) if halves else (),
         "gates": () if recompute else numbers(*planes, 4 * units, count=sizes.layers),
         "cells": numbers(*planes, units, count=sizes.layers),
         "queries": numbers(*planes, 2 * features + units if features else 2 * units),
@@ -99,7 +106,12 @@ def kept(
         "attention": tuple(chosen.kept(sizes.attention, device)),
         "values": numbers(sizes.source, batch, units),
         "masks": numbers(*planes, units, count=masks, dtype=torch.bool),
-        "weights": (*weights, *numbers(features + units, units), *numbers(units, sizes.value_size)),
+        "weights": (
+            *weights,
+            *numbers(4 * units, sizes.embedding_size),
+            *numbers(features + units, units),
+            *numbers(units, sizes.value_size),
+        ),
     }
 
 

@@ -8,11 +8,18 @@ from torch import Tensor
 from gatewise.feeding.call import Layer, Weights
 
 
-def layers(weights: Weights, dtype: torch.dtype) -> tuple[Layer, ...]:
-    """Return for each layer one matrix [4H, I + H] and one bias [4H]."""
+def layers(weights: Weights, dtype: torch.dtype, operand: torch.dtype) -> tuple[Layer, ...]:
+    """Return for each layer one matrix [4H, 2H] and one bias [4H]; without what the first one does with embeddings."""
+    units = weights.attended.shape[0]
     return tuple(
-        Layer(_beside(own.w_ih, own.w_hh, 1, dtype), (own.b_ih + own.b_hh).to(dtype)) for own in weights.layers
+        Layer(_beside(own.w_ih[:, -units:], own.w_hh, 1, operand), (own.b_ih + own.b_hh).to(dtype))
+        for own in weights.layers
     )
+
+
+def from_embeddings(weights: Weights, dtype: torch.dtype) -> Tensor:
+    """Return the first layer's weights of the embeddings [4H, E]."""
+    return weights.layers[0].w_ih[:, : -weights.attended.shape[0]].to(dtype)
 
 
 def joining(weights: Weights, dtype: torch.dtype) -> Tensor:

@@ -19,18 +19,36 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
     """
     if left.dtype == out.dtype:
         torch.addmm(out, left, right, out=out) if add else torch.mm(left, right, out=out)
-    elif left.is_cuda and out.dtype == torch.float32 and _knows_out_dtype():
+    elif left.is_cuda and out.dtype == torch.float32 and widens():
         if add:
             torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
         else:
             torch.mm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
     elif add:
-        out.add_(left @ right)
+        out.add_(left.to(out.dtype) @ right.to(out.dtype))
     else:
-        out.copy_(left @ right)
+        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+
+
+def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Write the products of matrices side by side [parts, M, K] and [parts, K, N] into [parts, M, N], as `multiply`."""
+    if left.dtype == out.dtype:
+        torch.bmm(left, right, out=out)
+    elif left.is_cuda and out.dtype == torch.float32 and widens():
+        torch.bmm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+    else:
+        torch.bmm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
 @functools.cache
-def _knows_out_dtype() -> bool:
-    # From PyTorch 2.8 on.
+def widens() -> bool:
+    """Whether PyTorch's products can have a wider result on a GPU: from 2.8 on."""
     return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))
+
+
+def rounds_float32() -> bool:
+    """Whether float32 products on a GPU may be rounded to TensorFloat-32."""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # chosen by the newer setting, which the older one cannot tell
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"

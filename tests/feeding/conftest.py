@@ -62,9 +62,9 @@ def launches_on_cpu(monkeypatch):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
 
-    def parts_for(inputs):
+    def parts_for(options, inputs):
         found = inputs.embedded
-        return LaunchesOnCpu(inputs.batch, inputs.units, inputs.query_size, found.dtype, found.device)
+        return LaunchesOnCpu(inputs.batch, inputs.units, inputs.query_size, found.dtype, options.halves, found.device)
 
     monkeypatch.setattr(decoder, "parts_for", parts_for)
     # Products are cut as on a GPU, too.

@@ -160,6 +160,24 @@ def test_float32_is_as_near_to_float64_as_the_plain_program_is(recompute):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("options", [{}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True}], ids=str)
+def test_operands_in_float16_err_as_ten_bits_do(options, recompute, monkeypatch):
+    monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: True)
+    call, exact = Call(torch.float32, **options), Call(torch.float64, **options)
+    with torch.no_grad():  # gradients far below and above what float16 can tell apart
+        call.dy *= torch.tensor([1e-9, 1.0, 1e4, 1e-20, 0.0])[:, None]
+        exact.dy.copy_(call.dy)
+    wanted, found = exact.results(exact.plain()), call.results(call.run(recompute=recompute))
+    for name, expected in wanted.items():
+        assert (found[name] - expected).norm() <= 10 * 2.0**-11 * expected.norm(), name
+    for name in ("embedded", "keys", "first cell"):
+        for row in range(4):
+            of_row = expected = wanted[name][:, row]
+            assert (found[name][:, row] - expected).norm() <= 20 * 2.0**-11 * of_row.norm(), (name, row)
+        assert not found[name][:, 4].any()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
 def test_under_autocast_it_errs_no_more_than_the_plain_program(recompute):
     call, exact = Call(torch.float32), Call(torch.float64)
     wanted = exact.results(exact.plain())

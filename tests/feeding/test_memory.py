@@ -49,7 +49,13 @@ def test_the_call_keeps_what_is_stated(options, recompute, kernel):
         "attention": kept.steps.result.kept,
         "values": [inputs.values],
         "masks": masks,
-        "weights": [*(each for layer in inputs.layers for each in layer), inputs.joining, inputs.of_context],
+        "outputs": [],
+        "weights": [
+            *(each for layer in inputs.layers for each in layer),
+            inputs.from_embeddings,
+            inputs.joining,
+            inputs.of_context,
+        ],
     }
     assert {name: [(tuple(each.shape), each.dtype) for each in part] for name, part in found.items()} == {
         name: [(tuple(spec.shape), spec.dtype) for spec in specs] for name, specs in stated.items()

@@ -1,5 +1,8 @@
 // What stands between the products of a decoder step with input feeding: the LSTM cell, and where attention joins the
 // hidden state. Every plane is row-major, one row for each sentence; rows may be parts of wider ones.
+//
+// HALVES: operands of products are float16 beside float32 numbers: the ten bits that TensorFloat-32 products use. What has
+// no natural scale, the gradients, is multiplied by a power of two for each row.
 #include "numbers.cuh"
 
 constexpr int THREADS = 128;
@@ -8,6 +11,24 @@ using Flag = unsigned char;
 struct alignas(WIDTH) Flags {
     Flag at[WIDTH];
 };
+
+#if HALVES
+using Operand = unsigned short;  // the bits of a float16
+__device__ __forceinline__ Operand operand(Real value) {
+    Operand bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#else
+using Operand = Value;
+__device__ __forceinline__ Operand operand(Real value) { return narrowed(value); }
+#endif
+
+struct alignas(WIDTH * sizeof(Operand)) Operands {
+    Operand at[WIDTH];
+};
+
+__device__ __forceinline__ void store_operands(Operand* to, const Operands& values) { *(Operands*)to = values; }
 
 struct Place {
     i64 row, unit;
@@ -34,8 +55,8 @@ struct Cell {
     const Value* bias;     // [4H], to be added too; or null
     Real* cell;            // [B, H], replaced
     Value* kept;           // cell state for the backward pass [B, H]; null where nothing is kept
-    Value* hidden;         // [B, H]
-    Value* above;          // the same for the layer above, after dropout; or null
+    Operand* hidden;       // [B, H]
+    Operand* above;        // the same for the layer above, after dropout; or null
     const Flag* mask;      // which units stay [B, H]; null for all
     i64 hidden_row, above_row;
     double scale;  // of the units that stay
@@ -58,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
 
     wait_for_predecessor();
     for (int gate = 0; gate < 4; gate++) products[gate] = load(a.product + (at.row * 4 + gate) * a.units + at.unit);
-    Values hidden, above, kept;
+    Operands hidden, above;
+    Values kept;
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
         Real total[4];
@@ -71,14 +93,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
         const Real i = sigmoid_of(total[0]), f = sigmoid_of(total[1]), g = tanh_of(total[2]), o = sigmoid_of(total[3]);
         cell.at[k] = f * cell.at[k] + i * g;
         const Real h = o * tanh_of(cell.at[k]);
-        hidden.at[k] = narrowed(h);
-        above.at[k] = a.mask ? narrowed(stays.at[k] ? h * (Real)a.scale : Real(0)) : hidden.at[k];
+        hidden.at[k] = operand(h);
+        above.at[k] = a.mask ? operand(stays.at[k] ? h * (Real)a.scale : Real(0)) : hidden.at[k];
         kept.at[k] = narrowed(cell.at[k]);
         sums[0].at[k] = narrowed(i), sums[1].at[k] = narrowed(f), sums[2].at[k] = narrowed(g), sums[3].at[k] = narrowed(o);
     }
-    store(a.hidden + at.row * a.hidden_row + at.unit, hidden);
+    store_operands(a.hidden + at.row * a.hidden_row + at.unit, hidden);
     store_reals(a.cell + plane, cell);
-    if (a.above) store(a.above + at.row * a.above_row + at.unit, above);
+    if (a.above) store_operands(a.above + at.row * a.above_row + at.unit, above);
     if (a.kept) {
         store(a.kept + plane, kept);
         for (int gate = 0; gate < 4; gate++) store(gates + gate * a.units, sums[gate]);
@@ -111,41 +133,67 @@ struct Source {
     const Value* planes;  // null for none
     i64 row, part;        // strides
     i64 parts;
+    const Real* scale;  // of each row; or null for 1
 };
 
 __device__ __forceinline__ void add(const Source& from, const Place& at, Real* to) {
     if (!from.planes) return;
     const Value* const first = from.planes + at.row * from.row + at.unit;
+    const Real scale = from.scale ? from.scale[at.row] : Real(1);
     for (int part = 0; part < from.parts; part++) {
         const Values share = load(first + part * from.part);
 #pragma unroll
-        for (int k = 0; k < WIDTH; k++) to[k] += widened(share.at[k]);
+        for (int k = 0; k < WIDTH; k++) to[k] += widened(share.at[k]) * scale;
     }
 }
 
 struct CellGradient {
-    Value* gates;          // activated [B, 4H]; gradients of their sums are written over them
+    Value* gates;          // activated [B, 4H]; gradients of their sums are written over them, as operands
     const Value* cell;     // after the step [B, H]
     const Value* earlier;  // before it
     Real* dcell;           // gradient of the cell state after the step [B, H]; replaced by that of the state before
+    Real* written;         // HALVES: what the gradients of each row are to be multiplied with [B]
     Source above, beside, later;  // of the hidden state: from the layer above, from attention, from the next step
     const Flag* mask;             // of what the layer above read
     double scale;
     int batch, units;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell_gradient(const CellGradient a) {
+#if HALVES
+constexpr int LARGEST = 14;  // the exponent that the largest number of a row gets; float16 ends at 2^16
+
+// The power of two that brings a row's largest number to LARGEST. A block works on one row.
+__device__ __forceinline__ int row_exponent(Real largest) {
+    __shared__ Real of_warps[32];
+    for (int lane = 16; lane; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
+    __syncthreads();  // also: every thread has read its gates
+    for (int warp = 0; warp < (blockDim.x + 31) / 32; warp++) largest = fmaxf(largest, of_warps[warp]);
+    const int exponent = LARGEST + 127 - (int)(__float_as_uint(largest) >> 23);
+    return exponent < -100 || exponent > 100 ? exponent < 0 ? -100 : 100 : exponent;
+}
+
+__device__ __forceinline__ Real power_of_two(int exponent) { return __uint_as_float((unsigned)(exponent + 127) << 23); }
+#endif
+
+extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
+#if HALVES
+    // One block a row; threads beyond its end help with nothing, and write nothing.
+    const bool there = threadIdx.x * WIDTH < a.units;
+    const Place at = {(i64)blockIdx.x, there ? (i64)threadIdx.x * WIDTH : 0, there};
+#else
     const Place at = place(a.batch, a.units);
     if (!at.there) return;
+#endif
     const i64 plane = at.row * a.units + at.unit;
-    Value* const kept = a.gates + at.row * 4 * a.units + at.unit;
+    Value* const kept = a.gates + at.row * 4 * a.units;
     Values gates[4];
-    for (int gate = 0; gate < 4; gate++) gates[gate] = load(kept + gate * a.units);
+    for (int gate = 0; gate < 4; gate++) gates[gate] = load(kept + gate * a.units + at.unit);
     const Values after = load(a.cell + plane), before = load(a.earlier + plane);
     Reals dcell = load_reals(a.dcell + plane);
     Flags stays;
     if (a.mask) stays = load_flags(a.mask, plane);
-    Real dh[WIDTH];
+    Real dh[WIDTH], found[4][WIDTH];
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) dh[k] = 0;
 
@@ -163,21 +211,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell_gradient(cons
         const Real o = widened(gates[3].at[k]), squashed = tanh_of(widened(after.at[k])), c = widened(before.at[k]);
         const Real d = dh[k] * o * (Real(1) - squashed * squashed) + dcell.at[k];
         dcell.at[k] = d * f;
-        gates[0].at[k] = narrowed(d * g * i * (Real(1) - i));
-        gates[1].at[k] = narrowed(d * c * f * (Real(1) - f));
-        gates[2].at[k] = narrowed(d * i * (Real(1) - g * g));
-        gates[3].at[k] = narrowed(dh[k] * squashed * o * (Real(1) - o));
+        found[0][k] = d * g * i * (Real(1) - i);
+        found[1][k] = d * c * f * (Real(1) - f);
+        found[2][k] = d * i * (Real(1) - g * g);
+        found[3][k] = dh[k] * squashed * o * (Real(1) - o);
     }
+    Operand* const written = (Operand*)kept;
+    Real scale = 1;
+#if HALVES
+    Real largest = 0;
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++)
+        for (int k = 0; k < WIDTH; k++) largest = fmaxf(largest, fabsf(found[gate][k]));
+    const int exponent = row_exponent(largest);
+    if (!there) return;
+    scale = power_of_two(exponent);
+    if (threadIdx.x == 0) a.written[at.row] = power_of_two(-exponent);
+#endif
     store_reals(a.dcell + plane, dcell);
-    for (int gate = 0; gate < 4; gate++) store(kept + gate * a.units, gates[gate]);
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) {
+        Operands gradients;
+        for (int k = 0; k < WIDTH; k++) gradients.at[k] = operand(found[gate][k] * scale);
+        store_operands(written + gate * a.units + at.unit, gradients);
+    }
 }
 
 struct Attended {
     const Value* context;  // [B, H]
     const Value* state;    // what the hidden state adds [B, H]
-    Value* output;         // [B, H]
+    Value* output;         // [B, H]; or null
+    Operand* fed;          // the same for the next step
     const Flag* mask;      // which units stay; null for all
-    i64 context_row, state_row, output_row;
+    i64 context_row, state_row, output_row, fed_row;
     double scale;
     int batch, units;
 };
@@ -191,13 +257,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended(const Att
 
     wait_for_predecessor();
     Values found = load(a.context + at.row * a.context_row + at.unit);
+    Operands fed;
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
         Real out = tanh_of(widened(found.at[k]) + widened(state.at[k]));
         if (a.mask) out = stays.at[k] ? out * (Real)a.scale : Real(0);
         found.at[k] = narrowed(out);
+        fed.at[k] = operand(out);
     }
-    store(a.output + at.row * a.output_row + at.unit, found);
+    if (a.output) store(a.output + at.row * a.output_row + at.unit, found);
+    store_operands(a.fed + at.row * a.fed_row + at.unit, fed);
 }
 
 struct AttendedGradient {
