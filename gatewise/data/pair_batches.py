@@ -130,6 +130,18 @@ class PairBatches:
         """How many different shapes the batches of an epoch have."""
         return self._shapes
 
+    def largest(self, batch_tokens: int | None = None) -> list[tuple[int, int]]:
+        """Return the largest batch of each length that this process may be given: its padded length and its pairs.
+
+        Args:
+            batch_tokens: Instead of that of these batches, to see what another would do.
+        """
+        found, before = [], 0
+        for steps, rows in zip(*self._by_bucket(self._buckets.argsort()), strict=True):
+            before += len(rows)  # what is left over of shorter pairs comes with these
+            found.append((steps, -(-min(self._size(steps, batch_tokens), before) // self._processes)))
+        return found
+
     @property
     def padding(self) -> float:
         """Share of an epoch's places that hold padding; beginning and end of a translation are one token."""
@@ -176,9 +188,9 @@ class PairBatches:
         if len(left_over):
             yield left_over, steps
 
-    def _size(self, steps: int) -> int:
+    def _size(self, steps: int, batch_tokens: int | None = None) -> int:
         """Return how many pairs are in a batch of pairs of this length."""
-        size = max(1, self._batch_tokens // steps)
+        size = max(1, (batch_tokens or self._batch_tokens) // steps)
         if not self._shuffle:
             return size
         own = max(1, size // self._processes)

@@ -141,6 +141,22 @@ def test_batches_have_few_shapes_and_say_how_much_is_padding(shuffle):
     assert reader.padding < 0.12
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("batch_tokens", [120, 400])
+def test_no_batch_is_larger_than_the_largest_of_its_length(processes, batch_tokens):
+    largest = dict(batches(processes=processes, shuffle=True).largest(batch_tokens))
+    source, target = tokens(*(one for one, _ in LENGTHS)), tokens(*(other for _, other in LENGTHS), first=100)
+    reader = PairBatches(source, target, batch_tokens, processes=processes, shuffle=True)
+    assert dict(reader.largest()) == largest
+    seen = {}
+    for epoch in range(3):
+        for batch in reader.windows(epoch):
+            steps, rows = batch.inputs.shape
+            seen[steps] = max(seen.get(steps, 0), rows)
+    assert all(rows <= largest[steps] for steps, rows in seen.items())
+    assert any(rows == largest[steps] for steps, rows in seen.items())
+
+
 def test_pairs_of_similar_length_are_read_together():
     lengths = [1 + number % 20 for number in range(20 * 200)]
     reader = PairBatches(tokens(*lengths), tokens(*(length - 1 for length in lengths)), 1500, shuffle=True)
