@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gatewise.cli import run_options
-from gatewise.cli.run_options import MODEL, RUN, TRAINING
+from gatewise.cli.run_options import MODEL, TRAINING
 
 _DATA = "Data"
 
@@ -19,9 +19,7 @@ def classify(
     resume: run_options.Resume = False,
     overwrite: run_options.Overwrite = False,
     device: run_options.Device = None,
-    threads: Annotated[
-        int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)
-    ] = None,
+    threads: run_options.Threads = None,
     source: Annotated[
         str | None,
         typer.Option("--data", help="A .csv, .parquet or .npz, or digits or synthetic.", rich_help_panel=_DATA),

@@ -19,9 +19,7 @@ def nmt(
     resume: run_options.Resume = False,
     overwrite: run_options.Overwrite = False,
     device: run_options.Device = None,
-    threads: Annotated[
-        int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)
-    ] = None,
+    threads: run_options.Threads = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="With train, valid and test .de and .en files.", rich_help_panel=_DATA),
@@ -86,6 +84,7 @@ def nmt(
     clip: run_options.Clip = None,
     average: Annotated[str | None, typer.Option(help="none, ema, tail or last.", rich_help_panel=TRAINING)] = None,
     precision: run_options.Precision = None,
+    cuda_graph: run_options.CudaGraph = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, dropout and batches.", rich_help_panel=TRAINING)] = None,
     beam_size: Annotated[int | None, typer.Option(help="Beams for the test set.", rich_help_panel=RUN)] = None,
 ) -> None:
@@ -144,6 +143,7 @@ def nmt(
         "training.clip": clip,
         "training.average": average,
         "training.precision": precision,
+        "training.cuda_graph": cuda_graph,
         "training.seed": seed,
         "translation.beam_size": beam_size,
     }

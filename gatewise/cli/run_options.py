@@ -25,6 +25,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.", rich_help_panel=RUN)
 ]
+Threads = Annotated[
+    int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)
+]
 
 Kernel = Annotated[str | None, typer.Option(help="auto, or a kernel by name.", rich_help_panel=MODEL)]
 

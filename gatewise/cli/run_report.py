@@ -13,6 +13,7 @@ from torch import nn
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused
+from gatewise.nn import LSTM
 from gatewise.selection import explain
 from gatewise.training import RunFolder
 from gatewise.training.history import PERPLEXITY, Measure
@@ -29,11 +30,11 @@ def field(console: Console, name: str, value: str) -> None:
     console.print(f"[bold]{name:<9}[/bold]{value}", highlight=False)
 
 
-def decide(layer: nn.Module, shape: Sequence[int], precision: str, lengths: bool | None = None) -> Decision:
+def decide(layer: LSTM, shape: Sequence[int], precision: str, lengths: bool | None = None) -> Decision:
     """Say which kernel trains a layer; one that was named and refuses is an error before anything is written.
 
     Args:
-        layer: A `gatewise.LSTM`.
+        layer: What a batch runs through first, or takes longest in.
         shape: Of a batch in one process, [T, B, I].
         precision: As in `TrainingOptions`.
         lengths: Whether sequences of a batch differ in length.

@@ -23,7 +23,7 @@ class _Page(NamedTuple):
     """What a batch of translations is written on; it stays where it is.
 
     Attributes:
-        count: Steps done, int64 [].
+        done: Steps done, int64 [].
         tokens: What was written last, int64 [N].
         ended: Whose translation has ended, bool [N].
         total: Log-probability of each so far, float32 [N].
@@ -32,7 +32,7 @@ class _Page(NamedTuple):
         attention: Where each step looked, float32 [T, N, S].
     """
 
-    count: Tensor
+    done: Tensor
     tokens: Tensor
     ended: Tensor
     total: Tensor
@@ -45,7 +45,7 @@ class _Page(NamedTuple):
         """Return a page with room for the longest translation, and for the steps until somebody looks."""
         most = int(longest_translations(torch.tensor(len(source)))) + LOOK
         return cls(
-            count=lengths.new_zeros(()),
+            done=lengths.new_zeros(()),
             tokens=torch.full_like(lengths, search.beginning),
             ended=torch.zeros_like(lengths, dtype=torch.bool),
             total=torch.zeros_like(lengths, dtype=torch.float32),
@@ -89,19 +89,19 @@ def greedy_search(
 def _write(model: Decoder, memory: Any, state: Any, page: _Page, search: Search) -> Any:
     """Do one step on the page, in place; return the next state."""
     logits, state, attention = model.step(page.tokens, memory, state)
-    best, tokens = log_probabilities(logits, page.limits <= page.count + 1, search).max(-1)
+    best, tokens = log_probabilities(logits, page.limits <= page.done + 1, search).max(-1)
     page.total.add_(best.masked_fill(page.ended, 0.0))
     tokens = tokens.masked_fill(page.ended, search.end)
-    page.written.index_copy_(0, page.count[None], tokens[None])
-    page.attention.index_copy_(0, page.count[None], attention.float()[None])
+    page.written.index_copy_(0, page.done[None], tokens[None])
+    page.attention.index_copy_(0, page.done[None], attention.float()[None])
     page.ended.logical_or_(tokens == search.end)
     page.tokens.copy_(tokens)
-    page.count.add_(1)
+    page.done.add_(1)
     return state
 
 
 def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Translation]]:
-    steps = int(page.count)
+    steps = int(page.done)
     rows, looks = page.written[:steps].t().tolist(), page.attention[:steps].transpose(0, 1).cpu()
     found = []
     # A padded batch has more rows than there are sentences.
