@@ -109,6 +109,12 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
     try:
         sizes = facts["translation"] | ({"kernel": kernel} if kernel else {})
         source, target = load_vocabularies(json.dumps(facts["vocabularies"]))
+        for side, vocabulary in (("source", source), ("target", target)):
+            if sizes[f"{side}_size"] != len(vocabulary):
+                raise CheckpointError(
+                    f"{file} holds a {side} vocabulary of {len(vocabulary):,} tokens for a model of "
+                    f"{sizes[f'{side}_size']:,}. Take the model.safetensors of a run of gatewise train nmt."
+                )
         model = build_translation_model(sizes, device)
     except (KeyError, TypeError, CorpusError) as error:
         raise CheckpointError(

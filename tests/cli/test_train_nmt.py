@@ -14,6 +14,7 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
@@ -144,6 +145,37 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(gatewise, small, mo
     for result in results:
         del result["minutes"]
     assert results[0] == results[1]
+
+
+def test_an_interruption_while_the_test_set_is_translated_loses_nothing(gatewise, small, monkeypatch):
+    assert gatewise("train", "nmt", *small, "--output", "whole").status == 0
+    translate = Translator.translate
+
+    def interrupted(self, sentences, search, *rest):
+        if search.beam_size > 1:
+            raise KeyboardInterrupt
+        return translate(self, sentences, search, *rest)
+
+    monkeypatch.setattr(Translator, "translate", interrupted)
+    assert gatewise("train", "nmt", *small, "--output", "parts").status == 130
+    assert not RunFolder("parts").result.exists()
+    monkeypatch.setattr(Translator, "translate", translate)
+    assert gatewise("train", "nmt", "--output", "parts", "--resume").status == 0
+    assert same(weights("whole"), weights("parts"))
+    results = [json.loads(RunFolder(name).result.read_text()) for name in ("whole", "parts")]
+    assert results[0]["test_bleu"] == results[1]["test_bleu"]
+
+
+def test_words_that_were_never_seen_are_read_as_unknown(gatewise, small, tmp_path):
+    names, others = ("valid-source", "valid-target", "test-source", "test-target"), []
+    for split in ("valid", "test"):
+        others += parallel(tmp_path, split, 20)
+        others[-2].write_text(others[-2].read_text("utf-8").replace("eins", "elf"), "utf-8")
+        others[-1].write_text(others[-1].read_text("utf-8").replace("one", "eleven"), "utf-8")
+    given = [word for name, file in zip(names, others, strict=True) for word in (f"--{name}", file)]
+    answer = gatewise("train", "nmt", *small, *given, "--epochs", 1)
+    assert answer.status == 0, answer.err
+    assert "eleven" not in (RunFolder("runs/nmt").path / "test.translated").read_text("utf-8")
 
 
 def test_training_stops_when_nothing_gets_better(gatewise, small):

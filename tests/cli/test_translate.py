@@ -172,6 +172,7 @@ def test_a_checkpoint_without_its_vocabulary_is_refused(gatewise, checkpoint, tm
         ({"vocabularies": facts["vocabularies"]}, "is not a translation model"),
         (facts | {"vocabularies": {"source": {"kind": "word"}}}, "is not a translation model"),
         (facts | {"translation": facts["translation"] | {"hidden_size": 10}}, "of another model"),
+        (facts | {"vocabularies": {"source": {"kind": "word", "words": ["<unk>", "<eos>"]}}}, "vocabulary of 5 tokens"),
     ):
         write_tensors(tmp_path / "wrong.safetensors", tensors, MODEL, wrong)
         answer = gatewise("translate", "--checkpoint", "wrong.safetensors")
