@@ -94,8 +94,8 @@ class Call:
 
         def mask(probability):
             if not probability:
-                return torch.ones(self.dy.shape)
-            kept = torch.empty(self.dy.shape, dtype=torch.bool).bernoulli_(1 - probability)
+                return torch.ones_like(self.dy)
+            kept = torch.empty_like(self.dy, dtype=torch.bool).bernoulli_(1 - probability)
             return kept.to(self.dy.dtype) / (1 - probability)
 
         of_outputs = mask(self.dropout)

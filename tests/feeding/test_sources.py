@@ -1,0 +1,41 @@
+"""The CUDA source compiles for every supported architecture, without a GPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
+
+from gatewise.feeding.launches import DTYPES, SOURCE, macros_of, width_of
+from gatewise.kernels.cuda import toolchain
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles(architecture, dtype):
+    binary, taken = toolchain.compile_afresh(SOURCE, architecture, dict(macros_of(dtype, 16 // dtype.itemsize)))
+    assert all(name in binary for name in (b"feeding_cell", b"feeding_cell_gradient", b"feeding_attended_gradient"))
+    assert taken.registers <= 128
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_with_operands_in_float16_it_is_other_code(width):
+    both = [dict(macros_of(torch.float32, width, halves)) for halves in (False, True)]
+    apart = {toolchain.compile_afresh(SOURCE, "sm_90", macros)[0] for macros in both}
+    assert len(apart) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "units", "alignment", "dtype", "expected"),
+    [
+        (128, 512, 512, torch.bfloat16, 2),
+        (1024, 1024, 1024, torch.bfloat16, 8),
+        (1024, 1024, 1024, torch.float32, 4),
+        (1024, 1024, 33, torch.float32, 1),
+        (1024, 31, 0, torch.bfloat16, 1),
+        (1024, 1024, 0, torch.bfloat16, 8),
+    ],
+)
+def test_width_leaves_enough_threads_and_fits_every_offset(batch, units, alignment, dtype, expected):
+    assert width_of(batch, units, alignment, dtype, 132) == expected
