@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gatewise.contract.capture import for_cuda_graph
 from gatewise.models.search import LOOK, Decoder, Search, Translation, log_probabilities, longest_translations
 
 Work = Callable[[], None]
@@ -78,9 +80,11 @@ def greedy_search(
     state = _write(model, memory, state, page, search)
     steps = graphs.steps(memory, state, page, search) if graphs is not None else None
     if steps is None:
-        while not page.ended.all():
-            for _ in range(LOOK):
-                state = _write(model, memory, state, page, search)
+        # A shape that may be recorded next time gets the same kernels ready as its recording will take.
+        with for_cuda_graph() if graphs is not None else contextlib.nullcontext():
+            while not page.ended.all():
+                for _ in range(LOOK):
+                    state = _write(model, memory, state, page, search)
     else:
         page = steps.until_ended(memory, state, page)
     return _translations(page, given, search)
