@@ -115,6 +115,7 @@ def new_steps(
     shape = (steps, problem.batch, problem.value_size)
     contexts = values.new_empty(shape) if contexts is None else contexts
     _check("contexts", contexts, shape, values)
+    _check_rows("contexts", contexts)
     device = Device.probe(keys.device)
     chosen = choose(problem, device, kernel, memory_budget)
     kept = tuple(keys.new_empty(spec.shape, dtype=spec.dtype) for spec in chosen.kept(problem, device))
@@ -148,6 +149,7 @@ def query_gradient_step(steps: Steps, step: int, dcontext: Tensor, out: Tensor |
     _check("dcontext", dcontext, (problem.batch, problem.value_size), inputs.values)
     out = inputs.keys.new_empty(shape) if out is None else out
     _check("out", out, shape, inputs.keys)
+    _check_rows("out", out)
     with torch.no_grad():
         steps.kernel.backward(
             problem, inputs, result, dcontext[None], None, needs=Needs(query=True, source=False), dquery=out[None]
@@ -189,3 +191,8 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> N
         raise DtypeError(sentence(name, f"of the keys' dtype {like.dtype}", tensor.dtype, "Convert one of them."))
     if tensor.device != like.device:
         raise DeviceError(sentence(name, f"on the keys' device '{like.device}'", f"'{tensor.device}'"))
+
+
+def _check_rows(name: str, tensor: Tensor) -> None:
+    if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise ArgumentError(sentence(name, "of a last stride of 1", tensor.stride(-1), "Its rows are written."))

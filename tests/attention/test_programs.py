@@ -20,22 +20,37 @@ from gatewise.attention.fused import programs, tiles
 from gatewise.attention.problem import Problem
 
 FLOAT32 = {"scores", "lse", "statistics", "dscores", "dquery_sums", "parameters"}
-SIZES = {"T", "B", "S", "H", "V", "map_size"}
+SIZES = {"T", "B", "S", "H", "V"}
 architecture, dtype, norm = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
 precision = torch.float32 if dtype == "fp32" else torch.bfloat16
 problem = Problem(50, 50, 128, 512, 512, layer_norm=norm, dtype=precision)
-forward, product, backward = tiles.forward_tile(problem), tiles.product_tile(problem), tiles.backward_tile(problem)
-columns = tiles.value_tile(problem)
-tanh = "float32" if dtype == "fp32" else "hardware"
-flags = {"ADDITIVE": True, "NORM": norm, "RAGGED": True, "KEEP": True, "WEIGHTS": False, "CONTEXT": False}
-flags |= {"ADD": False, "DOT": True, "PRECISION": "ieee", "TANH": tanh}
-cases = {"attend": (forward, "BH"), "context": (product, "BV"), "score_gradient": (product, "BH"),
-         "value_gradient": (columns, "BV"), "input_gradient": (backward, "BH")}
+flags = {"ADDITIVE": True, "NORM": norm, "RAGGED": True, "KEEP": True, "WEIGHTS": False, "ADD": False, "SUMS": True}
+flags |= {"PRECISION": "tf32x3", "HARDWARE": dtype != "fp32"}
+both, query = {"QUERY": True, "SOURCE": True}, {"QUERY": True, "SOURCE": False}
+step = tiles.step_tile(problem.replace(steps=1))
+step = {"BS": step.positions, "BH": step.features, "BV": step.values, "STAGES": step.stages, "num_warps": step.warps}
+
+
+def sizes(tile, features):
+    return {"BT": tile.steps, "BS": tile.positions, features: tile.features, "num_warps": tile.warps}
+
+
+cases = {
+    "score": sizes(tiles.score_tile(problem), "BH"),
+    "context": sizes(tiles.context_tile(problem), "BV"),
+    "score_gradient": sizes(tiles.score_gradient_tile(problem), "BV"),
+    "value_gradient": sizes(tiles.value_gradient_tile(problem), "BV"),
+    "input_gradient": sizes(tiles.input_tile(problem), "BH") | both,
+    "input_gradient of the source": sizes(tiles.input_tile(problem), "BH") | {"QUERY": False, "SOURCE": True},
+    "step": step,
+    "step_gradient": step | both,
+    "step_gradient of the query": step | query,
+}
 found = {}
-for name, (tile, features) in cases.items():
-    program = getattr(programs, name + "_program")
-    constants = flags | {"BT": tile.steps, "BS": tile.positions, features: tile.features}
-    constants = {key: value for key, value in constants.items() if key in program.arg_names}
+for name, constants in cases.items():
+    program = getattr(programs, name.split()[0] + "_program")
+    options = {"num_warps": constants["num_warps"]}
+    constants = {key: value for key, value in (flags | constants).items() if key in program.arg_names}
     signature, aligned = {}, {}
     for place, argument in enumerate(program.arg_names):
         number = argument in SIZES or argument.endswith(("_step", "_row"))
@@ -46,7 +61,7 @@ for name, (tile, features) in cases.items():
             aligned[(place,)] = [["tt.divisibility", 16]]
     places = {(program.arg_names.index(key),): value for key, value in constants.items()}
     source = ASTSource(fn=program, signature=signature, constexprs=places, attrs=aligned)
-    built = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": tile.warps})
+    built = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.cubin"
         file.write_bytes(built.asm["cubin"])

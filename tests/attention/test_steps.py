@@ -152,6 +152,11 @@ K, V, W = torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), torch.zeros(3)
         (lambda: attention.new_steps(5, K[:0], V[:0], v=W), gatewise.ShapeError, "`keys` must be"),
         (lambda: attention.new_steps(5, K, V, v=W, queries=K), gatewise.ShapeError, "`queries` must be of T = 5"),
         (lambda: attention.new_steps(5, K, V, v=W, contexts=V), gatewise.ShapeError, "`contexts` must be of shape"),
+        (
+            lambda: attention.new_steps(5, K, V, v=W, contexts=torch.zeros(5, 4, 2).transpose(1, 2)),
+            gatewise.ArgumentError,
+            "`contexts` must be of a last stride of 1, got 2",
+        ),
         (lambda: attention.attend_step(attention.new_steps(5, K, V, v=W), 5), gatewise.ShapeError, "between 0 and 4"),
         (
             lambda: attention.query_gradient_step(attention.new_steps(5, K, V, v=W), 0, V),

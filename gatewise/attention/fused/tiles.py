@@ -1,4 +1,4 @@
-"""How many steps, positions and features a Triton program works on at once."""
+"""How many steps, positions and features a Triton program works on at once; chosen by measurement on an H200."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 from gatewise.attention.problem import Problem
 
 _LANES = 32
+_WIDEST_STEP = 1024  # features, and values, that a program for one step holds at once
+_MOST_STEPS = 4  # that are computed one by one: more of them share what they read
 
 
 class Tile(NamedTuple):
@@ -25,33 +27,63 @@ class Tile(NamedTuple):
     warps: int
 
 
-def forward_tile(problem: Problem) -> Tile:
+class StepTile(NamedTuple):
+    """The sizes of a tile of a single step; each a power of two.
+
+    Attributes:
+        positions: BS, source positions.
+        features: BH, all of them.
+        values: BV, all of them.
+        warps: Of a program.
+        stages: Blocks of positions that are on their way or being computed.
+    """
+
+    positions: int
+    features: int
+    values: int
+    warps: int
+    stages: int
+
+
+def score_tile(problem: Problem) -> Tile:
     """Return the tile of the program that computes scores."""
     # With layer norm a tile has three sums instead of one: half the steps, or registers are spilled.
     steps = 1 if problem.steps == 1 else 2 if problem.steps <= 3 or problem.layer_norm else 4
-    warps = _warps(problem, 8 if problem.steps == 1 else 4)
+    warps = 1
+    while warps < 4 and warps * _LANES < problem.hidden_size:
+        warps *= 2
     return Tile(steps, 16, _LANES * warps, warps)
 
 
-def backward_tile(problem: Problem) -> Tile:
+def context_tile(problem: Problem) -> Tile:
+    """Return the tile of the context's product; its features are those of a value."""
+    return Tile(min(32, _power_of_two(problem.steps)), 32, 128, 4)
+
+
+def score_gradient_tile(problem: Problem) -> Tile:
+    """Return the tile of the product of values and the context's gradient; its features are those of a value."""
+    return Tile(min(32, _power_of_two(problem.steps)), min(64, _power_of_two(problem.source)), 64, 4)
+
+
+def value_gradient_tile(problem: Problem) -> Tile:
+    """Return the tile of the values' gradient; its features are those of a value."""
+    return Tile(min(32, _power_of_two(problem.steps)), min(64, _power_of_two(problem.source)), 64, 4)
+
+
+def input_tile(problem: Problem) -> Tile:
     """Return the tile of the program whose grid is over features and sequences."""
-    # One step at a time leaves registers for 32 positions, whose sums, as they add up over the steps, are all there is
-    # to keep: eight instructions an element, as many as a tanh takes cycles.
     return Tile(1, 32 if problem.source > 16 and not problem.layer_norm else 16, _LANES, 1)
 
 
-def product_tile(problem: Problem) -> Tile | None:
-    """Return the tile of products with values on the tensor cores; None where steps are too few to fill them."""
-    return Tile(16, 32, 64, 4) if problem.steps > 4 else None
+def step_tile(problem: Problem) -> StepTile | None:
+    """Return the tile of the programs of a single step; None where there are too many steps, or features."""
+    features, values = _power_of_two(problem.hidden_size), _power_of_two(problem.value_size)
+    if problem.steps > _MOST_STEPS or max(features, values) > _WIDEST_STEP:
+        return None
+    widest = max(features, values)
+    warps = max(1, min(16, widest * 16 // 512))
+    return StepTile(16 if problem.source > 8 else 8, features, values, warps, 2)
 
 
-def value_tile(problem: Problem) -> Tile:
-    """Return the tile of the values' gradient."""
-    return Tile(16, 32, 64, 4) if product_tile(problem) else Tile(forward_tile(problem).steps, 16, 128, 4)
-
-
-def _warps(problem: Problem, most: int) -> int:
-    warps = 1
-    while warps < most and warps * _LANES < problem.hidden_size:
-        warps *= 2
-    return warps
+def _power_of_two(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())

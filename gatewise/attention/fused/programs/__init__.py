@@ -1,0 +1,26 @@
+"""The Triton programs, by what they compute.
+
+| file | programs |
+|---|---|
+| `forward.py` | scores and what normalises them, 1/H of the map, which training keeps; the context |
+| `softmax_gradient.py` | gradients of scores and values |
+| `input_gradient.py` | gradients of queries, keys and parameters |
+| `step.py` | a single decoder step, forward and backward, each in one launch |
+| `pieces.py` | what several of them use |
+"""
+
+from gatewise.attention.fused.programs.forward import context_program, score_program
+from gatewise.attention.fused.programs.input_gradient import input_gradient_program, parameter_gradient_program
+from gatewise.attention.fused.programs.softmax_gradient import score_gradient_program, value_gradient_program
+from gatewise.attention.fused.programs.step import step_gradient_program, step_program
+
+__all__ = [
+    "context_program",
+    "input_gradient_program",
+    "parameter_gradient_program",
+    "score_gradient_program",
+    "score_program",
+    "step_gradient_program",
+    "step_program",
+    "value_gradient_program",
+]

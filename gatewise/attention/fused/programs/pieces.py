@@ -1,0 +1,70 @@
+"""What several programs use: functions of the special function units, products, and the length of a source."""
+
+# Annotations would be read by Triton's compiler as types.
+# pyright: reportOperatorIssue=false
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter, on a CPU, knows neither the GPU's instructions nor products of bfloat16.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+# tanh(q + k) = 1 - 2 / (1 + exp2(SLOPE * q) * exp2(SLOPE * k)): a whole map for one exponential of each query and key,
+# and one reciprocal an element. It holds while no product overflows: |SLOPE * k| <= KEY_REACH. A query may be clamped
+# to QUERY_REACH, from where on the tanh is 1 whatever such a key is.
+SLOPE = tl.constexpr(2.8853900817779268)  # 2 / ln 2
+KEY_REACH = tl.constexpr(48.0)
+QUERY_REACH = tl.constexpr(78.0)
+
+
+@triton.jit
+def exp2(x):
+    """2 to the power of x in one instruction, flushing subnormal numbers."""
+    if INTERPRETED:
+        return tl.exp2(tl.minimum(x, 126.0, propagate_nan=tl.PropagateNan.ALL))
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x in one instruction, flushing subnormal numbers."""
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tanh(x, HARDWARE: tl.constexpr):
+    """The hyperbolic tangent: the GPU's own, off by 2^-11 of its value, or one that is off by 2^-22 at most."""
+    if HARDWARE and not INTERPRETED:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return 1.0 - 2.0 * reciprocal(1.0 + exp2(SLOPE * x))
+
+
+@triton.jit
+def query_power(q):
+    """A query's share of the tanh of a sum."""
+    return exp2(tl.clamp(SLOPE * q, -QUERY_REACH, QUERY_REACH, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def key_power(k):
+    """A key's share of the tanh of a sum; right for keys within reach."""
+    return exp2(tl.clamp(SLOPE * k, -KEY_REACH, KEY_REACH, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def product(a, b, sums, PRECISION: tl.constexpr):
+    """Add a matrix product to sums in float32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
+    return tl.dot(a, b, sums, input_precision=PRECISION)
+
+
+@triton.jit
+def length_of(lengths, row, S, RAGGED: tl.constexpr):
+    """Source positions of a sequence."""
+    if RAGGED:
+        return tl.minimum(tl.maximum(tl.load(lengths + row).to(tl.int32), 0), S)
+    return S

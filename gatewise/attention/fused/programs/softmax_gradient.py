@@ -1,0 +1,100 @@
+"""Back through the softmax of all decoder steps: the gradients of scores and values, products on the tensor cores."""
+
+# Annotations would be read by Triton's compiler as types.
+# pyright: reportOperatorIssue=false
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+from gatewise.attention.fused.programs.pieces import length_of, product
+
+
+@triton.jit(do_not_specialize=["T", "S"])
+def score_gradient_program(
+    values, lengths, scores, lse, context, dcontext, dweights, dscores,
+    T, B, S, V, values_step, values_row, context_step, context_row, dcontext_step, dcontext_row,
+    dweights_step, dweights_row,
+    RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the scores of a block of steps and positions: share * (above - mean of above)."""
+    row = tl.program_id(2).to(tl.int64)
+    length = length_of(lengths, row, S, RAGGED)
+    s0 = tl.program_id(1) * BS
+    if s0 < length:
+        steps = tl.program_id(0) * BT + tl.arange(0, BT)
+        step_there = steps < T
+        places = steps.to(tl.int64)
+        pair_row = (places * B + row) * S
+        normaliser = tl.load(lse + places * B + row, step_there, 0.0)
+        positions = s0 + tl.arange(0, BS)
+        position_there = positions < length
+        within = step_there[:, None] & position_there[None, :]
+        above = tl.zeros([BT, BS], tl.float32)
+        # The mean of what reaches the weights is the context's product with its own gradient.
+        means = tl.zeros([BT, BV], tl.float32)
+        for c0 in range(0, V, BV):
+            columns = c0 + tl.arange(0, BV)
+            there = step_there[:, None] & (columns < V)[None, :]
+            value = tl.load(
+                values + positions.to(tl.int64)[None, :] * values_step + row * values_row + columns[:, None],
+                position_there[None, :] & (columns < V)[:, None],
+                0.0,
+            )
+            given = tl.load(
+                dcontext + places[:, None] * dcontext_step + row * dcontext_row + columns[None, :], there, 0.0
+            )
+            found = tl.load(context + places[:, None] * context_step + row * context_row + columns[None, :], there, 0.0)
+            means += found.to(tl.float32) * given.to(tl.float32)
+            above = product(given, value, above, PRECISION)
+        mean = tl.sum(means, 1)
+        if WEIGHTS:
+            given_row = dweights + places * dweights_step + row * dweights_row
+            for r0 in range(0, length, BS):
+                others = r0 + tl.arange(0, BS)
+                there = step_there[:, None] & (others < length)[None, :]
+                share = tl.exp(tl.load(scores + pair_row[:, None] + others[None, :], there, 0.0) - normaliser[:, None])
+                given = tl.load(given_row[:, None] + others[None, :], there, 0.0).to(tl.float32)
+                mean += tl.sum(tl.where(there, share * given, 0.0), 1)
+            above += tl.load(given_row[:, None] + positions[None, :], within, 0.0).to(tl.float32)
+        at = pair_row[:, None] + positions[None, :]
+        share = tl.exp(tl.load(scores + at, within, 0.0) - normaliser[:, None])
+        tl.store(dscores + at, share * (above - mean[:, None]), within)
+
+
+@triton.jit(do_not_specialize=["T", "S"])
+def value_gradient_program(
+    lengths, scores, lse, dcontext, dvalues,
+    T, B, S, V, dcontext_step, dcontext_row,
+    RAGGED: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a block of positions and columns of the values: the sum over steps of share * dcontext."""
+    row = tl.program_id(2).to(tl.int64)
+    length = length_of(lengths, row, S, RAGGED)
+    s0 = tl.program_id(0) * BS
+    positions = s0 + tl.arange(0, BS)
+    position_there = positions < length
+    columns = tl.program_id(1) * BV + tl.arange(0, BV)
+    column_there = columns < V
+    found = tl.zeros([BS, BV], tl.float32)
+    for t0 in range(0, tl.where(s0 < length, T, 0), BT):
+        steps = t0 + tl.arange(0, BT)
+        step_there = steps < T
+        within = position_there[:, None] & step_there[None, :]
+        at = (steps.to(tl.int64)[None, :] * B + row) * S + positions[:, None]
+        normaliser = tl.load(lse + steps.to(tl.int64) * B + row, step_there, 0.0)
+        share = tl.where(within, tl.exp(tl.load(scores + at, within, 0.0) - normaliser[None, :]), 0.0)
+        above = tl.load(
+            dcontext + steps.to(tl.int64)[:, None] * dcontext_step + row * dcontext_row + columns[None, :],
+            step_there[:, None] & column_there[None, :],
+            0.0,
+        )
+        found = product(share.to(above.dtype), above, found, PRECISION)
+    out = (positions.to(tl.int64)[:, None] * B + row) * V + columns[None, :]
+    there = (positions < S)[:, None] & column_there[None, :]
+    found = tl.where(position_there[:, None], found, 0.0)
+    if ADD:
+        found += tl.load(dvalues + out, there, 0.0).to(tl.float32)
+    tl.store(dvalues + out, found.to(dvalues.dtype.element_ty), there)
