@@ -18,6 +18,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.skinny import multiplies_exactly, waiting_seconds
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
 # adjoint the recurrent product, product, sum of products. Casts (half types) and projection products are added below.
@@ -52,9 +53,9 @@ class _Eager:
         projected = problem.proj_size > 0
         state_bytes = lstm.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
-        # Products exact to float32 reach 60 % of their rate a step at a time, on a GPU.
-        exact = device.kind == "cuda" and problem.dtype == torch.float32 and not problem.allow_tf32
-        flops = problem.matmul_flops * (1.6 if exact else 1.0)
+        on_gpu = device.kind == "cuda"
+        flops = problem.matmul_flops * (1.15 if on_gpu and multiplies_exactly(problem) else 1.0)
+        waiting = round(steps * waiting_seconds(problem) / device.exchange_seconds) if on_gpu else 0
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
         forward = Work(
             matmul_flops=flops,
@@ -62,6 +63,7 @@ class _Eager:
             + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
             launches=steps * launches + layers * _LAYER_OPERATORS,
             operators=steps * (launches + _FORWARD_VIEWS) + layers * _LAYER_OPERATORS,
+            exchanges=waiting,
             workspace_bytes=problem.time * problem.batch * 6 * problem.hidden_size * state_bytes,
         )
         if not problem.needs_grad:

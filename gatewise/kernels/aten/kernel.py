@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.aten import native, onednn
 from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.skinny import multiplies_exactly, waiting_seconds
 
 _TRACEABLE = Criterion(
     "compiled call",
@@ -57,20 +59,14 @@ class _Aten:
         if onednn.takes(problem, device):
             steps = layers * problem.time * passes
             return Work(flops, traffic, launches=steps, operators=10 * layers * passes)
-        # A fused cell on the GPU is one launch beside the recurrent product; on the CPU a cell is about ten operators.
-        launches, operators = (2, 4) if device.kind == "cuda" else (10, 10)
-        steps = layers * problem.time * (3 if problem.needs_grad else 1)
+        steps = layers * problem.time
         # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
         once = problem.time * problem.batch * problem.num_directions * 5 + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
-            return Work(flops, 2 * traffic, launches * steps, operators * steps, workspace_bytes=stored)
-        # A training step costs the CPU more than its operators: backward runs on a thread of autograd's own. Products
-        # exact to float32 reach 60 % of their rate a step at a time.
-        beyond = 70 if problem.needs_grad else 5
-        if problem.dtype == torch.float32 and not problem.allow_tf32:
-            flops *= 1.6
-        return Work(flops, 2 * traffic, launches * steps, operators * steps + beyond, workspace_bytes=stored)
+            # A cell is about ten operators.
+            return Work(flops, 2 * traffic, 10 * steps * passes, 10 * steps * passes, workspace_bytes=stored)
+        return _on_gpu(problem, device, Work(flops, 2 * traffic, workspace_bytes=stored))
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -93,6 +89,22 @@ class _Aten:
         return native.backward(problem, inputs, result, gradients, needs)
 
     recorded = staticmethod(native.recorded)
+
+
+def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
+    # A fused cell beside the recurrent product; in backward two products, and the sum of the weights' gradients over
+    # all steps is read and written at each. A training step costs the CPU more than its operators: backward runs on a
+    # thread of autograd's own.
+    train, steps = problem.needs_grad, problem.num_layers * problem.num_directions * problem.time
+    weights = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+    return dataclasses.replace(
+        whole,
+        matmul_flops=whole.matmul_flops * (1.15 if multiplies_exactly(problem) else 1.0),
+        bytes_moved=whole.bytes_moved + steps * weights * (4 if train else 0),
+        launches=(8 if train else 1) + steps * (7 if train else 2),
+        operators=steps * (12 if train else 4) + (60 if train else 5),
+        exchanges=round(steps * waiting_seconds(problem) / device.exchange_seconds),
+    )
 
 
 aten = _Aten()

@@ -14,7 +14,9 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.contract.weights import in_one_buffer
 from gatewise.kernels import stack
 from gatewise.kernels.cudnn import criteria
+from gatewise.kernels.cudnn.steps import BESIDE, is_stacked, persistent_seconds, waiting_seconds
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
+from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stack import Layer, LayerGradients
 
 _LSTM = 2
@@ -45,20 +47,26 @@ class _Cudnn:
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
-        traffic = passes * tokens * 12 * problem.hidden_size * problem.element_bytes
+        traffic = passes * (12 * tokens * problem.hidden_size + problem.parameter_count) * problem.element_bytes
         # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
         recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
         traffic += passes * steps * recurrent // 10
         stored = _workspace_bytes(problem, device)
         # A training step costs the CPU more than its operators: backward runs on a thread of autograd's own.
-        flops, operators = passes * problem.matmul_flops, 70 if problem.needs_grad else 6
+        operators = 35 + 50 * layers if problem.needs_grad else 6
+        flops = passes * problem.matmul_flops * slowdown(problem)
         if criteria.runs_persistent(problem, device):
-            exchanges = round(steps * _persistent_step_seconds(problem) / device.exchange_seconds)
-            return Work(flops, traffic, 10 * passes, operators, exchanges, stored)
+            exchanges = round(steps * persistent_seconds(problem) / device.exchange_seconds)
+            return Work(flops, traffic, (11 if problem.needs_grad else 3), operators, exchanges, stored)
         # One product and one element-wise kernel for every step; some of backward's have two more.
-        launches = round(steps * (4.3 if problem.needs_grad else 2))
-        exchanges = round(steps * _stall_seconds(problem) / device.exchange_seconds)
-        return Work(flops, traffic, launches, operators, exchanges, stored)
+        launches = steps * (4.3 if problem.needs_grad else 2)
+        if is_stacked(problem):
+            # Those that run beside others cost the CPU alone, half an operator's time each.
+            operators += round(launches * (1 - BESIDE) / 2)
+            launches *= BESIDE
+        launches += 5 if problem.needs_grad else 1  # products over all steps, and their sums
+        exchanges = round(steps * waiting_seconds(problem) / device.exchange_seconds)
+        return Work(flops, traffic, round(launches), operators, exchanges, stored)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -116,33 +124,6 @@ def _workspace_bytes(problem: Problem, device: Device) -> int:
     values += (problem.num_layers > 1) + 1.5 * problem.bidirectional
     stored = problem.parameter_count + round(values * tokens * problem.hidden_size)
     return stored * problem.element_bytes + products
-
-
-def _persistent_step_seconds(problem: Problem) -> float:
-    # Fitted to an H200 in float16, and to sizes up to 192 in float32: a step grows with the rows of the batch.
-    width = problem.hidden_size / 1024
-    if problem.dtype == torch.float32:
-        return (4.2 if problem.needs_grad else 1.8) * 1e-6
-    if problem.needs_grad:
-        return (2.5 + 0.2 * problem.batch * (1 + width / 2)) * 1e-6
-    return (0.7 + 0.085 * problem.batch * (1 + width / 4)) * 1e-6
-
-
-def _stall_seconds(problem: Problem) -> float:
-    # Fitted to an H200: how much longer than launches and arithmetic a step's skinny products take. Layers and
-    # directions run beside each other.
-    width, train = problem.hidden_size / 1024, problem.needs_grad
-    if problem.element_bytes == 2 or problem.batch == 1:
-        fixed, row = (3 * width + 1.3 * width**2, 0.02) if train else (1.2 * width**2, 0.015)
-        microseconds = fixed + row * problem.batch
-    else:
-        microseconds = 8 + 22 * width + 0.04 * problem.batch if train else 9 * width
-    if problem.num_layers * problem.num_directions > 1:
-        microseconds *= 0.5
-    if problem.hidden_size * problem.element_bytes % 16:  # rows that begin anywhere keep to slower products
-        megabytes = 4 * problem.hidden_size * problem.state_size * problem.element_bytes / 1e6
-        microseconds += megabytes * (2.7 if train else 0.9)
-    return microseconds * 1e-6
 
 
 def _layer_by_layer(problem: Problem) -> bool:

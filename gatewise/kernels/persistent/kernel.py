@@ -16,7 +16,9 @@ from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import workspace_bytes
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.persistent.segments import segments
+from gatewise.kernels.skinny import multiplies_exactly, slowdown
 
+_START_SECONDS = 4e-6  # until the blocks of a launch have their weights
 _SEGMENT_SECONDS = 8e-6  # until the weights of one more launch are on the chip
 
 
@@ -57,11 +59,15 @@ class _Persistent:
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
         work = Work(
-            matmul_flops=passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent,
-            bytes_moved=layers * planes * (30 if problem.needs_grad else 9),
+            # Without tensor cores, products over all steps fall short of the rate of large ones.
+            matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent)
+            * (1.12 if multiplies_exactly(problem) else 1.0)
+            * slowdown(problem),
+            bytes_moved=layers * planes * (30 if problem.needs_grad else 9)
+            + problem.parameter_count * problem.element_bytes * (4 if problem.needs_grad else 2),
             launches=launches,
             operators=_operators(problem),
-            exchanges=round(layers * seconds / device.exchange_seconds),
+            exchanges=round(layers * (seconds + passes * _START_SECONDS) / device.exchange_seconds),
             workspace_bytes=workspace_bytes(problem),
         )
         if problem.proj_size:

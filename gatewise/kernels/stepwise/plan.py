@@ -83,7 +83,7 @@ _BACKWARD = {
 _EFFICIENCY = {Products.SIXTEEN_BITS: 0.85, Products.TF32: 0.75, Products.EXACT: 0.8}
 _SHORTEST = {Products.SIXTEEN_BITS: 3.4e-6, Products.TF32: 7.2e-6, Products.EXACT: 5e-6}
 _PRODUCT_SECONDS = {Products.SIXTEEN_BITS: 2.3e-6, Products.TF32: 2.3e-6, Products.EXACT: 7e-6}
-_FEWEST_ROWS = {Products.SIXTEEN_BITS: 1, Products.TF32: 1, Products.EXACT: 64}  # of a tile; fewer take as long
+_TILE_ROWS = {Products.SIXTEEN_BITS: 1, Products.TF32: 1, Products.EXACT: 64}  # fewer take as long
 _MISALIGNED = 3.0  # times as long where rows do not begin at multiples of 16 bytes
 _BATCHED_EXACT = 1.6  # times as long as two products for two directions in one call, unless cut by gate
 _LONG_PRODUCT_SECONDS = 8.7e-6
@@ -176,11 +176,15 @@ def slow_products_seconds(problem: Problem, device: Device) -> float:
 def _product_seconds(problem: Problem, device: Device, kind: Products) -> float:
     directions, weights = problem.num_directions, 4 * problem.hidden_size * problem.state_size
     rate = device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) * _EFFICIENCY[kind]
-    arithmetic = 2.0 * directions * max(problem.batch, _FEWEST_ROWS[kind]) * weights / rate
+    arithmetic = 2.0 * directions * _rows_of_tiles(problem.batch, kind) * weights / rate
     traffic = directions * weights * problem.element_bytes / device.memory_bandwidth
     misaligned = problem.hidden_size * problem.element_bytes % 16 > 0 and kind is not Products.EXACT
     seconds = max(_SHORTEST[kind], max(arithmetic, traffic) + _PRODUCT_SECONDS[kind])
     return seconds * (_MISALIGNED if misaligned else 1.0)
+
+
+def _rows_of_tiles(batch: int, kind: Products) -> int:
+    return -(-batch // _TILE_ROWS[kind]) * _TILE_ROWS[kind]
 
 
 def _projection_seconds(problem: Problem, device: Device, kind: Products) -> float:
