@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ from gatewise.attention.problem import Problem
 def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> None:
     """Write context, weights and what is kept of a few steps, each computed by itself."""
     scores, lse, statistics = (*result.kept, None, None, None)[:3]
-    _programs().step_program[(problem.batch, problem.steps)](
+    arguments = (
         *inputs[:5], *inputs[6:], result.context, result.weights, scores, lse, statistics,
         problem.batch, problem.source, problem.hidden_size, problem.value_size, EPSILON,
         *inputs.query.stride()[:2], *inputs.keys.stride()[:2], *inputs.values.stride()[:2],
         *result.context.stride()[:2],
+    )  # fmt: skip
+    _launch(
+        "step_program", (problem.batch, problem.steps), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
         WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem), **_of_step(tile),
     )  # fmt: skip
@@ -36,11 +40,14 @@ def scores(problem: Problem, inputs: Inputs, result: Result) -> None:
     """Write the scores of all steps, what normalises them, and the weights if they are wanted."""
     tile = score_tile(problem)
     scores, lse, statistics = (*result.kept, None)[:3]
-    _programs().score_program[(-(-problem.steps // tile.steps), problem.batch)](
+    arguments = (
         inputs.query, inputs.keys, inputs.lengths, inputs.v, inputs.norm_weight, inputs.norm_bias,
         result.weights, scores, lse, statistics,
         problem.steps, problem.batch, problem.source, problem.hidden_size, EPSILON,
         *inputs.query.stride()[:2], *inputs.keys.stride()[:2],
+    )  # fmt: skip
+    _launch(
+        "score_program", (-(-problem.steps // tile.steps), problem.batch), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
         WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem),
         BT=tile.steps, BS=tile.positions, BH=tile.features, num_warps=tile.warps,
@@ -51,10 +58,13 @@ def context(problem: Problem, inputs: Inputs, result: Result) -> None:
     """Write the context of all steps from their scores."""
     tile = context_tile(problem)
     blocks = -(-problem.steps // tile.steps), -(-problem.value_size // tile.features)
-    _programs().context_program[(*blocks, problem.batch)](
+    arguments = (
         inputs.values, inputs.lengths, *result.kept[:2], result.context,
         problem.steps, problem.batch, problem.source, problem.value_size,
         *inputs.values.stride()[:2], *result.context.stride()[:2],
+    )  # fmt: skip
+    _launch(
+        "context_program", (*blocks, problem.batch), arguments,
         RAGGED=problem.ragged, PRECISION=_precision(problem, inputs.values),
         BT=tile.steps, BS=tile.positions, BV=tile.features, num_warps=tile.warps,
     )  # fmt: skip
@@ -75,12 +85,15 @@ def step_gradient(
     """Write all gradients of a single step, those of parameters as a sum for each sequence."""
     scores, lse, statistics = (*result.kept, None)[:3]
     dcontext, dweights = above
-    _programs().step_gradient_program[(problem.batch,)](
+    arguments = (
         *inputs[:5], *inputs[6:], scores, lse, statistics, result.context, dcontext, dweights,
         found.query, found.keys, found.values, parameters,
         problem.batch, problem.source, problem.hidden_size, problem.value_size,
         inputs.query.stride(1), *inputs.keys.stride()[:2], *inputs.values.stride()[:2], result.context.stride(1),
         dcontext.stride(1), *_strides(dweights)[1:], *_strides(found.query)[1:],
+    )  # fmt: skip
+    _launch(
+        "step_gradient_program", (problem.batch,), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, WEIGHTS=dweights is not None,
         QUERY=needs.query, SOURCE=needs.source, ADD=add, HARDWARE=_hardware(problem), **_of_step(tile),
     )  # fmt: skip
@@ -93,10 +106,13 @@ def score_gradient(
     tile = score_gradient_tile(problem)
     dcontext, dweights = above
     blocks = -(-problem.steps // tile.steps), -(-problem.source // tile.positions)
-    _programs().score_gradient_program[(*blocks, problem.batch)](
+    arguments = (
         inputs.values, inputs.lengths, *result.kept[:2], result.context, dcontext, dweights, dscores,
         problem.steps, problem.batch, problem.source, problem.value_size,
         *inputs.values.stride()[:2], *result.context.stride()[:2], *dcontext.stride()[:2], *_strides(dweights),
+    )  # fmt: skip
+    _launch(
+        "score_gradient_program", (*blocks, problem.batch), arguments,
         RAGGED=problem.ragged, WEIGHTS=dweights is not None, PRECISION=_precision(problem, dscores),
         BT=tile.steps, BS=tile.positions, BV=tile.features, num_warps=tile.warps,
     )  # fmt: skip
@@ -108,9 +124,12 @@ def value_gradient(
     """Write the values' gradient, or add it."""
     tile = value_gradient_tile(problem)
     blocks = -(-problem.source // tile.positions), -(-problem.value_size // tile.features)
-    _programs().value_gradient_program[(*blocks, problem.batch)](
+    arguments = (
         inputs.lengths, *result.kept[:2], dcontext, dvalues,
         problem.steps, problem.batch, problem.source, problem.value_size, *dcontext.stride()[:2],
+    )  # fmt: skip
+    _launch(
+        "value_gradient_program", (*blocks, problem.batch), arguments,
         RAGGED=problem.ragged, ADD=add, PRECISION=_precision(problem, dcontext),
         BT=tile.steps, BS=tile.positions, BV=tile.features, num_warps=tile.warps,
     )  # fmt: skip
@@ -132,11 +151,14 @@ def input_gradient(
     sums = None
     if needs.query and problem.source > tile.positions:
         sums = dscores.new_empty(problem.steps, problem.batch, problem.hidden_size)
-    _programs().input_gradient_program[(-(-problem.hidden_size // tile.features), problem.batch)](
+    arguments = (
         inputs.query, inputs.keys, inputs.lengths, inputs.v, inputs.norm_weight, inputs.norm_bias,
         (*result.kept, None)[2], dscores, found.query, sums, found.keys, parameters,
         problem.steps, problem.batch, problem.source, problem.hidden_size,
         *inputs.query.stride()[:2], *inputs.keys.stride()[:2], *_strides(found.query),
+    )  # fmt: skip
+    _launch(
+        "input_gradient_program", (-(-problem.hidden_size // tile.features), problem.batch), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware(problem),
         QUERY=needs.query, SOURCE=needs.source, ADD=add, SUMS=sums is not None,
         BS=tile.positions, BH=tile.features, num_warps=tile.warps,
@@ -146,17 +168,67 @@ def input_gradient(
 def parameter_gradient(problem: Problem, parameters: Tensor, found: Gradients, *, add: bool) -> None:
     """Write the parameters' gradients from their sums for each sequence, or add them."""
     blocks = -(-problem.hidden_size // 32), parameters.shape[0]
-    _programs().parameter_gradient_program[blocks](
+    arguments = (
         parameters, found.v, found.norm_weight, found.norm_bias, problem.batch, problem.hidden_size,
+    )  # fmt: skip
+    _launch(
+        "parameter_gradient_program", blocks, arguments,
         NORM=problem.layer_norm, ADD=add, BB=64, BH=32, num_warps=4,
     )  # fmt: skip
 
 
-def _programs() -> Any:
+def _launch(name: str, grid: tuple[int, ...], arguments: tuple, *, num_warps: int, **constants: Any) -> None:
+    """Launch a program, by the shortest way when it was launched before.
+
+    Triton binds and looks up every argument by its name at each launch, which takes longer than all else that a call
+    does; what a program is compiled for is far less than that.
+
+    Args:
+        name: Of the program.
+        grid: Its numbers of programs.
+        arguments: All but the constants, in order.
+        num_warps: Of a program.
+        constants: What it is compiled for, in order.
+    """
+    program, direct = _program(name)
+    if not direct:
+        program[grid](*arguments, **constants, num_warps=num_warps)
+        return
+    device = torch.cuda.current_device()
+    key = (name, device, num_warps, *constants.values(), *map(_trait, arguments))
+    compiled = _compiled().get(key)
+    if compiled is None:
+        _compiled()[key] = program[grid](*arguments, **constants, num_warps=num_warps)
+    else:
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
+
+
+def _trait(argument: Any) -> Any:
+    """What Triton may compile a program for: a tensor's dtype and alignment, a number's being 1 or a multiple of 16."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return 1 if argument == 1 else (argument % 16 == 0, argument < 2**31)
+    return argument
+
+
+@functools.cache
+def _compiled() -> dict[tuple, Any]:
+    return {}
+
+
+@functools.cache
+def _program(name: str) -> tuple[Any, bool]:
+    """Return a program, and whether what it compiles to takes all its arguments, as it does since Triton 3.3."""
     # Imported by the first call: Triton takes a second to load.
+    import triton
+
     from gatewise.attention.fused import programs
 
-    return programs
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    program = getattr(programs, name)
+    return program, version >= (3, 3) and isinstance(program, triton.JITFunction)
 
 
 def _hardware(problem: Problem) -> bool:
@@ -165,10 +237,14 @@ def _hardware(problem: Problem) -> bool:
 
 
 def _precision(problem: Problem, tensor: Tensor) -> str:
-    if problem.allow_tf32:
-        return "tf32"
-    ampere = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
-    return "tf32x3" if ampere else "ieee"
+    if problem.dtype != torch.float32 or not tensor.is_cuda or _capability(tensor.device.index) < (8, 0):
+        return "ieee"
+    return "tf32" if problem.allow_tf32 else "tf32x3"
+
+
+@functools.cache
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:

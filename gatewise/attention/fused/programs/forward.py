@@ -1,9 +1,9 @@
 """Scores and context of all decoder steps.
 
-What bounds the additive score is its hyperbolic tangent, which takes a special function unit, of which a multiprocessor
-has 16 lanes beside 128 for additions and multiplications. A tile [BT, BS, BH] (decoder steps, source positions, features)
-is laid out with features across threads, so that every sum over steps or positions stays within a thread, and a sum over
-features is done once, at the end of its loop.
+What bounds the additive score is its hyperbolic tangent, which takes a special function unit, of which a
+multiprocessor has 16 lanes beside 128 for additions and multiplications. A tile [BT, BS, BH] (decoder steps, source
+positions, features) is laid out with features across threads, so that every sum over steps or positions stays within a
+thread, and a sum over features is done once, at the end of its loop.
 """
 
 # Annotations would be read by Triton's compiler as types.

@@ -1,8 +1,8 @@
 """Back through the scores of all decoder steps: the gradients of queries, keys and parameters.
 
 A program has a block of features of a sequence to itself, and sums over all its steps and positions: nothing is added
-atomically, and the result is the same every time. Features lie across the lanes of a warp, and one step at a time leaves
-registers for a block of positions, whose sums are all there is to keep.
+atomically, and the result is the same every time. Features lie across the lanes of a warp, and one step at a time
+leaves registers for a block of positions, whose sums are all there is to keep.
 """
 
 # Annotations would be read by Triton's compiler as types.
@@ -40,7 +40,7 @@ def sweep(
     if POWERS:
         k_power = key_power(k)
     count = tl.where(s0 < length, T, 0)
-    # A step's query and gradients of scores are loaded while the step before is computed: few warps take turns in waiting.
+    # What a step reads is loaded while the step before is computed: few warps are there to take turns in waiting.
     ahead = tl.zeros([1, 1], tl.int32)
     begun = ahead < count
     q_at = query + row * query_row + h[None, None, :]
@@ -81,10 +81,7 @@ def sweep(
         elif ADDITIVE:
             # With r = (1 - tanh) / 2: a step's gradients of scores add up to zero, so that dv is -2 times the sum of
             # dscore r; and 1 - tanh^2 is 4 (r - r^2). The constants are multiplied at the end.
-            if POWERS:
-                power = query_power(q) * k_power
-            else:
-                power = exp2(SLOPE * (q + k))
+            power = query_power(q) * k_power if POWERS else exp2(SLOPE * (q + k))
             half = reciprocal(1.0 + power)
             scaled = dscore * half
             if SOURCE:

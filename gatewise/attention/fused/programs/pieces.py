@@ -4,11 +4,13 @@
 # pyright: reportOperatorIssue=false
 # ruff: noqa: ANN001, ANN201
 
+import os
+
 import triton
 import triton.language as tl
 
 # Triton's interpreter, on a CPU, knows neither the GPU's instructions nor products of bfloat16.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 # tanh(q + k) = 1 - 2 / (1 + exp2(SLOPE * q) * exp2(SLOPE * k)): a whole map for one exponential of each query and key,
 # and one reciprocal an element. It holds while no product overflows: |SLOPE * k| <= KEY_REACH. A query may be clamped

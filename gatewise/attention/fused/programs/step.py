@@ -1,7 +1,8 @@
 """One decoder step: a program for each sequence, which reads keys and values once, whole positions at a time.
 
-At one step nothing can be shared between steps, so that reading keys and values is most of the work: a block of positions
-[BS, BH] with all their features, and their values [BS, BV], are on their way while the block before is computed.
+At one step nothing can be shared between steps, so that reading keys and values is most of the work: a block of
+positions [BS, BH] with all their features, and their values [BS, BV], are on their way while the block before is
+computed.
 """
 
 # Annotations would be read by Triton's compiler as types.
@@ -124,7 +125,7 @@ def step_gradient_program(
         gains = tl.load(gain + h, h_there, 0.0).to(tl.float32)
         shifts = tl.load(shift + h, h_there, 0.0).to(tl.float32)
     normaliser = tl.load(lse + row)
-    # What the softmax subtracts, the mean of the gradients that reach the weights, is the context's product with its own.
+    # What the softmax subtracts, the mean of what reaches the weights, is the context's product with its gradient.
     mean_above = tl.sum(tl.load(context + row * context_row + columns, column_there, 0.0).to(tl.float32) * given, 0)
     if WEIGHTS:
         for s0 in range(0, length, BS):
