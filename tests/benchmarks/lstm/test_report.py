@@ -141,7 +141,14 @@ def test_markdown(rows: list[LayerRecord]) -> None:
     assert lines[0] == "Times as fast as `torch.nn.LSTM`, geometric means over 6 shapes (`gatewise bench lstm`):"
     assert "| bf16 | 2.71x | 1.36x | 8.00x | 4.00x | 0.50x |" in lines
     assert "| fp16 | 16.00x | 8.00x |  |  | 0.50x |" in lines
-    assert "Slower than `torch.nn.LSTM` under a CUDA graph: bf16, train step: decode_64_1024 0.50x." in lines
+    found = "Slower than `torch.nn.LSTM` under a CUDA graph, by more than the 3% that runs differ by: bf16, train step:"
+    assert f"{found} decode_64_1024 0.50x." in lines
+
+
+def test_what_runs_differ_by_is_not_called_slower(cell: LayerRecord) -> None:
+    near = [faster(cell, 0.49)]
+    assert report.slower(near, "graph") == [f"{cell.case} 0.98x"]
+    assert "Slower than" not in report.markdown(near)
 
 
 def test_other_kernels_are_not_in_the_summary(rows: list[LayerRecord]) -> None:
