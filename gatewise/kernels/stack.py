@@ -59,7 +59,7 @@ def forward(problem: Problem, inputs: Inputs, layer_forward: LayerForward) -> Re
         return layer_forward(problem, _only_layer(problem, inputs))
     x, outputs, kept, h_n, c_n = inputs.x, [], [], [], []
     for index in range(problem.num_layers):
-        result = layer_forward(problem, _layer(problem, inputs, index, x))
+        result = layer_forward(problem, layer_of(problem, inputs, index, x))
         x = result.y
         h_n.append(result.h_n)
         c_n.append(result.c_n)
@@ -101,7 +101,7 @@ def backward(
             None if gradients.c_n is None else gradients.c_n[rows],
         )
         wanted = needs if index == 0 else needs._replace(x=True)
-        below = layer_backward(problem, _layer(problem, inputs, index, x), layer_result, above, wanted)
+        below = layer_backward(problem, layer_of(problem, inputs, index, x), layer_result, above, wanted)
         states.append((below.h0, below.c0))
         weights.append(below.weights)
         dy = below.x
@@ -144,7 +144,8 @@ def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem,
     return Result(x, torch.cat([h_n for h_n, _ in states]), torch.cat([c_n for _, c_n in states]))
 
 
-def _layer(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:
+def layer_of(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:
+    """Return the inputs of one layer of a stack, x being what it reads."""
     rows = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
     per_direction = problem.weights_per_direction
     flat = inputs.weights[rows.start * per_direction : rows.stop * per_direction]
@@ -157,8 +158,12 @@ def _dropped(problem: Problem, inputs: Inputs, gap: int, tensor: Tensor) -> Tens
     # Dropout is its own adjoint: the same function serves the outputs and their gradients.
     if not inputs.masks:
         return tensor
-    scale = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
-    return tensor * inputs.masks[gap] * scale
+    return tensor * inputs.masks[gap] * survivors_scale(problem)
+
+
+def survivors_scale(problem: Problem) -> float:
+    """Return the factor of outputs that survive dropout."""
+    return 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
 
 
 def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:

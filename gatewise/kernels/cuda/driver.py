@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, MissingExtra
 
@@ -51,6 +54,57 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
     configuration = _configuration(shape, torch._C._cuda_getCurrentRawStream(device.index))
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     _check(_driver().cuLaunchKernelEx(configuration, function, ctypes.addressof(pointer), 0), entry)
+
+
+def fill_with_ones(tensor: Tensor) -> None:
+    """Set every bit of a tensor, which lies in memory without gaps, on the current stream of its device; current."""
+    stream = torch._C._cuda_getCurrentRawStream(tensor.device.index)
+    _check(_driver().cuMemsetD8Async(tensor.data_ptr(), 0xFF, tensor.nbytes, stream), "a memset")
+
+
+class Graph:
+    """Launches recorded from a stream; use `Graph.recorded`."""
+
+    def __init__(self, executable: object) -> None:
+        self._driver = _driver()
+        self._executable = executable
+        # At the end of the process the driver clears up by itself.
+        weakref.finalize(self, self._driver.cuGraphExecDestroy, executable).atexit = False
+
+    @classmethod
+    def recorded(cls, stream: int, issue: Callable[[], None]) -> Graph:
+        """Record what a function issues on a stream, without doing any of it.
+
+        Raises:
+            DeviceError: It issues what cannot be recorded.
+        """
+        driver, entry = _driver(), "a recording"
+        _check(
+            driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), entry
+        )
+        try:
+            issue()
+        finally:
+            ended = driver.cuStreamEndCapture(stream)
+        graph = _check(ended, entry)
+        try:
+            return cls(_check(driver.cuGraphInstantiate(graph, 0), entry))
+        finally:
+            driver.cuGraphDestroy(graph)
+
+    def launch(self, stream: int) -> None:
+        """Launch all of it on a stream."""
+        _check(self._driver.cuGraphLaunch(self._executable, stream), "a recording")
+
+
+def current_context() -> object:
+    """Return the CUDA context of this thread."""
+    return _check(_driver().cuCtxGetCurrent(), "a context")
+
+
+def enter_context(context: object) -> None:
+    """Make a context that of this thread, which had none."""
+    _check(_driver().cuCtxSetCurrent(context), "a context")
 
 
 def new_stream(device: torch.device) -> int:

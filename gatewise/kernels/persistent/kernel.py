@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -13,7 +14,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, workspace_bytes
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.persistent.segments import segments
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
@@ -88,11 +89,15 @@ class _Persistent:
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
+        if is_laid_out(problem):
+            return _whole().forward(problem, inputs)
         return stack.forward(problem, inputs, _way(problem).forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
+        if is_laid_out(problem):
+            return _whole().backward(problem, inputs, result, gradients, needs)
         return stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
@@ -139,6 +144,14 @@ def _segmented(problem: Problem, device: Device, planes: int) -> Work:
         operators=more * (16 + 20 * directions),
         exchanges=round(more * 2 * _SEGMENT_SECONDS / device.exchange_seconds),
     )
+
+
+@functools.cache
+def _whole() -> ModuleType:
+    # With the toolchain; as below.
+    from gatewise.kernels.persistent import whole
+
+    return whole
 
 
 def _way(problem: Problem) -> ModuleType:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
+from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import products
 from gatewise.kernels.persistent.padding import columns_widened
 from gatewise.kernels.persistent.passes import (
@@ -35,23 +36,57 @@ def forward(problem: Problem, layer: Layer, first: list[Tensor] | None = None) -
         first: Of each direction, what is added to the gate sums of its first step [B, 4H], H rounded up; or None.
     """
     x, directions = layer.x, len(layer.weights)
+    tokens = order_of(x, problem)
+    kept = new_kept(problem, x, tokens, directions) if problem.needs_grad else ()
+    size = problem.hidden_size
+    y = tokens.new(x, width=directions * size)
+    h_n, c_n = (x.new_empty(directions, tokens.batch, size) for _ in range(2))
+    result = Result(y, h_n, c_n, kept)
+    layer = layer._replace(c0=layer.c0.contiguous(), lengths=on_device(layer.lengths, x.device))
+    compute(problem, layer, tokens, result, Scratch(x), first)
+    return result
+
+
+def new_kept(problem: Problem, like: Tensor, tokens: Tokens, directions: int) -> tuple[Tensor, Tensor]:
+    """Return unwritten gates and cells for the backward pass of a layer."""
+    hidden = hidden_of(problem.hidden_size)
+    return tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
+
+
+def compute(
+    problem: Problem,
+    layer: Layer,
+    tokens: Tokens,
+    into: Result,
+    scratch: Scratch,
+    first: list[Tensor] | None = None,
+) -> None:
+    """Compute one layer into memory that is there.
+
+    Args:
+        problem: What is asked.
+        layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
+        tokens: The order of x, and of the tensors of `into`.
+        into: Outputs; `kept` is gates and cells, or nothing.
+        scratch: For all else.
+        first: As in `forward`.
+    """
+    directions, device = len(layer.weights), layer.x.device
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    tokens, device = order_of(x, problem), x.device
-    lengths = on_device(layer.lengths, device)
-    gates = tokens.new(x, directions, width=4 * hidden)
-    flat = columns_widened(tokens.flat(x))
+    gates, cells = into.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
+    flat = columns_widened(tokens.flat(layer.x), scratch)
     with products.in_precision_of(problem):
         for share, weights in zip(gates, layer.weights, strict=True):
-            products.input_sums(flat, weights, size, tokens.flat(share))
+            products.input_sums(flat, weights, size, tokens.flat(share), scratch)
     if first is not None:
-        products.add_to_first_steps(gates, first, lengths)
-    y = fill_unwritten(tokens.new(x, width=directions * hidden))
-    cells = tokens.new(x, directions, width=hidden) if problem.needs_grad else None
-    narrow = None if size == hidden else tokens.new(x, width=directions * size)
-    h_n, c_n = x.new_empty(directions, tokens.batch, size), x.new_empty(directions, tokens.batch, size)
-    h0, c0 = plain_nan(columns_widened(layer.h0.flatten(0, 1))), layer.c0.contiguous()
+        products.add_to_first_steps(gates, first, layer.lengths)
+    y, narrow = into.y, None
+    if size != hidden:
+        y, narrow = tokens.new(scratch, width=directions * hidden), into.y
+    fill_unwritten(y)
+    h0 = plain_nan(columns_widened(layer.h0.flatten(0, 1), scratch), scratch)
     forward_pass(
-        forward_launch(problem, tokens.batch, directions, lengths is not None, device),
+        forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device),
         Matrices(layer.weights),
         tokens,
         gates=planes(gates),
@@ -59,30 +94,61 @@ def forward(problem: Problem, layer: Layer, first: list[Tensor] | None = None) -
         narrow=columns(narrow, directions),
         cells=planes(cells),
         h0=h0,
-        c0=c0,
-        h_n=h_n,
-        c_n=c_n,
-        lengths=lengths,
+        c0=layer.c0,
+        h_n=into.h_n,
+        c_n=into.c_n,
+        lengths=layer.lengths,
         keep_gates=cells is not None,
     )
-    kept = () if cells is None else (gates, cells)
-    return Result(y if narrow is None else narrow, h_n, c_n, kept)
 
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:
     """Compute one layer's gradients: one launch for those of the gate sums, then products over all steps at once."""
-    found = gate_gradients(problem, layer, result.kept, above)
-    with products.in_precision_of(problem):
-        return LayerGradients(
-            input_gradient(layer, found, problem.hidden_size) if needs.x else None,
-            found.h0 if needs.state else None,
-            found.c0 if needs.state else None,
+    x, tokens = layer.x, order_of_kept(result.kept[0])
+    into = LayerGradients(
+        tokens.new(x, width=x.shape[2]) if needs.x else None,
+        *(torch.empty_like(layer.c0, memory_format=torch.contiguous_format) for _ in range(2)),
+        products.new_weight_gradients(layer, apart=problem.traced) if needs.weights else (),
+    )
+    layer = layer._replace(c0=layer.c0.contiguous(), lengths=on_device(layer.lengths, x.device))
+    differentiate(problem, layer, result, in_order(above, tokens), into, Scratch(x))
+    return LayerGradients(
+        into.x,
+        into.h0 if needs.state else None,
+        into.c0 if needs.state else None,
+        into.weights or (None,) * (len(layer.weights) * problem.weights_per_direction),
+    )
+
+
+def differentiate(
+    problem: Problem,
+    layer: Layer,
+    result: Result,
+    above: OutputGradients,
+    into: LayerGradients,
+    scratch: Scratch,
+) -> None:
+    """Compute one layer's gradients into memory that is there.
+
+    Args:
+        problem: What is asked.
+        layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
+        result: Its outputs.
+        above: Gradients of them, as `in_order` returns them.
+        into: Gradients; x is None and weights are empty if they are not wanted.
+        scratch: For all else.
+    """
+    weights = [weight for weight in into.weights if weight is not None]
+    with scratch.frame(), products.in_precision_of(problem):
+        found = gate_gradients(problem, layer, result.kept, above, scratch, into)
+        if into.x is not None:
+            dsums = [found.tokens.flat(share) for share in found.sums]
+            dx = found.tokens.flat(into.x)
+            products.input_gradient(dsums, layer.weights, problem.hidden_size, dx, scratch)
+        if weights:
             products.weight_gradients(
-                problem, layer, result.y, found.sums, found.bias, on_device(layer.lengths, layer.x.device), found.tokens
+                problem, layer, result.y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
             )
-            if needs.weights
-            else (None,) * (len(layer.weights) * problem.weights_per_direction),
-        )
 
 
 class GateGradients(NamedTuple):
@@ -90,74 +156,89 @@ class GateGradients(NamedTuple):
 
     Attributes:
         sums: Gradients of the gate sums [D, T, B, 4H].
-        bias: Of both biases [2, D, 4H].
+        bias: Of both biases, which are one [D, 4H]; None where they were written to their place.
         h0: Of the initial hidden state [D, B, H], not rounded up.
         c0: Of the initial cell state.
         tokens: The order of `sums`.
     """
 
     sums: Tensor
-    bias: Tensor
+    bias: Tensor | None
     h0: Tensor
     c0: Tensor
     tokens: Tokens
 
 
-def gate_gradients(problem: Problem, layer: Layer, kept: tuple[Tensor, ...], above: OutputGradients) -> GateGradients:
-    """Go back through the sequence."""
+def gate_gradients(
+    problem: Problem,
+    layer: Layer,
+    kept: tuple[Tensor, ...],
+    above: OutputGradients,
+    scratch: Scratch,
+    into: LayerGradients | None = None,
+) -> GateGradients:
+    """Go back through the sequence; `into` is where gradients of the state, and of biases that fit there, are put."""
     (gates, cells), directions, device = kept, len(layer.weights), layer.x.device
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
     tokens = order_of_kept(gates)
-    dgates = fill_unwritten(tokens.new(gates, directions, width=4 * hidden))
-    dh0, dc0 = (gates.new_empty(directions, tokens.batch, size) for _ in range(2))
-    dy = None if above.y is None else _ordered(above.y, tokens)
-    dh_n, dc_n = (None if state is None else state.contiguous() for state in (above.h_n, above.c_n))
-    lengths = on_device(layer.lengths, device)
-    launch = backward_launch(problem, tokens.batch, directions, lengths is not None, device)
-    together = launch.cut.together
-    bias = (
-        gates.new_empty(2, directions, 4 * hidden)
-        if together == 1
-        else gates.new_empty(together, directions, 4 * hidden, dtype=torch.float32)
+    dgates = fill_unwritten(tokens.new(scratch, directions, width=4 * hidden))
+    dh0, dc0 = (
+        found if found is not None else scratch.new_empty(directions, tokens.batch, size)
+        for found in ((None, None) if into is None else into[1:3])
     )
+    launch = backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
+    together = launch.cut.together
+    place = None if into is None or directions > 1 or size != hidden else _both_biases(problem, into.weights)
+    if together > 1:
+        bias = scratch.new_empty(together, directions, 4 * hidden, dtype=torch.float32)
+    else:
+        bias = scratch.new_empty(2, directions, 4 * hidden) if place is None else place
     backward_pass(
         launch,
         Matrices(layer.weights),
         tokens,
         gates=planes(gates),
         cells=planes(cells),
-        dy=columns(dy, directions),
+        dy=columns(above.y, directions),
         dgates=planes(dgates),
-        c0=layer.c0.contiguous(),
-        dh_n=dh_n,
-        dc_n=dc_n,
+        c0=layer.c0,
+        dh_n=above.h_n,
+        dc_n=above.c_n,
         dh0=dh0,
         dc0=dc0,
         bias=bias,
-        lengths=lengths,
+        lengths=layer.lengths,
     )
     if together > 1:
-        bias = bias.sum(0).to(gates.dtype).expand(2, -1, -1).contiguous()
+        bias = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
+    else:
+        bias = bias[0] if place is None else None
     return GateGradients(dgates, bias, dh0, dc0, tokens)
 
 
-def input_gradient(layer: Layer, found: GateGradients, size: int) -> Tensor:
-    """Return the gradient of x [T, B, I]."""
-    tokens = found.tokens
-    dsums = [tokens.flat(share) for share in found.sums]
-    return tokens.unflat(products.input_gradient(dsums, layer.weights, size)[:, : layer.x.shape[2]])
+def _both_biases(problem: Problem, weights: tuple[Tensor | None, ...]) -> Tensor | None:
+    """Return where a kernel can write the gradients of both biases of the only direction by itself."""
+    if not problem.bias or not weights:
+        return None
+    b_ih, b_hh = weights[2:4]
+    return b_ih if b_ih is not None and b_hh is not None and products.lie_side_by_side(b_ih, b_hh) else None
 
 
-def plain_nan(h0: Tensor) -> Tensor:
+def in_order(above: OutputGradients, tokens: Tokens) -> OutputGradients:
+    """Return gradients of outputs as the kernel reads them; a copy only of what lies otherwise."""
+    y, h_n, c_n = above
+    if y is not None:
+        y = y.transpose(0, 1).contiguous().transpose(0, 1) if tokens.by_row else y.contiguous()
+    return OutputGradients(y, None if h_n is None else h_n.contiguous(), None if c_n is None else c_n.contiguous())
+
+
+def plain_nan(h0: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Return an initial hidden state as the kernel can read it."""
     # The kernel rounds to TF32 by adding to the bits, which would make a number of a NaN with large ones.
-    return h0.nan_to_num(math.nan, math.inf, -math.inf) if h0.dtype == torch.float32 else h0
-
-
-def _ordered(tensor: Tensor, tokens: Tokens) -> Tensor:
-    if not tokens.by_row:
-        return tensor.contiguous()
-    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if h0.dtype != torch.float32:
+        return h0
+    made = (scratch or h0).new_empty(h0.shape)
+    return torch.nan_to_num(h0, math.nan, math.inf, -math.inf, out=made)
 
 
 def on_device(lengths: Tensor | None, device: torch.device) -> Tensor | None:

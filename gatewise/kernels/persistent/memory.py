@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
+import functools
+
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import longest
 
+_MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _RAGGED = (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS, Layout.PACKED)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_laid_out(problem: Problem) -> bool:
+    """Whether a call takes all its memory before its first launch, so that it can be replayed.
+
+    In large calls the device has more to do than the CPU, and scratch memory is better given back early.
+    """
+    if problem.traced or problem.proj_size or (problem.lean and problem.needs_grad):
+        return False
+    gates = 4 * problem.num_layers * problem.time * problem.batch * _width(problem)
+    return gates * problem.element_bytes <= _MOST_LAID_OUT
 
 
 def workspace_bytes(problem: Problem) -> int:
     """Return the bytes of scratch memory at the peak of a call."""
+    if is_laid_out(problem):
+        return (
+            _laid_out_backward(problem) if problem.needs_grad else _laid_out_forward(problem)
+        ) * problem.element_bytes
     if not problem.needs_grad:
         return _inference(problem) * problem.element_bytes
     return (_lean(problem) if problem.lean else _training(problem)) * problem.element_bytes
+
+
+def _laid_out_forward(problem: Problem) -> int:
+    # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn.
+    tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
+    below = tokens * problem.output_size * (problem.num_layers > 1)
+    layers = [
+        4 * tokens * width
+        + tokens * features * (problem.dropout > 0)
+        + _widened(tokens, features)
+        + max(_matrix(problem, features), tokens * width * odd)
+        for features in _inputs(problem)
+    ]
+    return below + max(layers) + _masks(problem)
+
+
+def _laid_out_backward(problem: Problem) -> int:
+    # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn.
+    tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
+    hidden, size = hidden_of(problem.hidden_size), problem.hidden_size
+    between = tokens * problem.output_size * min(2, problem.num_layers - 1)
+    history = tokens * size + odd * hidden * (tokens + 4 * hidden)
+    layers = [
+        4 * tokens * width
+        + tokens * features * ((problem.dropout > 0) + _is_ragged(problem))
+        + _widened(tokens, features)
+        + max(_matrix(problem, features), history)
+        for features in _inputs(problem)
+    ]
+    return between + max(layers) + _masks(problem)
+
+
+def _masks(problem: Problem) -> int:
+    # A byte a value.
+    values = (problem.num_layers - 1) * problem.time * problem.batch * problem.output_size
+    return values // problem.element_bytes * (problem.dropout > 0)
+
+
+def _inputs(problem: Problem) -> set[int]:
+    return {problem.layer_input_size(layer) for layer in range(problem.num_layers)}
+
+
+def _widened(rows: int, columns: int) -> int:
+    return rows * hidden_of(columns) * (columns % 8 > 0)
+
+
+def _matrix(problem: Problem, features: int) -> int:
+    odd = _is_odd(problem) or features % 8 > 0
+    return 4 * hidden_of(problem.hidden_size) * hidden_of(features) * odd
 
 
 def _inference(problem: Problem) -> int:
@@ -55,11 +123,9 @@ def _from_above(problem: Problem, tokens: int) -> int:
 
 
 def _dropped(problem: Problem) -> int:
-    # Masks, a byte a value, and the outputs of a layer times one of them.
-    if not problem.dropout:
-        return 0
+    # Masks, and the outputs of a layer times one of them.
     outputs = problem.time * problem.batch * problem.output_size
-    return 2 * outputs + (problem.num_layers - 1) * outputs // problem.element_bytes
+    return _masks(problem) + 2 * outputs * (problem.dropout > 0)
 
 
 def _width(problem: Problem) -> int:

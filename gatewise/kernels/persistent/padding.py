@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launch import SOURCES, on
 from gatewise.kernels.persistent.plan import hidden_of
 
@@ -28,28 +29,38 @@ class _Fit(ctypes.Structure):
     ]
 
 
-def fitted(matrix: Tensor, rows: int, columns: int, groups: int = 1) -> Tensor:
+def fitted(
+    matrix: Tensor,
+    rows: int,
+    columns: int,
+    groups: int = 1,
+    *,
+    scratch: Scratch | None = None,
+    into: Tensor | None = None,
+) -> Tensor:
     """Return a matrix [groups * rows, columns] with what fits of `matrix`, and zeros.
 
     Args:
-        matrix: [groups * any, any]; returned as it is if it has that size and begins on 16 bytes.
+        matrix: [groups * any, any]; returned as it is if it has that size and begins on 16 bytes, and not `into`.
         rows: Rows of each group.
         columns: Columns.
         groups: Groups of rows, each of which is fitted for itself.
+        scratch: Where the result is made; None for memory of its own.
+        into: Contiguous; the result, if given.
     """
-    if matrix.shape == (groups * rows, columns) and matrix.data_ptr() % 16 == 0:
+    if into is None and matrix.shape == (groups * rows, columns) and matrix.data_ptr() % 16 == 0:
         return matrix.contiguous()
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
-    target = matrix.new_empty(groups * rows, columns)
+    target = (scratch or matrix).new_empty(groups * rows, columns) if into is None else into
     if not target.numel():
         return target
     stride, source_columns = matrix.stride(0), matrix.shape[1]
-    size, start = matrix.element_size(), matrix.data_ptr()
-    word = math.gcd(16, start, stride * size, source_columns * size, columns * size)
+    size, start, end = matrix.element_size(), matrix.data_ptr(), target.data_ptr()
+    word = math.gcd(16, start, end, stride * size, source_columns * size, columns * size)
     values = word // size
     sizes = stride // values, matrix.shape[0] // groups, source_columns // values
-    arguments = _Fit(start, target.data_ptr(), *sizes, groups * rows, rows, columns // values)
+    arguments = _Fit(start, end, *sizes, groups * rows, rows, columns // values)
     shape = driver.Shape((min(groups * rows, _BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
     with on(matrix.device):
         driver.launch(_code(word, matrix.device), "lstm_fit", shape, arguments, matrix.device)
@@ -62,16 +73,16 @@ def _code(word: int, device: torch.device) -> bytes:
     return toolchain.compile_source(SOURCES / "fit.cu", architecture, {"BYTES": word})
 
 
-def columns_widened(matrix: Tensor) -> Tensor:
+def columns_widened(matrix: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Return a matrix with its columns rounded up."""
-    return fitted(matrix, matrix.shape[0], hidden_of(matrix.shape[1]))
+    return fitted(matrix, matrix.shape[0], hidden_of(matrix.shape[1]), scratch=scratch)
 
 
-def gates_widened(matrix: Tensor, size: int) -> Tensor:
+def gates_widened(matrix: Tensor, size: int, scratch: Scratch | None = None) -> Tensor:
     """Return a matrix of 4 x size rows with each gate's rows, and the columns, rounded up."""
-    return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4)
+    return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4, scratch=scratch)
 
 
-def gates_narrowed(matrix: Tensor, size: int, columns: int) -> Tensor:
+def gates_narrowed(matrix: Tensor, size: int, columns: int, into: Tensor | None = None) -> Tensor:
     """Return a matrix of four gates' rows without what was added to them."""
-    return fitted(matrix, size, columns, 4)
+    return fitted(matrix, size, columns, 4, into=into)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.precision import products_in_tf32
+from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.padding import columns_widened, gates_narrowed, gates_widened
+from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
+from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
 
@@ -25,9 +29,10 @@ def in_precision_of(problem: Problem) -> contextlib.AbstractContextManager[None]
     return products_in_tf32(problem.replace(allow_tf32=not exact_products(problem)))
 
 
-def input_sums(x: Tensor, weights: DirectionWeights, size: int, out: Tensor) -> None:
+def input_sums(x: Tensor, weights: DirectionWeights, size: int, out: Tensor, scratch: Scratch) -> None:
     """Write x W_ih^T [tokens, 4H] to `out`; the columns of x are rounded up."""
-    torch.mm(x, gates_widened(weights.w_ih, size).t(), out=out)
+    with scratch.frame():
+        torch.mm(x, gates_widened(weights.w_ih, size, scratch).t(), out=out)
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -40,68 +45,151 @@ def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | Non
         gates[1][at] += first[1]
 
 
-def input_gradient(dsums: list[Tensor], weights: list[DirectionWeights], size: int) -> Tensor:
-    """Return the gradient of x, columns rounded up, from those of the gate sums [tokens, 4H] of each direction."""
-    total = torch.mm(dsums[0], gates_widened(weights[0].w_ih, size))
-    for share, others in zip(dsums[1:], weights[1:], strict=True):
-        total.addmm_(share, gates_widened(others.w_ih, size))
-    return total
+def input_gradient(
+    dsums: list[Tensor], weights: list[DirectionWeights], size: int, into: Tensor, scratch: Scratch
+) -> None:
+    """Compute the gradient of x from those of the gate sums [tokens, 4H] of each direction.
+
+    Args:
+        dsums: Of each direction.
+        weights: Of each direction.
+        size: H.
+        into: [tokens, I], contiguous.
+        scratch: For what is rounded up.
+    """
+    rows, features = into.shape
+    with scratch.frame():
+        wide = features % 8 > 0
+        total = scratch.new_empty(rows, hidden_of(features)) if wide else into
+        for direction, (share, own) in enumerate(zip(dsums, weights, strict=True)):
+            with scratch.frame():
+                matrix = gates_widened(own.w_ih, size, scratch)
+                torch.mm(share, matrix, out=total) if direction == 0 else total.addmm_(share, matrix)
+        if wide:
+            fitted(total, rows, features, into=into)
+
+
+def new_weight_gradients(layer: Layer, *, apart: bool = False) -> tuple[Tensor, ...]:
+    """Return unwritten gradients of a layer's weights, but for projections, in its flat order.
+
+    Args:
+        layer: The inputs of the layer.
+        apart: Whether each has memory of its own; otherwise all lie side by side in one buffer.
+    """
+    weights = [tensor for own in layer.weights for tensor in own._replace(w_hr=None).tensors()]
+    return unwritten_like(weights, apart=apart)
+
+
+def unwritten_like(weights: Sequence[Tensor], *, apart: bool = False) -> tuple[Tensor, ...]:
+    """Return unwritten tensors in the shapes of weights, side by side in one buffer unless they must be apart."""
+    if apart:
+        return tuple([weight.new_empty(weight.shape) for weight in weights])
+    buffer = weights[0].new_empty(sum([weight.numel() for weight in weights]))
+    return tuple(_unflatten_dense_tensors(buffer, weights))  # views, made by one call
 
 
 def weight_gradients(
-    problem: Problem, layer: Layer, y: Tensor, dgates: Tensor, bias: Tensor, lengths: Tensor | None, tokens: Tokens
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a layer's weights, but for projections, in its flat order.
+    problem: Problem,
+    layer: Layer,
+    y: Tensor,
+    dgates: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    tokens: Tokens,
+    into: Sequence[Tensor],
+    scratch: Scratch,
+) -> None:
+    """Compute the gradients of a layer's weights, but for projections.
 
     Args:
         problem: Gives the sizes.
         layer: The inputs of the layer.
         y: Its output [T, B, D*R].
         dgates: Gradients of the gate sums [D, T, B, 4H].
-        bias: Gradients of both biases [2, D, 4H].
+        bias: Gradients of both biases, which are one [D, 4H]; None if they are written already.
         lengths: Sequence lengths [B] on the device, or None.
         tokens: The order of `dgates`.
+        into: From `new_weight_gradients`.
+        scratch: For what is rounded up, and the hidden states that went into the steps.
     """
     size, width = problem.hidden_size, problem.state_size
-    features = layer.x.shape[2]
-    x = columns_widened(tokens.flat(layer.x if lengths is None else without_padding(layer.x, lengths)))
-    states = layer.h0 if lengths is None else begun(layer.h0, lengths)
-    gradients: list[Tensor | None] = []
-    for direction in range(len(layer.weights)):
-        outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
-        share, h0 = dgates[direction], states[direction].unsqueeze(0)
-        sums = tokens.flat(share).t()
-        # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
-        before = _earlier(h0, outputs, tokens) if direction == 0 else _later(h0, outputs, tokens, lengths)
-        w_hh = sums @ columns_widened(before)
-        if direction == 1 and lengths is not None:
-            w_hh.addmm_(_last_steps(share, lengths).t(), columns_widened(states[1]))
-        gradients += [gates_narrowed(sums @ x, size, features), gates_narrowed(w_hh, size, width)]
-        if problem.bias:
-            gradients += [gates_without_padding(both[direction], size) for both in bias]
-    return tuple(gradients)
+    with scratch.frame():
+        x, states = layer.x, layer.h0
+        if lengths is not None:
+            x = without_padding(x, lengths, into=tokens.new(scratch, width=x.shape[2]), scratch=scratch)
+            states = begun(states, lengths, scratch)
+        x = columns_widened(tokens.flat(x), scratch)
+        each = len(into) // len(layer.weights)
+        for direction in range(len(layer.weights)):
+            w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
+            outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
+            share = dgates[direction]
+            sums = tokens.flat(share).t()
+            _product(sums, x, size, w_ih, scratch)
+            with scratch.frame():
+                # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
+                first = states[direction].unsqueeze(0)
+                if direction == 0:
+                    before = _joined([first, outputs[:-1]], tokens, scratch)
+                else:
+                    # A shorter sequence begins elsewhere: all of those come in one product of their own.
+                    last = first if lengths is None else scratch.new_empty(first.shape).zero_()
+                    before = _joined([outputs[1:], last], tokens, scratch)
+                parts = [(sums, columns_widened(before, scratch))]
+                if direction == 1 and lengths is not None:
+                    ends = _last_steps(tokens.flat(share), lengths, tokens, scratch)
+                    parts.append((ends.t(), columns_widened(states[1], scratch)))
+                _product(*parts[0], size, w_hh, scratch, *parts[1:])
+            if bias is not None and both:
+                _write_biases(bias[direction], size, *both)
 
 
-def _earlier(h0: Tensor, outputs: Tensor, tokens: Tokens) -> Tensor:
-    return _joined([h0, outputs[:-1]], tokens)
+def _product(
+    left: Tensor, right: Tensor, size: int, into: Tensor, scratch: Scratch, *more: tuple[Tensor, Tensor]
+) -> None:
+    """Write a product, and others added to it, without what was rounded up."""
+    whole = into.shape == (left.shape[0], right.shape[1])
+    with scratch.frame():
+        total = into if whole else scratch.new_empty(left.shape[0], right.shape[1])
+        torch.mm(left, right, out=total)
+        for pair in more:
+            total.addmm_(*pair)
+        if not whole:
+            gates_narrowed(total, size, into.shape[1], into)
 
 
-def _later(h0: Tensor, outputs: Tensor, tokens: Tokens, lengths: Tensor | None) -> Tensor:
-    # A shorter sequence begins elsewhere: all of those come in one product of their own.
-    return _joined([outputs[1:], h0 if lengths is None else torch.zeros_like(h0)], tokens)
+def _write_biases(found: Tensor, size: int, b_ih: Tensor, b_hh: Tensor) -> None:
+    narrow = found.unflatten(0, (4, -1))[:, :size]
+    if lie_side_by_side(b_ih, b_hh):
+        b_ih.as_strided((2, 4, size), (4 * size, size, 1)).copy_(narrow)
+    else:
+        for own in (b_ih, b_hh):
+            own.view(4, size).copy_(narrow)
 
 
-def _joined(parts: list[Tensor], tokens: Tokens) -> Tensor:
+def lie_side_by_side(first: Tensor, second: Tensor) -> bool:
+    """Whether a vector begins in memory where another one ends."""
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return same and second.data_ptr() == first.data_ptr() + first.nbytes
+
+
+def _joined(parts: list[Tensor], tokens: Tokens, scratch: Scratch) -> Tensor:
     if tokens.time == 1:
         parts = [part for part in parts if part.shape[0]]
+    joined = scratch.new_empty(tokens.time * tokens.batch, parts[0].shape[-1])
     if tokens.by_row:
-        return torch.cat([part.transpose(0, 1) for part in parts], 1).flatten(0, 1)
-    return torch.cat(parts).flatten(0, 1)
+        torch.cat([part.transpose(0, 1) for part in parts], 1, out=joined.view(tokens.batch, tokens.time, -1))
+    else:
+        torch.cat(parts, out=joined.view(tokens.time, tokens.batch, -1))
+    return joined
 
 
-def _last_steps(share: Tensor, lengths: Tensor) -> Tensor:
+def _last_steps(flat: Tensor, lengths: Tensor, tokens: Tokens, scratch: Scratch) -> Tensor:
     # A reversed sequence begins at its own last step; one of length 0 has zeros everywhere.
-    return share[last_steps(lengths), torch.arange(share.shape[1], device=share.device)]
+    rows = torch.arange(tokens.batch, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).mul_(tokens.row)
+    steps = torch.sub(lengths, 1, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).clamp_(min=0)
+    places = steps.mul_(tokens.step).add_(rows)
+    return torch.index_select(flat, 0, places, out=scratch.new_empty(tokens.batch, flat.shape[1]))
 
 
 def last_steps(lengths: Tensor) -> Tensor:
@@ -115,13 +203,18 @@ def gates_without_padding(bias: Tensor, size: int) -> Tensor:
     return bias if hidden == size else bias.unflatten(0, (4, hidden))[:, :size].flatten()
 
 
-def begun(h0: Tensor, lengths: Tensor) -> Tensor:
+def begun(h0: Tensor, lengths: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Return states [D, B, H] with zeros for sequences of length 0, which may hold anything."""
-    return torch.where((lengths > 0).unsqueeze(1), h0, torch.zeros((), dtype=h0.dtype, device=h0.device))
+    empty = torch.le(lengths, 0, out=(scratch or lengths).new_empty(lengths.shape, dtype=torch.bool))
+    return (scratch or h0).new_empty(h0.shape).copy_(h0).masked_fill_(empty.unsqueeze(1), 0)
 
 
-def without_padding(x: Tensor, lengths: Tensor, start: int = 0) -> Tensor:
+def without_padding(
+    x: Tensor, lengths: Tensor, start: int = 0, *, into: Tensor | None = None, scratch: Scratch | None = None
+) -> Tensor:
     """Return x [T, B, I], which begins at step `start`, with zeros beyond the ends of its sequences."""
     # What lies there may be anything, and 0 x NaN is NaN.
-    inside = torch.arange(start, start + x.shape[0], device=x.device).unsqueeze(1) < lengths
-    return torch.where(inside.unsqueeze(2), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    (time, batch, _), marks = x.shape, scratch or lengths
+    steps = torch.arange(start, start + time, out=marks.new_empty(time, dtype=torch.int64)).unsqueeze(1)
+    outside = torch.ge(steps, lengths, out=marks.new_empty(time, batch, dtype=torch.bool))
+    return (torch.empty_like(x) if into is None else into).copy_(x).masked_fill_(outside.unsqueeze(2), 0)

@@ -14,9 +14,11 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import layer as plain
 from gatewise.kernels.persistent import products
 from gatewise.kernels.persistent.padding import columns_widened, gates_widened
+from gatewise.kernels.persistent.tokens import order_of_kept
 from gatewise.kernels.stack import Layer, LayerGradients
 
 
@@ -39,11 +41,13 @@ def forward(problem: Problem, layer: Layer) -> Result:
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:
     """Compute one layer's gradients."""
-    lengths = plain.on_device(layer.lengths, layer.x.device)
+    lengths, scratch = plain.on_device(layer.lengths, layer.x.device), Scratch(layer.x)
     inner, folded = _folded(problem, layer)
+    folded = folded._replace(c0=layer.c0.contiguous(), lengths=lengths)
     *kept, m = result.kept
     with products.in_precision_of(problem):
-        found = plain.gate_gradients(inner, folded, tuple(kept), _unprojected(above, layer.weights))
+        unprojected = plain.in_order(_unprojected(above, layer.weights), order_of_kept(kept[0]))
+        found = plain.gate_gradients(inner, folded, tuple(kept), unprojected, scratch)
         before = [
             found.tokens.unflat(
                 torch.mm(found.tokens.flat(share), gates_widened(own.w_hh, problem.hidden_size))[:, : problem.proj_size]
@@ -51,10 +55,10 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
             for share, own in zip(found.sums, layer.weights, strict=True)
         ]
         return LayerGradients(
-            plain.input_gradient(layer, found, problem.hidden_size) if needs.x else None,
+            _input_gradient(problem, layer, found, scratch) if needs.x else None,
             _initial(before, above.h_n, lengths) if needs.state else None,
             found.c0 if needs.state else None,
-            _weight_gradients(problem, layer, result.y, m, found, before, above, lengths)
+            _weight_gradients(problem, layer, result.y, m, found, before, above, lengths, scratch)
             if needs.weights
             else (None,) * (len(layer.weights) * problem.weights_per_direction),
         )
@@ -95,6 +99,13 @@ def _at_end(share: Tensor, lengths: Tensor | None) -> Tensor:
     return share[products.last_steps(lengths), torch.arange(share.shape[1], device=share.device)]
 
 
+def _input_gradient(problem: Problem, layer: Layer, found: plain.GateGradients, scratch: Scratch) -> Tensor:
+    dx = found.tokens.new(layer.x, width=layer.x.shape[2])
+    dsums = [found.tokens.flat(share) for share in found.sums]
+    products.input_gradient(dsums, layer.weights, problem.hidden_size, found.tokens.flat(dx), scratch)
+    return dx
+
+
 def _weight_gradients(
     problem: Problem,
     layer: Layer,
@@ -104,8 +115,10 @@ def _weight_gradients(
     before: list[Tensor],
     above: OutputGradients,
     lengths: Tensor | None,
+    scratch: Scratch,
 ) -> tuple[Tensor | None, ...]:
-    others = products.weight_gradients(problem, layer, y, found.sums, found.bias, lengths, found.tokens)
+    others = products.new_weight_gradients(layer, apart=problem.traced)
+    products.weight_gradients(problem, layer, y, found.sums, found.bias, lengths, found.tokens, others, scratch)
     share = problem.weights_per_direction - 1
     gradients: list[Tensor | None] = []
     for direction, (through, states) in enumerate(zip(before, m.chunk(len(before), -1), strict=True)):

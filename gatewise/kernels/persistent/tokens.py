@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gatewise.contract.problem import Problem
+from gatewise.kernels.cuda import driver
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent.launch import on
 from gatewise.kernels.persistent.plan import hidden_of
 
 _LARGEST = 2**31  # the kernels count the values of a row's tokens in 32 bits
@@ -36,8 +38,8 @@ class Tokens(NamedTuple):
         """Tokens from one row to the next."""
         return self.time if self.by_row else 1
 
-    def new(self, like: Tensor, *planes: int, width: int) -> Tensor:
-        """Return an unwritten tensor [*planes, T, B, width] in this order."""
+    def new(self, like: Tensor | Scratch, *planes: int, width: int) -> Tensor:
+        """Return an unwritten tensor [*planes, T, B, width] in this order, taken from `like.new_empty`."""
         if self.by_row:
             return like.new_empty(*planes, self.batch, self.time, width).transpose(-3, -2)
         return like.new_empty(*planes, self.time, self.batch, width)
@@ -70,6 +72,7 @@ def order_of_kept(gates: Tensor) -> Tokens:
 
 
 def fill_unwritten(buffer: Tensor) -> Tensor:
-    """Fill a tensor with the pattern that means "not yet written" to the kernels, and return it."""
-    buffer.view(torch.int16 if buffer.element_size() == 2 else torch.int32).fill_(-1)
+    """Fill a tensor without gaps with the pattern that means "not yet written" to the kernels, and return it."""
+    with on(buffer.device):
+        driver.fill_with_ones(buffer)
     return buffer

@@ -43,7 +43,7 @@ def looped_forward(problem, layer, first):
     return Result(m, h_n, c_n, (gates, cells))
 
 
-def looped_gate_gradients(problem, layer, kept, above):
+def looped_gate_gradients(problem, layer, kept, above, scratch):
     (gates, cells), size = kept, problem.hidden_size
     _, time, batch, _ = gates.shape
     sums, dh0, dc0 = torch.zeros_like(gates), torch.zeros_like(layer.c0), torch.zeros_like(layer.c0)
@@ -65,8 +65,7 @@ def looped_gate_gradients(problem, layer, kept, above):
             dh = torch.where(there, sums[direction, t] @ own.w_hh, dh)
             dc = torch.where(there, d * f, dc)
         dh0[direction], dc0[direction] = dh, dc
-    bias = sums.sum((1, 2)).expand(2, -1, -1)
-    return plain.GateGradients(sums, bias, dh0, dc0, Tokens(time, batch, by_row=False))
+    return plain.GateGradients(sums, sums.sum((1, 2)), dh0, dc0, Tokens(time, batch, by_row=False))
 
 
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=str)

@@ -1,0 +1,180 @@
+"""Work recorded as CUDA graphs by the addresses it is for, and issued in one launch when they come back.
+
+A training loop asks PyTorch's allocator for the same memory in the same order in every step, and is given the same
+addresses. Work that is a function of addresses alone can then be replayed as it was recorded: the same launches with
+the same arguments, at the CPU time of one. A call whose addresses are new issues its launches one by one.
+
+A graph holds no memory but the launches themselves (some ten kilobytes each). Recording is done on a stream of its own
+for each stream that calls come from, with a workspace for cuBLAS there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+
+from gatewise.contract.errors import GatewiseError
+from gatewise.kernels.cuda import driver
+
+_MOST_GRAPHS = 16  # of one kind of call: loops that carry a state come back to their addresses every few steps
+_MOST_REMEMBERED = 64
+_MOST_STREAMS = 4
+_FREELY = 8  # recordings that a kind of call may make before each must have been replayed so often, on average
+_MOST_FAILURES = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Replays:
+    """The recorded work of one kind of call.
+
+    Attributes:
+        scratch_bytes: What its calls need besides inputs and outputs, once one has been made.
+        recorded: Graphs made.
+        replayed: Graphs launched.
+    """
+
+    def __init__(self) -> None:
+        self.scratch_bytes: int | None = None
+        self.recorded = 0
+        self.replayed = 0
+        self._failures = 0
+        self._graphs: OrderedDict[Hashable, driver.Graph] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+
+    def play(self, key: Hashable, device: torch.device, issue: Callable[[], None]) -> None:
+        """Issue work on the current stream, or replay it.
+
+        Args:
+            key: Everything that the work depends on: addresses, sizes, settings.
+            device: Where it works; current.
+            issue: Launches the work. It allocates nothing, waits for nothing and launches the same work each time.
+        """
+        if torch._C._cuda_isCurrentStreamCapturing():
+            issue()
+            return
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        key = (stream, key)
+        graph = self._graphs.get(key)
+        if graph is not None:
+            self.replayed += 1
+            graph.launch(stream)
+            return
+        issue()
+        if self._comes_back(key):
+            self._record(key, device, stream, issue)
+
+    def _comes_back(self, key: Hashable) -> bool:
+        if self._failures >= _MOST_FAILURES or self.replayed < _FREELY * (self.recorded - _FREELY):
+            return False
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _MOST_REMEMBERED:
+            self._seen.popitem(last=False)
+        return False
+
+    def _record(self, key: Hashable, device: torch.device, stream: int, issue: Callable[[], None]) -> None:
+        studio = _studios(device.index).of(stream)
+        if studio is None:
+            return
+        graph = studio.record(issue)
+        if graph is None:
+            self._failures += 1
+            return
+        self.recorded += 1
+        self._graphs[key] = graph
+        if len(self._graphs) > _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+
+
+class _Studio:
+    """Where the work of one stream is recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
+        # Recordings go on using the workspace that cuBLAS has on this stream; nobody else is given memory of this pool.
+        self._pool = torch.cuda.MemPool()
+        self._lock = threading.Lock()
+
+    def record(self, issue: Callable[[], None]) -> driver.Graph | None:
+        """Record what a function issues; None if it cannot be."""
+        found: list[driver.Graph | None] = []
+        mode, context = torch.is_inference_mode_enabled(), driver.current_context()
+
+        def work() -> None:
+            driver.enter_context(context)
+            with torch.inference_mode(mode), torch.no_grad(), torch.cuda.device(self._device):
+                found.append(self._recorded(issue))
+
+        # cuBLAS has a workspace for each thread too: threads that end leave theirs to the next.
+        with self._lock:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        return found[0] if found else None
+
+    def _recorded(self, issue: Callable[[], None]) -> driver.Graph | None:
+        try:
+            with torch.cuda.stream(self._stream):
+                with torch.cuda.use_mem_pool(self._pool, self._device):
+                    torch.cuda.current_blas_handle()
+                before = _allocations(self._device)
+                graph = driver.Graph.recorded(self._stream.cuda_stream, issue)
+                if _allocations(self._device) == before:
+                    return graph
+                _log.info("not recorded: memory was allocated meanwhile")
+        except (RuntimeError, GatewiseError) as error:
+            _log.info("not recorded: %s", error)
+        return None
+
+
+class _Studios:
+    """The studios of a device, one for each of the first few streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._by_stream: dict[int, _Studio] = {}
+
+    def of(self, stream: int) -> _Studio | None:
+        """Return the studio for a stream; None when there are enough already."""
+        with self._lock:
+            if stream not in self._by_stream and len(self._by_stream) < _MOST_STREAMS:
+                with contextlib.suppress(AttributeError):  # a PyTorch without pools
+                    self._by_stream[stream] = _Studio(self._device)
+            return self._by_stream.get(stream)
+
+
+@functools.cache
+def _studios(device_index: int) -> _Studios:
+    return _Studios(torch.device("cuda", device_index))
+
+
+def _allocations(device: torch.device) -> int:
+    return torch.cuda.memory_stats(device)["allocation.all.allocated"]
+
+
+def product_settings() -> tuple[object, ...]:
+    """Return PyTorch's settings that decide how a library product is computed."""
+    return tuple(read() for read in _SETTINGS)
+
+
+_SETTINGS = [
+    getattr(torch._C, name)
+    for name in (
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_blas_preferred_backend",
+    )
+    if hasattr(torch._C, name)
+]

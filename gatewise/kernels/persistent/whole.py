@@ -1,0 +1,173 @@
+"""A whole stack in memory laid out before its first launch, so that a call whose addresses come back is replayed.
+
+Nothing is allocated between the first launch and the last, so all of them depend on addresses alone (see
+`gatewise.kernels.cuda.graphs`). `memory.is_laid_out` says for which problems.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+from gatewise.kernels.cuda.graphs import Replays, product_settings
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import failure, layer, products
+from gatewise.kernels.persistent.launch import on
+from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
+from gatewise.kernels.stack import LayerGradients
+
+
+def forward(problem: Problem, inputs: Inputs) -> Result:
+    """Compute the outputs of a stack."""
+    tokens = order_of(inputs.x, problem)
+    inputs = _contiguous(inputs, tokens)
+    x, h0, c0, weights, lengths, _, masks = inputs
+    width, directions = problem.output_size, problem.num_directions
+    y, h_n, c_n = tokens.new(x, width=width), torch.empty_like(h0), torch.empty_like(c0)
+    kept: list[Tensor] = []
+    if problem.needs_grad:
+        kept += [tokens.new(x, width=width) for _ in range(problem.num_layers - 1)]
+        for _ in range(problem.num_layers):
+            kept += layer.new_kept(problem, x, tokens, directions)
+    result = Result(y, h_n, c_n, tuple(kept))
+    _play(
+        _replays("forward", problem, tokens.by_row, Needs()),
+        x,
+        (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
+        functools.partial(_forward, problem, inputs, result, tokens),
+    )
+    return result
+
+
+def backward(
+    problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
+) -> InputGradients:
+    """Compute the gradients of a stack's inputs."""
+    kept = result.kept
+    tokens = order_of_kept(kept[problem.num_layers - 1])
+    inputs = _contiguous(inputs, tokens)
+    x, h0, c0, weights, lengths, _, masks = inputs
+    above = layer.in_order(gradients, tokens)
+    into = InputGradients(
+        tokens.new(x, width=problem.input_size) if needs.x else None,
+        torch.empty_like(h0) if needs.state else None,
+        torch.empty_like(c0) if needs.state else None,
+        products.unwritten_like(weights, apart=problem.traced) if needs.weights else (),
+    )
+    _play(
+        _replays("backward", problem, tokens.by_row, needs),
+        x,
+        (*weights, x, h0, c0, lengths, *masks, result.y, *kept, *above, *into[:3], *into.weights),
+        functools.partial(_backward, problem, inputs, result, above, into, tokens),
+    )
+    return into if needs.weights else into._replace(weights=(None,) * len(weights))
+
+
+@functools.lru_cache(maxsize=256)
+def _replays(name: str, problem: Problem, by_row: bool, needs: Needs) -> Replays:
+    return Replays()
+
+
+def _contiguous(inputs: Inputs, tokens: Tokens) -> Inputs:
+    x, h0, c0, weights, lengths, _, masks = inputs
+    if not all(weight.is_contiguous() for weight in weights):
+        weights = tuple([weight.contiguous() for weight in weights])
+    if not tokens.by_row:
+        x = x.contiguous()
+    lengths = layer.on_device(lengths, x.device)
+    return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks)
+
+
+def _play(replays: Replays, like: Tensor, tensors: Sequence[Tensor | None], issue: Callable[[Scratch], None]) -> None:
+    device = like.device
+    failure.raise_if_given_up(device.index)
+    with on(device):
+        size = replays.scratch_bytes
+        if size is None:
+            scratch = Scratch(like)
+            issue(scratch)
+            replays.scratch_bytes = scratch.needed
+            return
+        memory = like.new_empty(size, dtype=torch.uint8)
+        places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        key = (*places, memory.data_ptr(), *product_settings())
+        replays.play(key, device, lambda: issue(Scratch(like, memory)))
+
+
+def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
+    count, directions = problem.num_layers, problem.num_directions
+    x, width = inputs.x, problem.output_size
+    below = result.kept[: count - 1] or _in_turn(result.y, count, functools.partial(tokens.new, scratch, width=width))
+    kept = result.kept[count - 1 :]
+    for index, y in enumerate((*below, result.y)):
+        rows = slice(index * directions, (index + 1) * directions)
+        into = Result(y, result.h_n[rows], result.c_n[rows], kept[2 * index : 2 * index + 2])
+        with scratch.frame():
+            if index:
+                x = _dropped(problem, inputs, index - 1, x, scratch)
+            layer.compute(problem, stack.layer_of(problem, inputs, index, x), tokens, into, scratch)
+        x = y
+
+
+def _in_turn(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Tensor]:
+    """Return outputs for the layers below the last, of which only that of the layer before is read."""
+    if count == 1:
+        return []
+    other = new()
+    return [last if (count - 1 - index) % 2 == 0 else other for index in range(count - 1)]
+
+
+def _backward(
+    problem: Problem,
+    inputs: Inputs,
+    result: Result,
+    above: OutputGradients,
+    into: InputGradients,
+    tokens: Tokens,
+    scratch: Scratch,
+) -> None:
+    count, directions = problem.num_layers, problem.num_directions
+    outputs, kept = (*result.kept[: count - 1], result.y), result.kept[count - 1 :]
+    share = directions * problem.weights_per_direction
+    between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
+    dy = above.y
+    for index in reversed(range(count)):
+        rows = slice(index * directions, (index + 1) * directions)
+        dx = between[index % 2 if count > 2 else 0] if index else into.x
+        with scratch.frame():
+            x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1], scratch)
+            layer.differentiate(
+                problem,
+                stack.layer_of(problem, inputs, index, x),
+                Result(outputs[index], result.h_n, result.c_n, kept[2 * index : 2 * index + 2]),
+                OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows)),
+                LayerGradients(
+                    dx,
+                    _rows(into.h0, rows),
+                    _rows(into.c0, rows),
+                    into.weights[index * share : (index + 1) * share],
+                ),
+                scratch,
+            )
+        if index and dx is not None:
+            dy = dx if not inputs.masks else _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+
+
+def _rows(state: Tensor | None, rows: slice) -> Tensor | None:
+    return None if state is None else state[rows]
+
+
+def _dropped(
+    problem: Problem, inputs: Inputs, gap: int, tensor: Tensor, scratch: Scratch, out: Tensor | None = None
+) -> Tensor:
+    if not inputs.masks:
+        return tensor
+    if out is None:
+        out = torch.as_strided(scratch.new_empty(tensor.shape), tensor.shape, tensor.stride())
+    return torch.mul(tensor, inputs.masks[gap], out=out).mul_(stack.survivors_scale(problem))

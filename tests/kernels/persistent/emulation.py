@@ -1,0 +1,206 @@
+"""The launches of the persistent kernel as loops of plain torch on the CPU, through the addresses they are given."""
+
+import contextlib
+import ctypes
+import math
+import types
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gatewise.kernels.cuda import graphs
+from gatewise.kernels.persistent import failure, layer, padding, products, whole
+from gatewise.kernels.persistent.plan import hidden_of
+
+_TOGETHER = 2
+
+
+def at(address, *shape):
+    """Return the float64 values that begin at an address."""
+    values = (ctypes.c_double * math.prod(shape)).from_address(address)
+    return torch.from_numpy(np.ctypeslib.as_array(values)).view(*shape)
+
+
+class _Token:
+    """Rows of a tensor with a value for each token, by step and batch row."""
+
+    def __init__(self, address, tokens, width, row_width):
+        self._address, self._tokens, self._width, self._row_width = address, tokens, width, row_width
+
+    def __getitem__(self, place):
+        step, row = place
+        token = step * self._tokens.step + row * self._tokens.row
+        return at(self._address + 8 * token * self._row_width, self._width)
+
+
+def fitted(matrix, rows, columns, groups=1, *, scratch=None, into=None):
+    if into is None and matrix.shape == (groups * rows, columns):
+        return matrix.contiguous()
+    parts = matrix.reshape(groups, -1, matrix.shape[1])
+    target = (scratch or matrix).new_empty(groups * rows, columns) if into is None else into
+    target.zero_()
+    rows, columns = min(rows, parts.shape[1]), min(columns, parts.shape[2])
+    target.view(groups, -1, target.shape[1])[:, :rows, :columns] = parts[:, :rows, :columns]
+    return target
+
+
+def fill_unwritten(buffer):
+    return buffer.fill_(math.nan)
+
+
+def launch(problem, batch, directions, ragged, device):
+    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER))
+
+
+def _steps(direction, time):
+    return range(time) if direction == 0 else range(time - 1, -1, -1)
+
+
+def _biases(matrices, direction, size):
+    if matrices.bias_ih[direction] is None:
+        return torch.zeros(4, size, dtype=torch.float64)
+    return at(matrices.bias_ih[direction], 4, size) + at(matrices.bias_hh[direction], 4, size)
+
+
+def forward_pass(launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, keep_gates):
+    size, directions, batch = launch.problem.hidden_size, matrices.directions, tokens.batch
+    hidden = hidden_of(size)
+    for direction in range(directions):
+        sums = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
+        outputs = _Token(y[direction], tokens, hidden, directions * hidden)
+        w_hh, bias = at(matrices.recurrent[direction], 4 * size, size), _biases(matrices, direction, size)
+        for row in range(batch):
+            h, c = h0.view(directions, batch, hidden)[direction, row, :size], c0[direction, row]
+            end = tokens.time if lengths is None else int(lengths[row])
+            for step in range(end, tokens.time):
+                outputs[step, row].zero_()
+                if narrow[0] is not None:
+                    _Token(narrow[direction], tokens, size, directions * size)[step, row].zero_()
+            for step in _steps(direction, end):
+                four = sums[step, row].view(4, hidden)
+                i, f, g, o = four[:, :size] + (w_hh @ h).view(4, size) + bias
+                i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+                c = f * c + i * g
+                h = o * c.tanh()
+                outputs[step, row].zero_()[:size] = h
+                if narrow[0] is not None:
+                    _Token(narrow[direction], tokens, size, directions * size)[step, row].copy_(h)
+                if keep_gates:
+                    four.zero_()[:, :size] = torch.stack([i, f, g, o])
+                    _Token(cells[direction], tokens, hidden, hidden)[step, row].zero_()[:size] = c
+            h_n[direction, row], c_n[direction, row] = h, c
+
+
+def backward_pass(launch, matrices, tokens, *, gates, cells, dy, dgates, c0, dh_n, dc_n, dh0, dc0, bias, lengths):
+    size, directions = launch.problem.hidden_size, matrices.directions
+    hidden = hidden_of(size)
+    bias.zero_()
+    for direction in range(directions):
+        found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
+        kept = _Token(cells[direction], tokens, hidden, hidden)
+        activated = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
+        w_hh = at(matrices.recurrent[direction], 4 * size, size)
+        for row in range(tokens.batch):
+            end = tokens.time if lengths is None else int(lengths[row])
+            steps = _steps(direction, end)
+            for step in range(end, tokens.time):
+                found[step, row].zero_()
+            dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in (dh_n, dc_n))
+            for index in reversed(range(end)):
+                step = steps[index]
+                i, f, g, o = activated[step, row].view(4, hidden)[:, :size]
+                before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
+                if dy[0] is not None:
+                    dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]
+                squashed = kept[step, row][:size].tanh()
+                d = dh * o * (1 - squashed**2) + dc
+                each = [d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 - g**2), dh * squashed * o * (1 - o)]
+                four = found[step, row].zero_().view(4, hidden)
+                four[:, :size] = torch.stack(each)
+                if bias.dim() == 3:
+                    bias[row % _TOGETHER, direction] += four.flatten()
+                else:  # in place, both side by side
+                    at(bias.data_ptr(), 2, 4 * size)[:] += four.flatten()
+                dh, dc = w_hh.t() @ four[:, :size].flatten(), d * f
+            dh0[direction, row], dc0[direction, row] = dh, dc
+
+
+class _NothingNew(TorchDispatchMode):
+    """Fails when an operator called by the code under test makes memory."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket in _MAKERS:
+            raise AssertionError(f"{operator} makes memory while work is recorded")
+        if "out" not in (kwargs or {}) and operator.overloadpacket in _MAKE_WITHOUT_OUT:
+            raise AssertionError(f"{operator} makes memory while work is recorded")
+        return operator(*args, **(kwargs or {}))
+
+
+_ATEN = torch.ops.aten
+_MAKERS = {
+    _ATEN.empty,
+    _ATEN.new_empty,
+    _ATEN.clone,
+    _ATEN.new_zeros,
+    _ATEN.zeros_like,
+    _ATEN.empty_like,
+    _ATEN._to_copy,
+}
+_MAKE_WITHOUT_OUT = {_ATEN.mm, _ATEN.cat, _ATEN.sum, _ATEN.mul, _ATEN.add, _ATEN.where, _ATEN.nan_to_num}
+
+
+class Recording:
+    """What `driver.Graph` does."""
+
+    def __init__(self, issue):
+        self._issue = issue
+
+    def launch(self, stream):
+        self._issue()
+
+
+class _Studio:
+    def of(self, stream):
+        return self
+
+    def record(self, issue):
+        with _NothingNew(), _without_loops():
+            issue()
+        issue()  # a real recording leaves what is there
+        return Recording(issue)
+
+
+@contextlib.contextmanager
+def _without_loops():
+    before = layer.forward_pass, layer.backward_pass, padding.fitted, products.fitted
+    nothing = lambda *args, **kwargs: None  # noqa: E731
+    layer.forward_pass = layer.backward_pass = nothing
+
+    def shaped(matrix, rows, columns, groups=1, *, scratch=None, into=None):
+        if into is not None:
+            return into
+        fits = matrix.shape == (groups * rows, columns)
+        return matrix.contiguous() if fits else (scratch or matrix).new_empty(groups * rows, columns)
+
+    padding.fitted = products.fitted = shaped
+    try:
+        yield
+    finally:
+        layer.forward_pass, layer.backward_pass, padding.fitted, products.fitted = before
+
+
+def emulate(monkeypatch):
+    """Replace every launch, and recording."""
+    for name in ("forward_pass", "backward_pass", "fill_unwritten"):
+        monkeypatch.setattr(layer, name, globals()[name])
+    for name in ("forward_launch", "backward_launch"):
+        monkeypatch.setattr(layer, name, launch)
+    for module in (padding, products):
+        monkeypatch.setattr(module, "fitted", fitted)
+    monkeypatch.setattr(whole, "on", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
+    monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())
+    for name, found in (("_cuda_isCurrentStreamCapturing", False), ("_cuda_getCurrentRawStream", 0)):
+        monkeypatch.setattr(torch._C, name, lambda *index, found=found: found, raising=False)
+    whole._replays.cache_clear()

@@ -1,0 +1,148 @@
+"""Stacks in memory laid out beforehand: the oracle's numbers, and replays only of what comes back."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import whole
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.memory import is_laid_out, workspace_bytes
+from tests.kernels.persistent.emulation import emulate
+
+PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
+KINDS = [
+    {},
+    {"hidden_size": 8},
+    {"hidden_size": 8, "num_layers": 2},
+    {"num_layers": 4, "bidirectional": True},
+    {"num_layers": 3, "dropout": 0.4},
+    {"bias": False, "num_layers": 2},
+    {"time": 1, "num_layers": 2, "bidirectional": True},
+    {"batch": 1, "hidden_size": 16, "input_size": 8},
+    {"layout": Layout.HOST_LENGTHS, "bidirectional": True, "num_layers": 2},
+    {"layout": Layout.DEVICE_LENGTHS, "hidden_size": 8},
+]
+PACKED = {"layout": Layout.PACKED, "bidirectional": True}
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    emulate(monkeypatch)
+
+
+def replays(name, problem, by_row=False, needs=None):
+    return whole._replays(name, problem, by_row, needs or Needs())
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
+def test_agrees_with_the_oracle_launched_and_replayed(options, by_row):
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    if by_row:
+        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    assert is_laid_out(problem)
+    for _ in range(5):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            # Blocks add up gradients of biases in float32.
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_inference_equals_training(options):
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    trained = persistent.forward(problem, inputs)
+    for _ in range(4):
+        inferred = persistent.forward(problem.replace(needs_grad=False), inputs)
+        assert all(torch.equal(*pair) for pair in zip(inferred[:3], trained[:3], strict=True))
+        assert inferred.kept == ()
+
+
+@pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False, weights=False), Needs(False, False)], ids=str)
+def test_what_is_not_needed_is_none(needs):
+    problem = PROBLEM.replace(num_layers=2)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    result = persistent.forward(problem, inputs)
+    whole_found = persistent.backward(problem, inputs, result, gradients, Needs())
+    for _ in range(4):
+        found = persistent.backward(problem, inputs, result, gradients, needs)
+        assert (found.x is not None, found.h0 is not None, found.weights[0] is not None) == needs
+        for one, other in zip((*found[:3], *found.weights), (*whole_found[:3], *whole_found.weights), strict=True):
+            assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_scratch_memory_is_as_predicted(options):
+    problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=6, batch=32)
+    inputs = testing.make_inputs(problem)
+    result = persistent.forward(problem, inputs)
+    persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
+    persistent.forward(problem.replace(needs_grad=False), inputs)
+    masks = sum(mask.nbytes for mask in inputs.masks)
+    for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
+        assert 0.95 < (replays(name, each).scratch_bytes + masks) / workspace_bytes(each) < 1.1
+
+
+class Addresses:
+    """Gives every new tensor the memory of the one that was asked for at the same place of an earlier step."""
+
+    def __init__(self, monkeypatch):
+        self._held, self._next = [], 0
+        self._make = torch.Tensor.new_empty, torch.empty_like
+        for index, (where, name) in enumerate(((torch.Tensor, "new_empty"), (torch, "empty_like"))):
+            monkeypatch.setattr(where, name, lambda *args, index=index, **options: self._again(index, *args, **options))
+
+    def begin(self):
+        self._next = 0
+
+    def forget(self):
+        self._held.clear()
+
+    def _again(self, which, like, *shape, **options):
+        if self._next == len(self._held):
+            self._held.append(self._make[which](like, *shape, **options))
+        self._next += 1
+        return self._held[self._next - 1]
+
+
+def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
+    problem = PROBLEM.replace(num_layers=2)
+    inputs = testing.make_inputs(problem)
+    addresses = Addresses(monkeypatch)
+    persistent.forward(problem, inputs)  # learns how much scratch memory there must be
+    found = replays("forward", problem)
+    addresses.forget()
+    for expected in ((0, 0), (1, 0), (1, 1), (1, 2)):
+        addresses.begin()
+        persistent.forward(problem, inputs)
+        assert (found.recorded, found.replayed) == expected
+    addresses.begin()
+    elsewhere = persistent.forward(problem, inputs._replace(x=2 * inputs.x))
+    assert (found.recorded, found.replayed) == (1, 2)
+    inputs.x.mul_(2)  # in place: the same addresses, other values
+    addresses.begin()
+    outputs = elsewhere.y.clone()
+    assert torch.equal(persistent.forward(problem, inputs).y, outputs)
+    assert (found.recorded, found.replayed) == (1, 3)
+
+
+def test_addresses_that_come_back_too_rarely_are_no_longer_recorded(monkeypatch):
+    inputs = testing.make_inputs(PROBLEM)
+    addresses = Addresses(monkeypatch)
+    persistent.forward(PROBLEM, inputs)
+    found = replays("forward", PROBLEM)
+    held = []
+    for _ in range(40):
+        addresses.forget()
+        held.append(inputs._replace(x=inputs.x.clone()))
+        for _ in range(2):
+            addresses.begin()
+            persistent.forward(PROBLEM, held[-1])
+    assert found.recorded < 12
