@@ -157,7 +157,7 @@ class _Softmax(Protocol):
 
 
 def _softmax(scores: Tensor) -> _Softmax:
-    if scores.dtype != torch.float64 and Device.probe(scores.device).triton:
+    if scores.is_cuda and scores.dtype != torch.float64 and Device.probe(scores.device).triton:
         # Triton takes a second to load.
         from gatewise.models import softmax_program
 

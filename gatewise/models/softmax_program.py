@@ -1,7 +1,7 @@
-"""The softmax of a chunk of scores as one Triton program a row: the losses, and the scores' gradient in their place.
+"""The softmax of a chunk of scores in Triton, one program a row: the losses, and the scores' gradient in their place.
 
-Plain operators pass over the scores five times, and twice more in float32 for scores in 16 bits. This reads them twice,
-the second time mostly from the cache, and writes them once.
+Plain operators pass over the scores five times, and twice more in float32 for scores in 16 bits. Here a row is read
+once and written once, by a program that holds it in registers; a row too long for that is read twice, in blocks.
 """
 
 # Annotations would be read by Triton's compiler as types.
@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK, _WARPS = 2048, 8
+_LANE, _MOST_WARPS = 64, 32  # numbers of a row that a thread holds; a program's warps, of 32 threads each
+_BLOCK, _WARPS = 2048, 8  # of a row that is read block by block
 
 
 def launch(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool) -> None:
@@ -26,14 +27,42 @@ def launch(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *,
         gradient: Whether the scores are overwritten.
     """
     count, vocabulary = scores.shape
-    _program[(count,)](
+    block = triton.next_power_of_2(vocabulary)
+    whole = block <= _LANE * 32 * _MOST_WARPS
+    program, warps = (_whole_row, max(1, block // (32 * _LANE))) if whole else (_row_in_blocks, _WARPS)
+    program[(count,)](
         scores, targets, losses, vocabulary, scores.stride(0), smoothing,
-        SMOOTH=smoothing > 0, GRADIENT=gradient, BLOCK=_BLOCK, num_warps=_WARPS,
+        SMOOTH=smoothing > 0, GRADIENT=gradient, BLOCK=block if whole else _BLOCK, num_warps=warps,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["V"])
-def _program(
+def _whole_row(
+    scores, targets, losses, V, stride, smoothing,
+    SMOOTH: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < V
+    place = scores + row * stride + columns
+    x = tl.load(place, there, -float("inf")).to(tl.float32)
+    most = tl.max(x, 0)
+    powers = tl.exp(x - most)
+    log_sum = most + tl.log(tl.sum(powers, 0))
+    target = tl.load(targets + row)
+    even = smoothing / V
+    loss = log_sum - (1.0 - smoothing) * tl.sum(tl.where(columns == target, x, 0.0), 0)
+    if SMOOTH:
+        loss -= even * tl.sum(tl.where(there, x, 0.0), 0)
+    tl.store(losses + row, loss)
+    if GRADIENT:
+        gradient = tl.exp(x - log_sum) - even
+        gradient = tl.where(columns == target, gradient - (1.0 - smoothing), gradient)
+        tl.store(place, gradient.to(scores.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=["V"])
+def _row_in_blocks(
     scores, targets, losses, V, stride, smoothing,
     SMOOTH: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gatewise.contract.device import tf32_allowed
+from gatewise.contract.device import Device, tf32_allowed
 from gatewise.models.chunked_softmax import even_rows, rows_of_a_chunk
 from gatewise.planning.translation.setting import Setting
 from gatewise.planning.way import Part, Way
@@ -41,7 +41,7 @@ def _way(most: int, setting: Setting) -> Way:
     chunks = -(-tokens // rows)
     matrix = (vocabulary * size + vocabulary) * 4
     # What the products give; without a program for it, the softmax of 16 bits is in float32, from a copy in float32.
-    plain = setting.autocast and not setting.device.triton
+    plain = setting.autocast and not _has_program(setting.device)
     scores = rows * vocabulary * (element + 8 * plain)
     copies = setting.cast_bytes(setting.model.output.weight)
     attended = tokens * hidden * element
@@ -62,7 +62,7 @@ def _seconds(tokens: int, rows: int, chunks: int, setting: Setting) -> float:
     device, element = setting.device, setting.dtype.itemsize
     tf32 = device.kind == "cuda" and tf32_allowed()
     arithmetic = 6.0 * tokens * vocabulary * size / device.matmul_rate(setting.dtype, allow_tf32=tf32)
-    if device.triton:
+    if _has_program(device):
         passes, launches = _PASSES, _LAUNCHES
     else:
         passes, launches = _PLAIN_PASSES_16 if setting.autocast else _PLAIN_PASSES, _PLAIN_LAUNCHES
@@ -70,3 +70,7 @@ def _seconds(tokens: int, rows: int, chunks: int, setting: Setting) -> float:
     # The sum of the weight's gradient is read and written for each chunk but the first.
     sums = 8.0 * vocabulary * size * (chunks - 1)
     return arithmetic + (traffic + sums) / device.memory_bandwidth + launches * chunks * device.launch_seconds
+
+
+def _has_program(device: Device) -> bool:
+    return device.kind == "cuda" and device.triton
