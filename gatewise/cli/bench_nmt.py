@@ -16,8 +16,12 @@ from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt.cases import CASES, QUICK_CASES, TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.ways import Way, ways
 from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
+from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.planning.budget import bytes_of
 
+NONE = "none"
+_BUDGET = "8GB"
 _LOSS = 3.5  # of batches whose words nobody can tell apart but by topic, see `gatewise.benchmarks.nmt.sentences`
 
 # Each line is a paragraph of its own; typer would run single line breaks together.
@@ -28,9 +32,9 @@ gatewise bench nmt --quick
 
 gatewise bench nmt --case iwslt-50-50-128 --dtype tf32 --plot nmt
 
-gatewise bench nmt --way plain --way fused --budget 16
+gatewise bench nmt --dtype tf32 --way fused --memory-budget 16GB
 
-gatewise bench nmt --loss 0 --budget 0
+gatewise bench nmt --loss 0 --memory-budget none
 """
 
 
@@ -46,14 +50,13 @@ def bench_translation(
     way: Annotated[
         list[str] | None, typer.Option(help="Only ways with this in their name; repeatable. Plain PyTorch always runs.")
     ] = None,
-    budget: Annotated[
-        float | None,
+    memory_budget: Annotated[
+        str,
         typer.Option(
-            min=0,
-            help="GB that the largest batch of the first case is to fit; 0 leaves it out. Default: 8, with --quick and "
-            "on a CPU 0.",
+            help="What the largest batch of the first case is to fit, such as 8GB; none leaves it out. Default: 8GB, "
+            "with --quick and on a CPU none."
         ),
-    ] = None,
+    ] = "",
     loss: Annotated[
         float | None,
         typer.Option(
@@ -89,9 +92,6 @@ def bench_translation(
     on_gpu = where.type == "cuda"
     benchmark = nmt_record.QUICK_BENCHMARK if quick else nmt_record.BENCHMARK
     names = dtype or (["tf32"] if quick and on_gpu else [])
-    gigabytes = (8.0 if on_gpu and not quick else 0.0) if budget is None else budget
-    if gigabytes and not on_gpu:
-        raise ArgumentError(sentence("--budget", "0 on a CPU, whose memory PyTorch does not count", f"{gigabytes:g}"))
     aim = (0.0 if quick else _LOSS) if loss is None else loss
     settings = table.Settings(
         benchmark=benchmark,
@@ -101,7 +101,7 @@ def bench_translation(
         device=where,
         seconds=seconds if seconds is not None else (2.0 if quick else 5.0) if on_gpu else 0.2,
         calls=3 if on_gpu else 1,
-        budget=round(1e9 * gigabytes) or None,
+        budget=_budget(memory_budget or (_BUDGET if on_gpu and not quick else NONE), where),
         loss=aim or None,
     )
     path = record.path_of(results, benchmark)
@@ -116,6 +116,16 @@ def bench_translation(
         files = picture.draw(outcome.records, plot)
         console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
     finish(outcome.interrupted, outcome.records)
+
+
+def _budget(text: str, device: torch.device) -> int | None:
+    if text == NONE:
+        return None
+    if device.type != "cuda":
+        raise ArgumentError(
+            sentence("--memory-budget", f"{NONE} on a CPU, whose memory PyTorch does not count", repr(text))
+        )
+    return bytes_of(text, Device.probe(device))
 
 
 def _cases(names: list[str], quick: bool, device: torch.device) -> tuple[TranslationCase, ...]:

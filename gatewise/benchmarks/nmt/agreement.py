@@ -1,9 +1,11 @@
 """No speed for a wrong answer: loss and gradients are held against float64 before anything is timed.
 
-    allowed = 2 * (plain PyTorch's error in the same precision + one rounding band)
+    allowed = 2 * (plain PyTorch's error in the same precision + one rounding band + the band of sums)
 
 The rounding band of a tensor is how far the truth itself moves when every weight moves by one rounding of the
 precision's coarsest format, up or down at random, plus one rounding of the result (as in `gatewise.testing.budgets`).
+The band of sums is for what all tokens of a batch add to: the sum may be taken in float32 in any order, and the N
+roundings of such a sum are a random walk of about sqrt(N) units.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
 
 Errors = dict[str, float]
+
+_FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
 
 # Elements of attention's feature maps that are kept at once.
 _MAP = 2**28
@@ -91,15 +95,17 @@ def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
     return {name: _error(found.get(name), tensor) for name, tensor in exact.items()}
 
 
-def allowance(yardstick: Errors, nudged: Errors, rounding: float) -> Errors:
+def allowance(yardstick: Errors, nudged: Errors, rounding: float, tokens: int) -> Errors:
     """Return what the error of each tensor may be.
 
     Args:
         yardstick: Plain PyTorch's errors in the same precision.
         nudged: How far the truth moves when the weights are nudged.
         rounding: Of the precision.
+        tokens: N, the most that one number is a sum over.
     """
-    return {name: 2 * (yardstick[name] + nudged[name] + rounding) for name in yardstick}
+    sums = math.sqrt(tokens) * _FLOAT32
+    return {name: 2 * (yardstick[name] + nudged[name] + rounding + sums) for name in yardstick}
 
 
 def nudge(start: Mapping[str, Tensor], rounding: float, seed: int = 1) -> dict[str, Tensor]:

@@ -44,7 +44,9 @@ class Check:
         )
         yardstick = {name: max(each[name] for each in errors) for name in self._truth}
         nudged = agreement.errors(exact, self._truth)
-        self._allowed = agreement.allowance(yardstick, nudged, precision.rounding)
+        self._allowed = agreement.allowance(
+            yardstick, nudged, precision.rounding, case.batch * max(case.source, case.target)
+        )
 
     def side(self, way: Way) -> Side:
         """Return a way ready to train."""

@@ -11,7 +11,7 @@ from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.memory import WEIGHTS, parts_of_step
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import Way, starting_weights
+from gatewise.benchmarks.nmt.ways import Way
 from gatewise.benchmarks.precision import Precision
 
 
@@ -23,7 +23,7 @@ def peaks_by_batch(way: Way, case: TranslationCase, precision: Precision, device
         clear(device)
         before = allocated(device)
         with precision.applied():
-            side = Side(way, sized, precision, sentences.draw(sized, 1, device), starting_weights(sized, device))
+            side = Side(way, sized, precision, sentences.draw(sized, 1, device), None)
             return step_peak(side, device) - before
 
     return peak_of
@@ -38,7 +38,7 @@ def step_peak(side: Side, device: torch.device) -> int:
     side.launch()
     torch.cuda.synchronize(device)
     side.forget()
-    return torch.cuda.max_memoryallocated(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def step_parts(side: Side, device: torch.device, before: int) -> dict[str, int]:
@@ -50,7 +50,7 @@ def step_parts(side: Side, device: torch.device, before: int) -> dict[str, int]:
 
 def allocated(device: torch.device) -> int:
     """Return the bytes that are allocated on a device; 0 on a CPU, where PyTorch does not count them."""
-    return torch.cuda.memoryallocated(device) if device.type == "cuda" else 0
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def clear(device: torch.device) -> None:

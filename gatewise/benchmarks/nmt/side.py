@@ -28,7 +28,7 @@ class Side:
         case: Its sizes.
         precision: In which the forward pass runs; weights are of its dtype.
         batches: Used in turn.
-        start: Weights by the names of `Seq2Seq`.
+        start: Weights by the names of `Seq2Seq`; None to keep those that a model starts with.
         capture: Records the work of a step and returns what repeats it.
     """
 
@@ -38,7 +38,7 @@ class Side:
         case: TranslationCase,
         precision: Precision,
         batches: Sequence[PairBatch],
-        start: Mapping[str, Tensor],
+        start: Mapping[str, Tensor] | None,
         capture: Capture = cuda_graph,
     ) -> None:
         self.way = way
@@ -46,9 +46,10 @@ class Side:
         self._batches = itertools.cycle(batches)
         self._first = batches[0]
         device = batches[0].source.device
-        self.model = new_model(way, case, device).to(precision.dtype).train()
+        self.model: nn.Module = new_model(way, case, device).to(precision.dtype).train()
         if isinstance(self.model, PlainSeq2Seq):
-            self.model.load(start)
+            if start is not None:
+                self.model.load(start)
             self._weights = {seq2seq_name(name): weight for name, weight in self.model.named_parameters()}
             rate = torch.tensor(case.learning_rate, device=device)
             graphs = device.type == "cuda"
@@ -58,9 +59,10 @@ class Side:
             step = PlainStep(self.model, self._optimizer, case.clip, precision.autocast)
         else:
             self._weights = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, weight in self._weights.items():
-                    weight.copy_(start[name])
+            if start is not None:
+                with torch.no_grad():
+                    for name, weight in self._weights.items():
+                        weight.copy_(start[name])
             options = TrainingOptions(optimizer="adam", learning_rate=case.learning_rate, clip=case.clip)
             self._optimizer = build_optimizer(self.model.parameters(), options)
             arithmetic = "bfloat16" if precision.autocast else "float32"

@@ -74,7 +74,10 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--way", "magic"], "`--way` must be part of one of: plain PyTorch, reference, nn.LSTM, .*, got 'magic'"),
         (["--dtype", "fp16"], "`--dtype` must be one of tf32, bf16, fp32, got 'fp16'"),
         (["--dtype", "tf32"], "`--dtype` must be other than tf32 on a CPU, which has no TF32, got 'tf32'"),
-        (["--budget", "8"], "`--budget` must be 0 on a CPU, whose memory PyTorch does not count, got 8"),
+        (
+            ["--memory-budget", "8GB"],
+            "`--memory-budget` must be none on a CPU, whose memory PyTorch does not count, got '8GB'",
+        ),
     ],
 )
 def test_bad_options(options: list[str], message: str) -> None:

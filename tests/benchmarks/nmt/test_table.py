@@ -173,3 +173,28 @@ class _StopsAt:
         self._left -= 1
         if not self._left:
             raise KeyboardInterrupt
+
+
+@pytest.mark.gpu
+def test_graphs_memory_and_the_largest_batch_on_a_gpu(settings, observer) -> None:
+    budget = 40_000_000
+    settings = dataclasses.replace(
+        settings,
+        cases=TINY_CASES,
+        precisions=(TRANSLATION_PRECISIONS["tf32"],),
+        device=torch.device("cuda"),
+        budget=budget,
+        loss=3.9,
+        most_steps=20,
+    )
+    records = table.run(settings, observer, lambda row: None).records
+    assert [row.case for row in records] == ["tiny-6-5-4"] * 2 + ["tiny-best-6-5-4"] * 2 + ["tiny-6-5-largest"] * 2
+    assert {row.status for row in records} == {"measured"}
+    for row in records:
+        assert set(row.times) == set(row.peak_bytes) == {"eager", "graph"}
+        assert sum(row.parts.values()) == pytest.approx(row.peak_bytes["eager"], rel=0.05)
+    assert set(records[1].steps_to_loss) == {"eager", "graph"}
+    for row in records[4:]:
+        assert row.budget_bytes == budget
+        assert row.batch > 128
+        assert budget / 2 < row.peak_bytes["eager"] <= 1.02 * budget
