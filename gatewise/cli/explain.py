@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from gatewise.contract.criterion import Refusal
-from gatewise.contract.decision import Decision, Verdict, format_bytes, format_seconds
+from gatewise.cli.explain_nmt import explain_nmt
+from gatewise.cli.explain_report import as_data, as_text
+from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.contract.problem import Layout
-from gatewise.kernels.cudnn.criteria import why_not_persistent
 from gatewise.nn import LSTM
 from gatewise.selection import AUTO
-from gatewise.selection.advice import Advice, advise, largest_batch, memory
+from gatewise.selection.advice import advise, largest_batch
 from gatewise.selection.explain import explain as explain_call
-from gatewise.selection.pytorch import decide_as_pytorch
 
 app = typer.Typer(add_completion=False)
+app.command("nmt")(explain_nmt)
 
-_COLUMNS = 80
 _CALL, _WHERE = "The call", "Where"
 _DTYPES = {
     "fp32": torch.float32,
@@ -37,13 +34,14 @@ _DTYPES = {
 }
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def explain(
+    context: typer.Context,
     shape: Annotated[
         str,
         typer.Option("--input", metavar="T,B,I", help="Time steps, batch, input features.", rich_help_panel=_CALL),
-    ],
-    hidden: Annotated[int, typer.Option(help="Hidden units.", rich_help_panel=_CALL)],
+    ] = "",
+    hidden: Annotated[int, typer.Option(help="Hidden units.", rich_help_panel=_CALL)] = 0,
     layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
     bidirectional: Annotated[
@@ -86,9 +84,14 @@ def explain(
       gatewise explain --input 100,64,512 --hidden 512 --dtype bf16 --gpu h200
       gatewise explain --input 400,32,80 --hidden 320 --bidirectional --lengths
       gatewise explain --input 1,1,256 --hidden 256 --inference --gpu l4 --json
+      gatewise explain nmt --memory-budget 8GB --gpu h200
 
     The status is 1 when the kernel that was named refuses the call.
     """  # noqa: D301 - \b keeps the lines of the examples apart
+    if context.invoked_subcommand is not None:
+        return
+    if not shape:
+        raise ArgumentError("`--input` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
     decision = _decision(
         _sizes(shape),
         options={
@@ -111,9 +114,9 @@ def explain(
     suggestions = advise(decision.problem, decision.device, kernel)
     batch = largest_batch(decision.problem, decision.device, kernel)
     if as_json:
-        typer.echo(json.dumps(_as_data(decision, suggestions, batch), indent=2))
+        typer.echo(json.dumps(as_data(decision, suggestions, batch), indent=2))
     else:
-        typer.echo(_as_text(decision, suggestions, batch))
+        typer.echo(as_text(decision, suggestions, batch))
     if decision.chosen is None:
         raise typer.Exit(1)
 
@@ -161,119 +164,3 @@ def _decision(
     ):
         options = {"dtype": dtype, "training": training, "captured": captured and device.kind == "cuda"}
         return explain_call(layer, shape, lengths=lengths, device=device, kernel=kernel, **options)
-
-
-def _of_pytorch(decision: Decision) -> tuple[Verdict, dict[str, tuple[Refusal, ...]]]:
-    """Return what `torch.nn.LSTM` would run, and which demands of cuDNN's persistent algorithms are unmet."""
-    own = decide_as_pytorch(decision.problem, decision.device)
-    unmet = why_not_persistent(own.problem, own.device) if own.chosen == "cudnn" else {}
-    return own.verdict(own.chosen or ""), unmet
-
-
-def _as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> str:
-    lines = [str(decision), "", "torch.nn.LSTM would run", *_pytorch_lines(decision)]
-    lines += ["", "memory, predicted", *_memory_lines(decision, batch)]
-    lines += ["", "what would help, predicted", *_advice_lines(decision, suggestions)]
-    return "\n".join(lines)
-
-
-def _pytorch_lines(decision: Decision) -> list[str]:
-    runs, unmet = _of_pytorch(decision)
-    packed = " (packed)" if decision.problem.layout is not Layout.DENSE else ""
-    lines = _wrapped("  ", f"{runs.kernel}{packed}: {runs.algorithm}, {format_seconds(runs.seconds)} predicted")
-    for algorithm, refusals in unmet.items():
-        lines.append(f"  not {algorithm}, because")
-        for refusal in refusals:
-            lines += _wrapped("    - ", str(refusal))
-    return lines
-
-
-def _memory_lines(decision: Decision, batch: int) -> list[str]:
-    needed, device = memory(decision), decision.device
-    if needed is None:
-        return ["  none: nothing would run"]
-    parts = f"weights {format_bytes(needed.weights)}, inputs {format_bytes(needed.inputs)}"
-    lines = _wrapped("  ", f"{parts}, at the peak {format_bytes(needed.peak)} more: {format_bytes(needed.total)}")
-    if device.memory_bytes:
-        whole = f"{format_bytes(device.memory_bytes)} (in 90 % of it, this layer alone)"
-        lines += _wrapped("  ", f"largest batch that fits in {whole}: {f'{batch:,}' if batch else 'none'}")
-    return lines
-
-
-def _advice_lines(decision: Decision, suggestions: tuple[Advice, ...]) -> list[str]:
-    if not suggestions:
-        effect = "gains 5 % or more" if decision.chosen else "makes the kernel run"
-        return [f"  no neighbouring shape, dtype or layout {effect}"]
-    width = min(40, max(len(str(advice)) for advice in suggestions))
-    lines = []
-    for advice in suggestions:
-        verdict_there = advice.decision.verdict(advice.decision.chosen or "")
-        figures = f"{_gain(advice, decision)}  {verdict_there.kernel}, {format_seconds(verdict_there.seconds)}"
-        first, *rest = textwrap.wrap(str(advice), width)
-        lines.append(f"  {first:<{width}}  {figures}")
-        lines += [f"  {line}" for line in rest]
-    return lines
-
-
-def _gain(advice: Advice, decision: Decision) -> str:
-    if advice.gain == float("inf"):
-        return f"{'runs':<10}"
-    unit = "seq/s" if advice.decision.problem.batch != decision.problem.batch else "speed"
-    return f"{advice.gain:>5.3g}x {unit}"
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))
-
-
-def _as_data(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> dict[str, Any]:
-    runs, unmet = _of_pytorch(decision)
-    needed = memory(decision)
-    return {
-        "problem": str(decision.problem),
-        "device": decision.device.name,
-        "chosen": decision.chosen,
-        "reason": decision.reason,
-        "kernels": [_verdict_data(found) for found in decision.verdicts],
-        "pytorch": {
-            **_verdict_data(runs),
-            "not_persistent": {name: [_refusal_data(one) for one in refusals] for name, refusals in unmet.items()},
-        },
-        "memory": {
-            "weights": needed and needed.weights,
-            "inputs": needed and needed.inputs,
-            "peak": needed and needed.peak,
-            "total": needed and needed.total,
-            "largest_batch": batch,
-        },
-        "advice": [
-            {
-                "changes": [change.text for change in advice.changes],
-                "gain": None if advice.gain == float("inf") else advice.gain,
-                "kernel": advice.decision.chosen,
-                "seconds": advice.decision.verdict(advice.decision.chosen or "").seconds,
-            }
-            for advice in suggestions
-        ],
-    }
-
-
-def _verdict_data(found: Verdict) -> dict[str, Any]:
-    return {
-        "kernel": found.kernel,
-        "accepted": found.accepted,
-        "algorithm": found.algorithm,
-        "seconds": found.seconds,
-        "measured": found.measured,
-        "peak_bytes": found.peak_bytes,
-        "refusals": [_refusal_data(refusal) for refusal in found.refusals],
-    }
-
-
-def _refusal_data(refusal: Refusal) -> dict[str, str]:
-    return {
-        "quantity": refusal.quantity,
-        "actual": refusal.actual,
-        "allowed": refusal.allowed,
-        "advice": refusal.advice,
-    }

@@ -85,6 +85,7 @@ def nmt(
     average: Annotated[str | None, typer.Option(help="none, ema, tail or last.", rich_help_panel=TRAINING)] = None,
     precision: run_options.Precision = None,
     cuda_graph: run_options.CudaGraph = None,
+    memory_budget: run_options.MemoryBudget = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, dropout and batches.", rich_help_panel=TRAINING)] = None,
     beam_size: Annotated[int | None, typer.Option(help="Beams for the test set.", rich_help_panel=RUN)] = None,
 ) -> None:
@@ -100,6 +101,7 @@ def nmt(
       gatewise train nmt --from fr --to iso
       gatewise train nmt --train-source news.de --train-target news.en
       gatewise train nmt --recipe recipes/phrases.toml --set epochs=4
+      gatewise train nmt --memory-budget 8GB
       gatewise train nmt --output runs/nmt --resume
       gatewise translate --checkpoint runs/nmt
     """  # noqa: D301 - \b keeps the lines of the examples apart
@@ -108,6 +110,7 @@ def nmt(
 
     flags = {
         "threads": threads,
+        "memory_budget": memory_budget,
         "data.folder": data,
         "data.train_source": train_source,
         "data.train_target": train_target,

@@ -169,6 +169,7 @@ class TranslationRecipe:
         description: One line.
         threads: CPU threads; 0 takes as many as PyTorch does. The bits of a result depend on it. More
             than one pays for large models only.
+        memory_budget: What a training step may need: a size such as ``"8GB"``, or ``"auto"``; see `gatewise.planning`.
         data: See `PairOptions`.
         model: See `Seq2SeqOptions`.
         training: See `gatewise.training.TrainingOptions`.
@@ -179,6 +180,7 @@ class TranslationRecipe:
     name: str = "nmt"
     description: str = ""
     threads: int = 1
+    memory_budget: str = "auto"
     data: PairOptions = PairOptions()
     model: Seq2SeqOptions = Seq2SeqOptions()
     training: TrainingOptions = _TRAINING

@@ -15,6 +15,7 @@ from rich.markup import escape
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
+from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
@@ -66,12 +67,14 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
     model = build_translation_model(sizes, processes.device)
     torch.manual_seed(recipe.training.seed + 1 + processes.rank)
     decision = _decision(recipe, material, model, processes)
+    plan = plan_memory(recipe, material, model, processes)
     facts = translation_facts(sizes, material.source, material.target)
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
         write_bytes(folder.tokenizer, json.dumps(facts["vocabularies"], ensure_ascii=False).encode())
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
+    console.print(f"{escape(str(plan))}\n", soft_wrap=True)
     outcome = _train(model, material, sizes, facts, recipe, folder, processes, console)
     if processes.first:
         write_tensors(folder.last, weights_of(model), MODEL, facts)

@@ -29,6 +29,9 @@ Threads = Annotated[
     int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)
 ]
 
+MemoryBudget = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="8GB, 7.5GiB, ...; default: auto.", rich_help_panel=TRAINING)
+]
 Kernel = Annotated[str | None, typer.Option(help="auto, or a kernel by name.", rich_help_panel=MODEL)]
 
 Patience = Annotated[int | None, typer.Option(help="Epochs without improvement; 0: all.", rich_help_panel=TRAINING)]

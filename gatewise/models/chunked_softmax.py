@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.models.softmax import product_dtype
 from gatewise.models.widening import copied, is_aligned, widened
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 128 << 20
 """Scores of a chunk when nobody says how many rows it has: enough of them that products run at full speed."""
 
 _TILE = 128  # rows that a program of a matrix kernel works on

@@ -26,7 +26,8 @@ def options_of(words: list[str]) -> tuple[set[str], list[str]]:
     from gatewise.cli.application import application
 
     command, context = application(COMMANDS), None
-    while hasattr(command, "resolve_command"):  # a group of commands
+    # A group of commands, which may be one itself.
+    while hasattr(command, "resolve_command") and not (words and words[0].startswith("-")):
         context = command.context_class(command, parent=context)
         _, command, words = command.resolve_command(context, words)
         assert command is not None

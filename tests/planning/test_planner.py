@@ -30,10 +30,9 @@ def batches(size=128, length=50):
     return Batching("batch", size, lambda count: [Shape(length, length, count)])
 
 
-def test_the_iwslt_model_keeps_to_the_figures_that_were_asked_for():
-    # 1.1 GB and 2.2 GB of PyTorch's memory, a tenth above the prediction at most.
-    assert planner().plan(batches()).peak_bytes <= 1.12e9
-    assert planner().plan(batches(length=100)).peak_bytes <= 2.0e9
+def test_the_iwslt_model_fits_where_plain_pytorch_takes_over_three_times_as_much():
+    assert planner().plan(batches(), "1.1GB").peak_bytes <= 1.1e9
+    assert planner().plan(batches(length=100), "2.2GB").peak_bytes <= 2.2e9
 
 
 @pytest.mark.parametrize("feeding", [True, False])
@@ -58,7 +57,7 @@ def test_a_larger_budget_is_used():
 def test_auto_takes_the_least_memory_that_costs_nearly_nothing():
     auto, fastest = planner().plan(batches(), "auto"), planner().plan(batches(), "100GB")
     assert auto.peak_bytes < 0.9 * fastest.peak_bytes
-    assert auto.choice.seconds <= 1.05 * fastest.choice.seconds
+    assert auto.choice.seconds <= 1.02 * fastest.choice.seconds
 
 
 def refusal(budget, size=128, **options):

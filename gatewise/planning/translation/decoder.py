@@ -71,11 +71,21 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
     return Way(
         AGAIN if recompute else KEPT,
         "a step at a time, gates made again" if recompute else "a step at a time",
+        _loop_seconds(setting),
         kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute),
         forward_scratch=stretch,
         # The embeddings' gradient; the weights', which autograd copies from those of the loop's own.
         backward_scratch=stretch + embedded * setting.dtype.itemsize + setting.cast_bytes(*model.decoder.parameters()),
     )
+
+
+def _loop_seconds(setting: Setting) -> float:
+    """Predict the time of the loop, forward and backward: a chain of small products and launches between them."""
+    layers, device = setting.model.decoder_layers, setting.device
+    products = 3 * parameter_bytes(setting.model.decoder) / 4 * 2.0 * setting.shape.batch * setting.shape.target
+    busy = products / device.matmul_rate(setting.dtype, allow_tf32=sizes_of(setting).allow_tf32)
+    # Two launches a layer in each direction, three around attention; a small product takes as long as two.
+    return busy + setting.shape.target * (6 + 4 * layers) * 2 * device.launch_seconds
 
 
 def _gate_seconds(setting: Setting) -> float:

@@ -1,0 +1,147 @@
+"""`gatewise explain nmt`: how the training of a translation model would be computed, so that it fits, and what fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from gatewise.cli.nmt_recipe import TranslationRecipe
+from gatewise.cli.recipe import overridden, parse_settings, read_recipe
+from gatewise.contract.decision import format_bytes, format_seconds
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.models import Seq2Seq
+from gatewise.planning import Batching, Plan, Planner, Shape
+from gatewise.planning.way import Way
+
+_BATCH, _MODEL, _WHERE = "Batch", "Model", "Where"
+
+
+def explain_nmt(
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recipe of gatewise train nmt.", rich_help_panel=_MODEL)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe.", rich_help_panel=_MODEL),
+    ] = None,
+    vocabularies: Annotated[
+        str, typer.Option(metavar="V,V", help="Tokens of source and target.", rich_help_panel=_MODEL)
+    ] = "8000,8000",
+    embedding_size: Annotated[int | None, typer.Option(help="Size of embeddings.", rich_help_panel=_MODEL)] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Units a layer.", rich_help_panel=_MODEL)] = None,
+    encoder_layers: Annotated[int | None, typer.Option(help="Layers that read.", rich_help_panel=_MODEL)] = None,
+    decoder_layers: Annotated[int | None, typer.Option(help="Layers that write.", rich_help_panel=_MODEL)] = None,
+    input_feeding: Annotated[
+        bool | None, typer.Option(help="Read the last attention; default.", rich_help_panel=_MODEL)
+    ] = None,
+    attention_kernel: Annotated[str | None, typer.Option(help="auto, or its name.", rich_help_panel=_MODEL)] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16.", rich_help_panel=_MODEL)] = None,
+    lengths: Annotated[
+        str, typer.Option(metavar="S,T", help="Tokens of the longest pair.", rich_help_panel=_BATCH)
+    ] = "50,50",
+    batch: Annotated[int, typer.Option(min=1, help="Pairs of sentences.", rich_help_panel=_BATCH)] = 128,
+    memory_budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="8GB, 7.5GiB, ...; or auto.", rich_help_panel=_WHERE)
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help=f"A GPU by name: {', '.join(Device.names()[:-1])}. Default: this machine's, or its CPU.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.", rich_help_panel=_WHERE)] = False,
+) -> None:
+    """Say how a translation model would be trained so that it fits in memory. Nothing runs.
+
+    \b
+    Examples:
+      gatewise explain nmt --hidden-size 512 --embedding-size 512 --gpu h200
+      gatewise explain nmt --recipe recipes/phrases.toml --batch 30
+      gatewise explain nmt --lengths 100,100 --batch 256 --memory-budget 8GB
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    flags = {
+        "memory_budget": memory_budget,
+        "model.embedding_size": embedding_size,
+        "model.hidden_size": hidden_size,
+        "model.encoder_layers": encoder_layers,
+        "model.decoder_layers": decoder_layers,
+        "model.input_feeding": input_feeding,
+        "model.attention_kernel": attention_kernel,
+        "training.precision": precision,
+    }
+    asked = read_recipe(recipe, TranslationRecipe()) if recipe else TranslationRecipe()
+    asked = overridden(asked, {key: value for key, value in flags.items() if value is not None})
+    asked = overridden(asked, parse_settings(settings or []))
+    source_size, target_size = _pair("--vocabularies", vocabularies)
+    source, target = _pair("--lengths", lengths)
+    model = Seq2Seq(source_size, target_size, **dataclasses.asdict(asked.model), device="meta")
+    device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
+    planner = Planner(model, asked.training, device)
+    batching = Batching("batch", batch, lambda rows: [Shape(source, target, rows)])
+    plan = planner.plan(batching, asked.memory_budget)
+    largest = planner.largest(batching, asked.memory_budget)
+    typer.echo(json.dumps(_as_data(plan, largest), indent=2) if as_json else _as_text(plan, largest, device))
+
+
+def _pair(option: str, text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise ArgumentError(sentence(option, "two positive integers", repr(text), f"For example {option} 50,60."))
+    first, second = (int(part) for part in parts)
+    return first, second
+
+
+def _as_text(plan: Plan, largest: int, device: Device) -> str:
+    lines = [str(plan), "", f"device       {device.name}"]
+    if plan.budget is not None:
+        lines.append(f"largest      {largest:,} pairs of this length in {format_bytes(plan.budget)}")
+    lines += ["", "other ways, predicted", f"  {'part':<9}  {'keeps':>9}  {'works in':>9}  {'time':>8}  how"]
+    for part in plan.choice.step.parts:
+        offered = [way for way in _unlike(part.ways) if len(part.ways) > 1]
+        for way in offered:
+            mark = "*" if way.detail == plan.way(part.name).detail else " "
+            room = max(way.forward_scratch, way.backward_scratch)
+            sizes = f"{format_bytes(way.kept):>9}  {format_bytes(room):>9}"
+            time = format_seconds(way.seconds) if way.seconds else "-"
+            lines.append(f"{mark} {part.name:<9}  {sizes}  {time:>8}  {way.detail}")
+    return "\n".join(lines)
+
+
+def _unlike(ways: tuple[Way, ...]) -> list[Way]:
+    """Return the ways without those that come to the same at this shape."""
+    return list({way.detail: way for way in ways}.values())
+
+
+def _as_data(plan: Plan, largest: int) -> dict[str, Any]:
+    choice = plan.choice
+    return {
+        "shape": choice.step.shape._asdict(),
+        "budget": plan.budget,
+        "peak": choice.peak._asdict(),
+        "at_rest": dict(choice.step.at_rest),
+        "parts": [
+            {
+                "part": part.name,
+                "gradients": part.gradients,
+                "chosen": way.detail,
+                "ways": [
+                    {
+                        "way": each.detail,
+                        "keeps": each.kept,
+                        "works_in": max(each.forward_scratch, each.backward_scratch),
+                        "seconds": each.seconds,
+                    }
+                    for each in _unlike(part.ways)
+                ],
+            }
+            for part, way in zip(choice.step.parts, choice.ways, strict=True)
+        ],
+        "largest_batch": largest,
+    }

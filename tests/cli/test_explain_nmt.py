@@ -1,0 +1,103 @@
+"""`gatewise explain nmt`: plans of memory for training that need not be done, on machines that need not be there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+IWSLT = ("explain", "nmt", "--hidden-size", 512, "--embedding-size", 512, "--encoder-layers", 2, "--decoder-layers", 2)
+THERE = ("--vocabularies", "7710,17192", "--precision", "tf32", "--gpu", "h200")
+
+
+def data(gatewise, *more):
+    answer = gatewise(*IWSLT, *THERE, *more, "--json")
+    assert answer.status == 0, answer.err
+    return json.loads(answer.out)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "l4", "cpu"])
+@pytest.mark.parametrize("options", [(), ("--no-input-feeding",), ("--precision", "bfloat16")])
+def test_it_fits_80_columns_and_names_every_part(gatewise, gpu, options):
+    answer = gatewise(*IWSLT, "--gpu", gpu, *options)
+    assert answer.status == 0
+    assert answer.err == ""
+    assert max(map(len, answer.out.splitlines())) <= 80
+    for part in ("source", "encoder 1", "encoder 2", "decoder", "attention", "output", "peak"):
+        assert f"  {part} " in answer.out
+    assert re.search(r"^largest      [\d,]+ pairs of this length in ", answer.out, re.MULTILINE)
+    # One way of each part is taken.
+    assert len(re.findall(r"^\* encoder 1 ", answer.out, re.MULTILINE)) == 1
+    assert "reference" in answer.out
+
+
+def test_without_options_it_explains_the_default_model(gatewise):
+    answer = gatewise("explain", "nmt", "--gpu", "cpu")
+    assert answer.status == 0
+    assert "S 50, T 50, B 128" in answer.out
+
+
+def test_a_smaller_budget_changes_the_plan_and_the_largest_batch(gatewise):
+    small, large = data(gatewise, "--memory-budget", "1.05GB"), data(gatewise, "--memory-budget", "8GB")
+    assert small["peak"]["bytes"] <= 1.05e9 < large["peak"]["bytes"]
+    assert small["largest_batch"] < large["largest_batch"]
+    assert [part["chosen"] for part in small["parts"]] != [part["chosen"] for part in large["parts"]]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--lengths", "60,50"),
+        ("--lengths", "50,60"),
+        ("--batch", 100),
+        ("--vocabularies", "7710,10000"),
+        ("--vocabularies", "8000,17192"),
+        ("--hidden-size", 256),
+        ("--embedding-size", 256),
+        ("--encoder-layers", 3),
+        ("--decoder-layers", 3),
+        ("--no-input-feeding",),
+        ("--attention-kernel", "reference"),
+        ("--precision", "bfloat16"),
+        ("--memory-budget", "100GB"),
+        ("--gpu", "l4"),
+        ("--set", "training.optimizer=sgd"),
+    ],
+)
+def test_every_option_changes_the_plan(gatewise, option):
+    assert data(gatewise, *option) != data(gatewise)
+
+
+def test_a_recipe_can_be_explained(gatewise, tmp_path):
+    path = tmp_path / "narrow.toml"
+    path.write_text('memory_budget = "3GB"\n[model]\nhidden_size = 64\nencoder_layers = 1\n', "utf-8")
+    out = gatewise("explain", "nmt", "--recipe", path, "--gpu", "h200").out
+    assert "(3GB)" in out
+    assert "encoder 2" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lengths", "50"), "`--lengths` must be two positive integers, got '50'. For example --lengths 50,60."),
+        (("--vocabularies", "0,5"), "`--vocabularies` must be two positive integers, got '0,5'"),
+        (("--memory-budget", "plenty"), "`memory_budget` must be 'auto' or a size such as 8GB or 7.5GiB, got 'plenty'"),
+        (("--gpu", "h2000"), "`device` must be one of h200, h100"),
+        (("--hidden-size", 3), "`hidden_size` must be even, got 3"),
+        (("--attention-kernel", "fast"), "got 'fast'"),
+        (("--memory-budget", "1GB", "--batch", 1000), "`memory_budget` must be at least"),
+        (("--memory-budget", "1GB", "--batch", 1000), "lower `batch` from 1,000 to"),
+    ],
+)
+def test_bad_input_is_one_sentence(gatewise, words, message):
+    answer = gatewise("explain", "nmt", "--gpu", "h200", "--hidden-size", 512, *words)
+    assert answer.status == 1
+    assert message in " ".join(answer.err.split())
+    assert "Traceback" not in answer.err
+
+
+def test_the_other_call_still_says_what_is_missing(gatewise):
+    answer = gatewise("explain")
+    assert answer.status == 1
+    assert "`--input` is missing. For example: gatewise explain --input" in " ".join(answer.err.split())
