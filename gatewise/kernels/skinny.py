@@ -15,11 +15,13 @@ def waiting_seconds(problem: Problem) -> float:
     Fitted to PyTorch's products (cuBLAS) on an H200: few rows leave most of the GPU idle, and rows that do not begin at
     multiples of 16 bytes keep to slower kernels.
     """
-    width = problem.hidden_size / 1024
-    if multiplies_exactly(problem) and problem.batch > 1:
-        microseconds = 14 * width + 18 * width**2 + 0.15 * problem.batch
+    width, rows = problem.hidden_size / 1024, problem.batch
+    if multiplies_exactly(problem) and rows > 1:
+        microseconds = 14 * width + 18 * width**2 + 0.15 * rows
+    elif problem.element_bytes == 4 and rows > 1:
+        microseconds = 15 + 8 * width + 8 * width**2 + 0.1 * rows
     else:
-        microseconds = 4 * width + 4 * width**2
+        microseconds = 4 + 4 * width + 4 * width**2 + 0.03 * rows
     if problem.hidden_size * problem.element_bytes % 16:
         microseconds *= 3
     return microseconds * (1.0 if problem.needs_grad else 0.35) * 1e-6

@@ -57,7 +57,7 @@ class _Cudnn:
         flops = passes * problem.matmul_flops * slowdown(problem)
         if criteria.runs_persistent(problem, device):
             exchanges = round(steps * persistent_seconds(problem) / device.exchange_seconds)
-            return Work(flops, traffic, (11 if problem.needs_grad else 3), operators, exchanges, stored)
+            return Work(flops, traffic, (12 if problem.needs_grad else 3), operators, exchanges, stored)
         # One product and one element-wise kernel for every step; some of backward's have two more.
         launches = steps * (4.3 if problem.needs_grad else 2)
         if is_stacked(problem):

@@ -87,13 +87,14 @@ def waiting_seconds(problem: Problem) -> float:
 
 
 def persistent_seconds(problem: Problem) -> float:
-    """Return what a step of the persistent algorithms takes beyond its arithmetic: it grows with the rows."""
+    """Return what a step of the persistent algorithms takes beyond its arithmetic: more, the more rows."""
     if problem.hidden_size <= _SMALL:
         return (4.1 if problem.needs_grad else 1.75) * 1e-6
-    width, rows = problem.hidden_size / 1024, problem.batch
+    width, rows = problem.hidden_size / 1024, max(problem.batch, 16)
+    few, many = min(rows, 64) - 16, max(0, rows - 64)
     if problem.needs_grad:
-        return (2.1 + 0.17 * rows + 1.3 * width + 0.03 * rows * width) * 1e-6
-    return (0.6 + 0.058 * rows + 0.16 * width + 0.015 * rows * width) * 1e-6
+        return (4.1 + 2.3 * width + 0.21 * few + 0.14 * many) * 1e-6
+    return (1.1 + 0.6 * width + 0.085 * few + 0.03 * many) * 1e-6
 
 
 def is_stacked(problem: Problem) -> bool:

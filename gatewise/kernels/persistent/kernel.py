@@ -19,7 +19,7 @@ from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.persistent.segments import segments
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
 
-_START_SECONDS = 4e-6  # until the blocks of a launch have their weights
+_START_SECONDS = 6e-6  # until the blocks of a launch have their weights
 _SEGMENT_SECONDS = 8e-6  # until the weights of one more launch are on the chip
 
 
@@ -50,13 +50,19 @@ class _Persistent:
         hidden, layers = hidden_of(problem.hidden_size), problem.num_layers
         planes = problem.num_directions * problem.time * problem.batch * hidden * problem.element_bytes
         passes = 3 if problem.needs_grad else 1
+        cuts = _passes(problem, device)
         seconds = sum(
             cut.step_seconds() * problem.time * problem.num_directions / cut.directions * _in_place(problem, name)
-            for name, cut in _passes(problem, device)
+            for name, cut in cuts
         )
         launches = layers * (2 + problem.num_directions)
         if problem.needs_grad:
             launches += layers * (2 + 5 * problem.num_directions)
+        weights = problem.parameter_count * problem.element_bytes
+        moved = weights * (4 if problem.needs_grad else 2)
+        if problem.hidden_size % 8:  # copies of weights and states with their sizes rounded up
+            launches += layers * problem.num_directions * (10 if problem.needs_grad else 4)
+            moved += weights * (6 if problem.needs_grad else 2)
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
         work = Work(
@@ -64,11 +70,10 @@ class _Persistent:
             matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent)
             * (1.12 if multiplies_exactly(problem) else 1.0)
             * slowdown(problem),
-            bytes_moved=layers * planes * (30 if problem.needs_grad else 9)
-            + problem.parameter_count * problem.element_bytes * (4 if problem.needs_grad else 2),
+            bytes_moved=layers * planes * (30 if problem.needs_grad else 9) + moved,
             launches=launches,
             operators=_operators(problem),
-            exchanges=round(layers * (seconds + passes * _START_SECONDS) / device.exchange_seconds),
+            exchanges=round(layers * (seconds + len(cuts) * _START_SECONDS) / device.exchange_seconds),
             workspace_bytes=workspace_bytes(problem),
         )
         if problem.proj_size:
@@ -106,11 +111,14 @@ class _Persistent:
 
 def _in_place(problem: Problem, name: str) -> float:
     # Tilings were timed by themselves; beside the rest of a call, and with more at work, a pass takes this much longer.
+    wide = min(1.0, max(0.0, (problem.hidden_size - 256) / 512)) if problem.batch >= 8 else 0.0
     if problem.element_bytes == 4:
-        return 1.15 if name == "backward" else 1.05
+        if name == "backward":
+            return 1.15
+        return 1.05 + (0.3 * wide if exact_products(problem) else 0.0)
     if problem.batch < 8:
         return 1.0
-    return (1.3 if name == "backward" else 1.1) * (1.2 if problem.bidirectional else 1.0)
+    return (1.3 if name == "backward" else 1.1) * (1.2 if problem.bidirectional and wide else 1.0)
 
 
 def _operators(problem: Problem) -> int:
