@@ -50,7 +50,7 @@ class _Stepwise:
             matmul_flops=passes * (problem.matmul_flops - recurrent) + (recurrent if problem.needs_grad else 0),
             bytes_moved=layers * tokens * moved * problem.element_bytes,
             launches=layers * launches + 2 * runs,
-            # In training autograd's thread doubles the cost of each, and adds its own. A replay costs more than launches.
+            # In training autograd's thread doubles the cost of each, and adds its own; a replay is more than launches.
             operators=layers * launches * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
             exchanges=round(seconds / device.exchange_seconds),
             workspace_bytes=self._workspace_bytes(problem),
