@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights, at, wide
+from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights, wide
 from gatewise.feeding.elementwise import Elementwise, Planes, operands_in
 from gatewise.feeding.products import multiply, multiply_planes
 from gatewise.feeding.weight_sums import WeightSums
@@ -36,7 +36,9 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     # Back from the query and the sum to the hidden state: one product, where the query came from one.
     behind = kept.joined[..., query_size:] if query_size else dsums
     joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
-    count, back_count = _planes(inputs, _GATES * units), _planes(inputs, joining.shape[0])
+    count = _planes(inputs, _GATES * units)
+    # TensorFloat-32 products of this size gain nothing by being cut.
+    back_count = _planes(inputs, joining.shape[0]) if options.dtype.itemsize == 2 else 1
     through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
     weights = [layer.weight.unflatten(0, (count, -1)) for layer in inputs.layers]
     scales = new(len(inputs.layers), time, batch) if options.halves else None
@@ -59,10 +61,11 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         if step == time - 1 or (step + 1) % stretch == 0:
             steps = slice(step // stretch * stretch, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
-        fed = gradient(0, step + 1, from_below)
-        parts.attended_gradient(dsums[step], kept.outputs[step], dy[step], fed, at(inputs.dropout, step))
-        attention.query_gradient_step(kept.steps, step, dsums[step], out=dqueries[step])
-        torch.bmm(behind[step], joining, out=back)
+        kept.attending.backward(step, dy[step], gradient(0, step + 1, from_below))
+        if back_count == 1:
+            torch.mm(behind[step, 0], joining[0], out=back[0])
+        else:
+            torch.bmm(behind[step], joining, out=back)
         above = Planes(back)
         for layer in reversed(range(top + 1)):
             dgates = gates[layer][step - steps.start]

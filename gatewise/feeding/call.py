@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gatewise import attention
 from gatewise.feeding.elementwise import Dropout
+
+if TYPE_CHECKING:
+    from gatewise.feeding.attending import Attending
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class Kept(NamedTuple):
         joined: [T, B, A + H + A] of the additive score, [T, B, H + H] of the dot score: the query where a product
             makes it, what the hidden state adds to the context, and room for the query's gradient; the backward pass
             writes the gradient of the second over it.
+        attending: What attends, step by step.
         steps: Of attention.
     """
 
@@ -201,6 +205,7 @@ class Kept(NamedTuple):
     cells: tuple[Tensor, ...]
     outputs: Tensor
     joined: Tensor
+    attending: Attending
     steps: attention.Steps
 
 

@@ -146,9 +146,8 @@ class _Decoder(torch.autograd.Function):
         parts = parts_for(options, inputs)
         kept = forward_loop.run(options, inputs, parts)
         ctx.save_for_backward(*tensors)
-        # The outputs would otherwise hold themselves, through the function that made them.
-        ctx.call = options, inputs, kept._replace(outputs=kept.outputs.detach()), parts
-        return kept.outputs
+        ctx.call = options, inputs, kept, parts
+        return kept.outputs.detach()  # the tensor itself would be held by the function that made it
 
     @staticmethod
     @once_differentiable

@@ -9,7 +9,8 @@ Operands of a product lie side by side in memory because their makers write them
 from __future__ import annotations
 
 from gatewise import attention
-from gatewise.feeding.call import Inputs, Kept, Options, at, wide
+from gatewise.feeding.attending import Apart, Attending, Places
+from gatewise.feeding.call import Inputs, Kept, Options, wide
 from gatewise.feeding.elementwise import Elementwise
 from gatewise.feeding.products import multiply
 
@@ -50,6 +51,9 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
         needs_grad=options.needs_grad,
         kernel=options.attention_kernel,
     )
+    columns = query_size, query_size + units
+    places = Places(joined[..., slice(*columns)], outputs, fed, joined[..., columns[1] :])
+    attending = attending_for(options, inputs, steps, places, parts)
     product = new(batch, 4 * units)
     cell = inputs.cell.to(wide(inputs.cell.dtype), copy=True)
     operands[0][0, :, :units] = inputs.attended
@@ -73,12 +77,17 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
                 dropout=inputs.between_at(layer, step),
             )
         multiply(hidden[step], joining, made[step])
-        context = attention.attend_step(steps, step)
-        parts.attended(
-            context,
-            made[step, :, query_size:],
-            outputs[step] if options.halves else None,
-            fed[step],
-            at(inputs.dropout, step),
-        )
-    return Kept(operands, gates if all_gates else (), cells, outputs, joined, steps)
+        attending.forward(step)
+    return Kept(operands, gates if all_gates else (), cells, outputs, joined, attending, steps)
+
+
+def attending_for(
+    options: Options, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise
+) -> Attending:
+    """Return how a step attends: in one launch where that is possible."""
+    if inputs.keys.is_cuda:
+        from gatewise.feeding import attend_launches
+
+        if attend_launches.possible(inputs, steps):
+            return attend_launches.AtOnce(inputs, steps, places, halves=options.halves)
+    return Apart(inputs, steps, places, parts)

@@ -22,8 +22,8 @@ _ENOUGH_THREADS = 512  # of a multiprocessor
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
-class Source(ctypes.Structure):
-    """The struct `Source` of cell.cu, field by field."""
+class PlanesArgument(ctypes.Structure):
+    """The struct `Planes` of operand.cuh, field by field."""
 
     _fields_ = [("planes", _POINTER), ("row", _STRIDE), ("part", _STRIDE), ("parts", _STRIDE), ("scale", _POINTER)]
 
@@ -50,7 +50,7 @@ class CellGradient(ctypes.Structure):
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "cell", "earlier", "dcell", "written")],
-        *[(name, Source) for name in ("above", "beside", "later")],
+        *[(name, PlanesArgument) for name in ("above", "beside", "later")],
         ("mask", _POINTER),
         ("scale", ctypes.c_double),
         *[(name, _SIZE) for name in ("batch", "units")],
@@ -73,7 +73,7 @@ class AttendedGradient(ctypes.Structure):
 
     _fields_ = [
         *[(name, _POINTER) for name in ("sums", "output", "dy")],
-        ("later", Source),
+        ("later", PlanesArgument),
         ("mask", _POINTER),
         *[(name, _STRIDE) for name in ("sums_row", "output_row", "dy_row")],
         ("scale", ctypes.c_double),
@@ -117,24 +117,24 @@ class Launches:
     ) -> None:
         """Step an LSTM cell."""
         arguments = Cell(
-            gates=_address(gates),
-            product=_address(product),
-            bias=_address(bias),
-            cell=_address(cell),
-            kept=_address(kept),
-            hidden=_address(hidden),
-            above=_address(above),
+            gates=address(gates),
+            product=address(product),
+            bias=address(bias),
+            cell=address(cell),
+            kept=address(kept),
+            hidden=address(hidden),
+            above=address(above),
             hidden_row=hidden.stride(0),
             above_row=0 if above is None else above.stride(0),
             sums=bias is None,
-            **_dropout(dropout),
+            **of_dropout(dropout),
             **self._sizes,
         )
         self._launch("feeding_cell", arguments)
 
     def activate(self, gates: Tensor) -> None:
         """Replace sums of gates by the activated gates."""
-        self._launch("feeding_gates", Gates(_address(gates), len(gates), self._sizes["units"]))
+        self._launch("feeding_gates", Gates(address(gates), len(gates), self._sizes["units"]))
 
     def cell_gradient(
         self,
@@ -151,15 +151,15 @@ class Launches:
     ) -> None:
         """Step the adjoint of a cell."""
         arguments = CellGradient(
-            gates=_address(gates),
-            cell=_address(cell),
-            earlier=_address(earlier),
-            dcell=_address(dcell),
-            written=_address(scale),
-            above=_source(above),
-            beside=_source(beside),
-            later=_source(later),
-            **_dropout(dropout),
+            gates=address(gates),
+            cell=address(cell),
+            earlier=address(earlier),
+            dcell=address(dcell),
+            written=address(scale),
+            above=planes_argument(above),
+            beside=planes_argument(beside),
+            later=planes_argument(later),
+            **of_dropout(dropout),
             **self._sizes,
         )
         if self._halves:
@@ -175,15 +175,15 @@ class Launches:
     ) -> None:
         """Write the attended output."""
         arguments = Attended(
-            context=_address(context),
-            state=_address(state),
-            output=_address(output),
-            fed=_address(fed),
+            context=address(context),
+            state=address(state),
+            output=address(output),
+            fed=address(fed),
             context_row=context.stride(0),
             state_row=state.stride(0),
             output_row=0 if output is None else output.stride(0),
             fed_row=fed.stride(0),
-            **_dropout(dropout),
+            **of_dropout(dropout),
             **self._sizes,
         )
         self._launch("feeding_attended", arguments)
@@ -193,14 +193,14 @@ class Launches:
     ) -> None:
         """Write the gradient of the sum."""
         arguments = AttendedGradient(
-            sums=_address(sums),
-            output=_address(output),
-            dy=_address(dy),
-            later=_source(later),
+            sums=address(sums),
+            output=address(output),
+            dy=address(dy),
+            later=planes_argument(later),
             sums_row=sums.stride(0),
             output_row=output.stride(0),
             dy_row=0 if dy is None else dy.stride(0),
-            **_dropout(dropout),
+            **of_dropout(dropout),
             **self._sizes,
         )
         self._launch("feeding_attended_gradient", arguments)
@@ -208,7 +208,7 @@ class Launches:
     def _launch(self, entry: str, arguments: ctypes.Structure, grid: tuple[int, int] | None = None) -> None:
         blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // THREADS), THREADS)
         shape = driver.Shape((blocks, 1, 1), threads, 0, cooperative=False, early=self._early)
-        driver.launch(_binary(self._macros, self._device.index), entry, shape, arguments, self._device)
+        driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, shape, arguments, self._device)
 
 
 def widest_halves(units: int) -> bool:
@@ -236,22 +236,26 @@ def macros_of(dtype: torch.dtype, width: int, halves: bool = False) -> tuple[tup
     return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("HALVES", int(halves))
 
 
-def _dropout(dropout: Dropout | None) -> dict[str, object]:
-    return {} if dropout is None else {"mask": _address(dropout.mask), "scale": dropout.scale}
+def of_dropout(dropout: Dropout | None) -> dict[str, object]:
+    """Return the arguments that say what is dropped."""
+    return {} if dropout is None else {"mask": address(dropout.mask), "scale": dropout.scale}
 
 
-def _source(found: Planes | None) -> Source:
+def planes_argument(found: Planes | None) -> PlanesArgument:
+    """Return how the sources are told of a gradient."""
     if found is None:
-        return Source()
+        return PlanesArgument()
     planes, scale = found
-    return Source(planes.data_ptr(), planes.stride(1), planes.stride(0), planes.shape[0], _address(scale))
+    return PlanesArgument(planes.data_ptr(), planes.stride(1), planes.stride(0), planes.shape[0], address(scale))
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
+    """Return where a tensor begins; None for none."""
     return None if tensor is None else tensor.data_ptr()
 
 
 @functools.lru_cache(maxsize=256)
-def _binary(macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
+def binary_of(source: Path, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
+    """Return the machine code of a source for a device."""
     major, minor = torch.cuda.get_device_capability(device_index)
-    return toolchain.compile_source(SOURCE, f"sm_{major}{minor}", dict(macros))
+    return toolchain.compile_source(source, f"sm_{major}{minor}", dict(macros))

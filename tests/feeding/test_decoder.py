@@ -159,6 +159,7 @@ def test_float32_is_as_near_to_float64_as_the_plain_program_is(recompute):
         assert (found[name] - expected).norm() <= budget, name
 
 
+@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("options", [{}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True}], ids=str)
 def test_operands_in_float16_err_as_ten_bits_do(options, recompute, monkeypatch):

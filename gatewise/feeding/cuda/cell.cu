@@ -1,34 +1,8 @@
 // What stands between the products of a decoder step with input feeding: the LSTM cell, and where attention joins the
 // hidden state. Every plane is row-major, one row for each sentence; rows may be parts of wider ones.
-//
-// HALVES: operands of products are float16 beside float32 numbers: the ten bits that TensorFloat-32 products use. What has
-// no natural scale, the gradients, is multiplied by a power of two for each row.
-#include "numbers.cuh"
+#include "operand.cuh"
 
 constexpr int THREADS = 128;
-using Flag = unsigned char;
-
-struct alignas(WIDTH) Flags {
-    Flag at[WIDTH];
-};
-
-#if HALVES
-using Operand = unsigned short;  // the bits of a float16
-__device__ __forceinline__ Operand operand(Real value) {
-    Operand bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-}
-#else
-using Operand = Value;
-__device__ __forceinline__ Operand operand(Real value) { return narrowed(value); }
-#endif
-
-struct alignas(WIDTH * sizeof(Operand)) Operands {
-    Operand at[WIDTH];
-};
-
-__device__ __forceinline__ void store_operands(Operand* to, const Operands& values) { *(Operands*)to = values; }
 
 struct Place {
     i64 row, unit;
@@ -39,15 +13,6 @@ __device__ __forceinline__ Place place(int batch, int units) {
     const int across = units / WIDTH, index = (int)(blockIdx.x * THREADS + threadIdx.x);
     return {index / across, (i64)(index % across) * WIDTH, index < batch * across};
 }
-
-// This kernel starts while the one before it still runs; what that one writes is there after this.
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ Flags load_flags(const Flag* mask, i64 at) { return *(const Flags*)(mask + at); }
 
 struct Cell {
     Value* gates;          // sums [B, 4H] without the product; activated gates are written over them
@@ -128,15 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_gates(const Gates 
     }
 }
 
-// A gradient as a product left it: in one or several planes, which are to be summed.
-struct Source {
-    const Value* planes;  // null for none
-    i64 row, part;        // strides
-    i64 parts;
-    const Real* scale;  // of each row; or null for 1
-};
-
-__device__ __forceinline__ void add(const Source& from, const Place& at, Real* to) {
+__device__ __forceinline__ void add(const Planes& from, const Place& at, Real* to) {
     if (!from.planes) return;
     const Value* const first = from.planes + at.row * from.row + at.unit;
     const Real scale = from.scale ? from.scale[at.row] : Real(1);
@@ -153,7 +110,7 @@ struct CellGradient {
     const Value* earlier;  // before it
     Real* dcell;           // gradient of the cell state after the step [B, H]; replaced by that of the state before
     Real* written;         // HALVES: what the gradients of each row are to be multiplied with [B]
-    Source above, beside, later;  // of the hidden state: from the layer above, from attention, from the next step
+    Planes above, beside, later;  // of the hidden state: from the layer above, from attention, from the next step
     const Flag* mask;             // of what the layer above read
     double scale;
     int batch, units;
@@ -273,7 +230,7 @@ struct AttendedGradient {
     Value* sums;          // gradient of context + state [B, H]
     const Value* output;  // of the forward pass
     const Value* dy;      // gradient of the output from outside; or null
-    Source later;         // and from the next step, which read it
+    Planes later;         // and from the next step, which read it
     const Flag* mask;
     i64 sums_row, output_row, dy_row;
     double scale;

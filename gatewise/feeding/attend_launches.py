@@ -1,0 +1,187 @@
+"""Additive attention and what surrounds it as one launch of our own, where the attention kernel is "fused"."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gatewise import attention
+from gatewise.contract.device import Device
+from gatewise.feeding.attending import Places
+from gatewise.feeding.call import Inputs, at
+from gatewise.feeding.elementwise import Planes
+from gatewise.feeding.launches import (
+    DTYPES,
+    PlanesArgument,
+    address,
+    available,
+    binary_of,
+    of_dropout,
+    planes_argument,
+)
+from gatewise.kernels.cuda import driver
+
+SOURCE = Path(__file__).parent / "cuda" / "attend.cu"
+_WARPS = 16  # of a block, as in attend.cu
+_WIDEST = 1024  # features, or values: 32 for each lane of a warp
+_LONGEST = 2048  # positions, as in attend.cu
+_VECTOR_BYTES = 16
+_PLACE_BYTES = 128  # of registers for the positions that a thread holds
+_AT_ONCE = False  # until a GPU has shown it
+_POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+class Source(ctypes.Structure):
+    """The struct `Source` of attend.cu, field by field."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("keys", "values", "lengths", "v")],
+        *[(name, _STRIDE) for name in ("keys_step", "keys_row", "values_step", "values_row")],
+        *[(name, _SIZE) for name in ("source", "features", "units")],
+    ]
+
+
+class Attend(ctypes.Structure):
+    """The struct `Attend`."""
+
+    _fields_ = [
+        ("from", Source),
+        *[(name, _POINTER) for name in ("query", "state", "scores", "normaliser", "context", "output", "fed", "mask")],
+        *[(name, _STRIDE) for name in ("query_row", "state_row", "context_row", "output_row", "fed_row")],
+        ("scale", ctypes.c_double),
+    ]
+
+
+class AttendGradient(ctypes.Structure):
+    """The struct `AttendGradient`."""
+
+    _fields_ = [
+        ("from", Source),
+        *[(name, _POINTER) for name in ("query", "scores", "normaliser", "output", "dy")],
+        ("later", PlanesArgument),
+        *[(name, _POINTER) for name in ("dsums", "dquery", "mask")],
+        *[(name, _STRIDE) for name in ("query_row", "output_row", "dy_row", "dsums_row", "dquery_row")],
+        ("scale", ctypes.c_double),
+    ]
+
+
+class AtOnce:
+    """Both in one launch; see `possible`. The methods are those of `Attending`.
+
+    Args:
+        inputs: Of the decoder.
+        steps: Of attention, by the kernel "fused".
+        places: Where the steps read and write.
+        halves: Whether operands of products are float16 beside float32.
+    """
+
+    def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, *, halves: bool) -> None:
+        self._inputs, self._steps, self._places = inputs, steps, places
+        self._device = inputs.keys.device
+        self._macros = macros_of(inputs, halves=halves)
+        early = Device.probe(self._device).capability >= (9, 0)
+        threads = 32 * _WARPS
+        self._shape = driver.Shape((inputs.batch, 1, 1), threads, 0, cooperative=False, early=early)
+        keys, values, v = inputs.keys, inputs.values, steps.inputs.v
+        self._source = Source(
+            keys=address(keys),
+            values=address(values),
+            lengths=address(steps.inputs.lengths),
+            v=address(v),
+            keys_step=keys.stride(0),
+            keys_row=keys.stride(1),
+            values_step=values.stride(0),
+            values_row=values.stride(1),
+            source=len(keys),
+            features=keys.shape[2],
+            units=values.shape[2],
+        )
+
+    def forward(self, step: int) -> None:
+        """Write the attended output of a step."""
+        places, steps = self._places, self._steps
+        query, state, fed = steps.queries[step], places.states[step], places.fed[step]
+        output = None if places.outputs is places.fed else places.outputs[step]
+        context = steps.contexts[step]
+        scores, normaliser = (each[step] for each in steps.result.kept[:2]) if steps.result.kept else (None, None)
+        arguments = Attend(
+            query=address(query),
+            state=address(state),
+            scores=address(scores),
+            normaliser=address(normaliser),
+            context=address(context),
+            output=address(output),
+            fed=address(fed),
+            query_row=query.stride(0),
+            state_row=state.stride(0),
+            context_row=context.stride(0),
+            output_row=0 if output is None else output.stride(0),
+            fed_row=fed.stride(0),
+            **of_dropout(at(self._inputs.dropout, step)),
+        )
+        self._launch("feeding_attend", arguments)
+
+    def backward(self, step: int, dy: Tensor | None, later: Planes | None) -> None:
+        """Write the gradients of the query and of the sum of context and state."""
+        places, steps = self._places, self._steps
+        query, output = steps.queries[step], places.outputs[step]
+        dsums, dquery = places.states[step], places.dqueries[step]
+        scores, normaliser = (each[step] for each in steps.result.kept[:2])
+        arguments = AttendGradient(
+            query=address(query),
+            scores=address(scores),
+            normaliser=address(normaliser),
+            output=address(output),
+            dy=address(dy),
+            later=planes_argument(later),
+            dsums=address(dsums),
+            dquery=address(dquery),
+            query_row=query.stride(0),
+            output_row=output.stride(0),
+            dy_row=0 if dy is None else dy.stride(0),
+            dsums_row=dsums.stride(0),
+            dquery_row=dquery.stride(0),
+            **of_dropout(at(self._inputs.dropout, step)),
+        )
+        self._launch("feeding_attend_gradient", arguments)
+
+    def _launch(self, entry: str, arguments: Attend | AttendGradient) -> None:
+        setattr(arguments, "from", self._source)
+        driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, self._shape, arguments, self._device)
+
+
+def possible(inputs: Inputs, steps: attention.Steps) -> bool:
+    """Whether a call's steps can be computed so: additive scores by the kernel "fused", on a GPU, of bounded sizes."""
+    keys, additive = inputs.keys, inputs.query_size > 0
+    if not _AT_ONCE or not additive or steps.kernel.name != "fused" or inputs.weights.norm_weight is not None:
+        return False
+    if not keys.is_cuda or keys.dtype == torch.float64 or not available(keys.device):
+        return False
+    narrow = max(keys.shape[2], inputs.units) <= _WIDEST and len(keys) <= _LONGEST
+    return narrow and _width(inputs) * keys.dtype.itemsize >= 4
+
+
+def macros_of(inputs: Inputs, *, halves: bool) -> tuple[tuple[str, int], ...]:
+    """Return the template parameters of the source for a call."""
+    width, element = _width(inputs), inputs.keys.dtype.itemsize
+    return macros(inputs.keys.dtype, width, max(inputs.keys.shape[2], inputs.units), element, halves=halves)
+
+
+def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves: bool) -> tuple[tuple[str, int], ...]:
+    """Return the template parameters for so many features, or values, and neighbours of a thread."""
+    chunks = -(-widest // (32 * width))
+    places = 4 if 4 * chunks * width * element <= _PLACE_BYTES else 2
+    named = {"DTYPE": DTYPES[dtype], "WIDTH": width, "CHUNKS": chunks, "PLACES": places, "HALVES": int(halves)}
+    return tuple(named.items())
+
+
+def _width(inputs: Inputs) -> int:
+    """Return how many neighbours a thread reads at once: the most that every row begins at a multiple of."""
+    keys, values = inputs.keys, inputs.values
+    offsets = (each.storage_offset() for each in (keys, values))
+    sizes = keys.shape[2], values.shape[2], *keys.stride()[:2], *values.stride()[:2], *offsets
+    return math.gcd(_VECTOR_BYTES // keys.dtype.itemsize, *sizes)

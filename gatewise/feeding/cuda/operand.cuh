@@ -1,0 +1,47 @@
+// What the element-wise kernels of a decoder share: what products multiply, what they leave, and dropout's masks.
+//
+// HALVES: operands of products are float16 beside float32 numbers: the ten bits that TensorFloat-32 products use. What has
+// no natural scale, the gradients, is multiplied by a power of two for each row.
+#pragma once
+#include "numbers.cuh"
+
+using Flag = unsigned char;
+
+struct alignas(WIDTH) Flags {
+    Flag at[WIDTH];
+};
+
+__device__ __forceinline__ Flags load_flags(const Flag* mask, i64 at) { return *(const Flags*)(mask + at); }
+
+#if HALVES
+using Operand = unsigned short;  // the bits of a float16
+__device__ __forceinline__ Operand operand(Real value) {
+    Operand bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#else
+using Operand = Value;
+__device__ __forceinline__ Operand operand(Real value) { return narrowed(value); }
+#endif
+
+struct alignas(WIDTH * sizeof(Operand)) Operands {
+    Operand at[WIDTH];
+};
+
+__device__ __forceinline__ void store_operands(Operand* to, const Operands& values) { *(Operands*)to = values; }
+
+// A gradient as a product left it: in one or several planes [B, H], which are to be summed.
+struct Planes {
+    const Value* planes;  // null for none
+    i64 row, part;        // strides
+    i64 parts;
+    const Real* scale;  // of each row; or null for 1
+};
+
+// This kernel starts while the one before it still runs; what that one writes is there after this.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

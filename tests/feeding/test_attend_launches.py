@@ -1,0 +1,110 @@
+"""Attention and what surrounds it in one launch: on the CPU, the same as the parts one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_decoder import Call
+
+from gatewise import attention
+from gatewise.attention.call import Result
+from gatewise.feeding import decoder
+from gatewise.feeding.attending import Apart, Places
+from gatewise.feeding.call import Options
+from gatewise.feeding.elementwise import Plain, Planes
+
+CASES = {
+    "small": {"units": 8, "features": 8},
+    "several positions a warp": {"source": 45, "batch": 2, "units": 16, "features": 24},
+    "several rounds": {"source": 150, "batch": 2, "units": 16, "features": 8},
+    "several pieces": {"source": 5, "batch": 2, "units": 136, "features": 264},
+    "odd offsets": {"units": 10, "features": 6},
+    "dropout": {"dropout": 0.4},
+    "one position": {"source": 1, "batch": 1},
+}
+
+
+def both(options, dtype, halves=False):
+    """Return the two ways over the same numbers, each with its places, and the call's inputs."""
+    call = Call(dtype, **options)
+    torch.manual_seed(3)
+    made = Options("additive", "reference", dtype, needs_grad=True, halves=halves)
+    time, batch, units = call.dy.shape
+    masks = decoder._drawn(call.dropout, call.dy.shape, call.dy.detach()), ()
+    tensors = (call.embedded, *call.state, call.keys, call.values, *call.weights.flat())
+    inputs = decoder._packed(made, call.lengths, masks, [None if each is None else each.detach() for each in tensors])
+    size = inputs.query_size
+    joined = torch.randn(time, batch, 2 * size + units, dtype=torch.float64).to(dtype)
+    ways = []
+    for _ in range(2):
+        own = joined.clone()
+        steps = attention.new_steps(
+            time, inputs.keys, inputs.values, inputs.lengths,
+            queries=own[..., :size], kernel="reference", **inputs.score_parameters(),
+        )  # fmt: skip
+        outputs = torch.full((time, batch, units), torch.nan, dtype=dtype)
+        fed = outputs.to(made.operand) if halves else outputs
+        ways.append((steps, Places(own[..., size : size + units], outputs, fed, own[..., size + units :])))
+    return inputs, ways
+
+
+def compared(at_once, options, dtype, tolerance, halves=False):
+    inputs, ((steps, places), (other, others)) = both(options, dtype, halves)
+    apart = Apart(inputs, steps, places, Plain())
+    scores = torch.full((*steps.contexts.shape[:2], len(inputs.keys)), torch.nan)
+    kept = scores, torch.full(steps.contexts.shape[:2], torch.nan)
+    other = attention.Steps(other.kernel, other.problem, other.inputs, Result(other.contexts, None, kept))
+    ours = at_once(inputs, other, others, halves=halves)
+    time, batch, units = places.outputs.shape
+    dy = torch.randn(time, batch, units, dtype=torch.float64).to(dtype)
+    later = Planes(torch.randn(4, batch, 2 * units, dtype=torch.float64).to(dtype)[..., :units],
+                   torch.rand(batch).to(dtype) if halves else None)  # fmt: skip
+    for step in range(time):
+        apart.forward(step)
+        ours.forward(step)
+    torch.testing.assert_close(other.contexts, steps.contexts, **tolerance)
+    torch.testing.assert_close(others.outputs, places.outputs, **tolerance)
+    torch.testing.assert_close(others.fed, places.fed, **tolerance)
+    for step in reversed(range(time)):
+        for way in (apart, ours):
+            way.backward(step, dy[step] if step else None, None if step == time - 1 else later)
+    torch.testing.assert_close(others.states, places.states, **tolerance)
+    torch.testing.assert_close(others.dqueries, places.dqueries, **tolerance)
+    assert places.dqueries.abs().max() > 0.01 or len(inputs.keys) == 1
+    return inputs, kept
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_float32_is_that_of_the_parts(options, at_once_on_cpu):
+    inputs, (scores, normaliser) = compared(
+        at_once_on_cpu, {"time": 2} | options, torch.float32, {"rtol": 1e-4, "atol": 1e-5}
+    )
+    there = torch.arange(len(inputs.keys)) < inputs.lengths[:, None]
+    shares = torch.where(there, (scores - normaliser[..., None]).exp(), 0)
+    torch.testing.assert_close(shares.sum(-1), torch.ones_like(normaliser))
+    assert not scores[there.expand_as(scores)].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_those_of_the_parts(dtype, at_once_on_cpu):
+    tolerance = {"rtol": 0.05, "atol": 0.05 if dtype == torch.bfloat16 else 0.01}
+    compared(at_once_on_cpu, {"time": 2, "source": 20}, dtype, tolerance)
+
+
+def test_with_operands_in_float16(at_once_on_cpu):
+    compared(at_once_on_cpu, {"time": 2, "dropout": 0.3}, torch.float32, {"rtol": 1e-3, "atol": 1e-4}, halves=True)
+
+
+def test_a_sentence_without_source_gets_no_context(at_once_on_cpu):
+    inputs, ((steps, places), _) = both({"time": 1}, torch.float32)
+    inputs.lengths[1] = 0
+    kept = torch.zeros(1, 5, 6), torch.zeros(1, 5)
+    steps = attention.Steps(steps.kernel, steps.problem, steps.inputs, Result(steps.contexts, None, kept))
+    ours = at_once_on_cpu(inputs, steps, places, halves=False)
+    state = places.states[0, 1].clone()
+    ours.forward(0)
+    assert not steps.contexts[0, 1].any()
+    torch.testing.assert_close(places.outputs[0, 1], state.tanh())
+    ours.backward(0, torch.ones(5, 8), None)
+    assert not places.dqueries[0, 1].any()
+    assert places.dqueries.isfinite().all()
