@@ -48,9 +48,9 @@ class Check:
             yardstick, nudged, precision.rounding, case.batch * max(case.source, case.target)
         )
 
-    def side(self, way: Way) -> Side:
-        """Return a way ready to train."""
-        return Side(way, self._case, self._precision, self.batches, self.start)
+    def side(self, way: Way, budget: int | None = None) -> Side:
+        """Return a way ready to train, a planned one within a budget."""
+        return Side(way, self._case, self._precision, self.batches, self.start, budget)
 
     def finding(self, side: Side, replayed: bool = False) -> agreement.Finding:
         """Return the worst error of a step of a side."""

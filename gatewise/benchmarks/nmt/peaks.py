@@ -9,13 +9,27 @@ import torch
 
 from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.largest import largest_batch
 from gatewise.benchmarks.nmt.memory import WEIGHTS, parts_of_step
+from gatewise.benchmarks.nmt.planned import largest_predicted
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import Way
+from gatewise.benchmarks.nmt.ways import Way, seq2seq
 from gatewise.benchmarks.precision import Precision
 
 
-def peaks_by_batch(way: Way, case: TranslationCase, precision: Precision, device: torch.device) -> Callable[[int], int]:
+def largest_of(way: Way, case: TranslationCase, precision: Precision, device: torch.device, budget: int) -> int | None:
+    """Return the largest batch of a way whose measured peak keeps to a budget; None when not even a small one does."""
+    guess = None
+    if way.planned:
+        # What a plan gives up grows with the batch: no line through small batches says where it ends.
+        with precision.applied():
+            guess = largest_predicted(seq2seq(case, torch.device("meta")), case, precision, device, budget)
+    return largest_batch(peaks_by_batch(way, case, precision, device, budget), budget, guess=guess)
+
+
+def peaks_by_batch(
+    way: Way, case: TranslationCase, precision: Precision, device: torch.device, budget: int | None = None
+) -> Callable[[int], int]:
     """Return what measures the peak of an eager step of a way by its batch, weights and optimizer included."""
 
     def peak_of(batch: int) -> int:
@@ -23,7 +37,7 @@ def peaks_by_batch(way: Way, case: TranslationCase, precision: Precision, device
         clear(device)
         before = allocated(device)
         with precision.applied():
-            side = Side(way, sized, precision, sentences.draw(sized, 1, device), None)
+            side = Side(way, sized, precision, sentences.draw(sized, 1, device), None, budget)
             return step_peak(side, device) - before
 
     return peak_of

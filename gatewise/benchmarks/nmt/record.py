@@ -37,6 +37,7 @@ class TranslationRecord:
         times: A step "eager", launch by launch, and "graph", replayed; empty when not measured.
         peak_bytes: What a step allocates at most, weights and optimizer included, "eager" and "graph"; empty on a CPU.
         parts: Bytes of each part at the peak of an eager step (`gatewise.benchmarks.nmt.memory`); empty on a CPU.
+        predicted_bytes: The peak that a plan of memory predicted; None without a plan.
         budget_bytes: The budget that a largest batch fits; None for another case.
         loss: The loss that training was to reach; None when that was not tried.
         seconds_to_loss: How long it took, "eager" and "graph"; without what did not come so far.
@@ -58,6 +59,7 @@ class TranslationRecord:
     times: dict[str, Timing] = dataclasses.field(default_factory=dict)
     peak_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     parts: dict[str, int] = dataclasses.field(default_factory=dict)
+    predicted_bytes: int | None = None
     budget_bytes: int | None = None
     loss: float | None = None
     seconds_to_loss: dict[str, float] = dataclasses.field(default_factory=dict)

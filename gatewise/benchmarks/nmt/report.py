@@ -111,7 +111,24 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
         if base is not None and base.fastest and best.fastest:
             parts.append(f"{best.fastest / base.fastest:.2f}x of its speed at B {base.batch}")
         lines.append(f"{case}, {dtype}: {'; '.join(parts)}.")
-    return lines
+    return [*lines, *_predictions(records)]
+
+
+def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
+    """Say how well plans predicted peaks; nothing without any."""
+    found = [
+        (peak / record.predicted_bytes, f"{record.case}, {record.dtype}")
+        for record in records
+        if record.predicted_bytes and (peak := record.peak_bytes.get(EAGER))
+    ]
+    if not found:
+        return []
+    near = sum(ratio <= 1.1 for ratio, _ in found)
+    (least, _), (most, where) = min(found), max(found)
+    return [
+        f"Planned: the measured peak is {least:.2f} to {most:.2f} of the predicted one ({where}), at most 10 % above "
+        f"it in {near} of {len(found)}."
+    ]
 
 
 def markdown(records: Sequence[TranslationRecord]) -> str:

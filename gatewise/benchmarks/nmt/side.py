@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from gatewise.benchmarks.nmt.agreement import gradient_of
 from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.planned import apply_plan, training_options
 from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, seq2seq_name
 from gatewise.benchmarks.nmt.ways import Way, new_model
 from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
+from gatewise.models import Seq2Seq
+from gatewise.planning import Plan
 from gatewise.training.graph import WARMUPS, Capture, ReplayedStep, cuda_graph
 from gatewise.training.optimizers import build_optimizer
-from gatewise.training.options import TrainingOptions
 from gatewise.training.step import Step
 
 
@@ -29,7 +31,14 @@ class Side:
         precision: In which the forward pass runs; weights are of its dtype.
         batches: Used in turn.
         start: Weights by the names of `Seq2Seq`; None to keep those that a model starts with.
+        budget: Bytes that a planned way is to keep to; None for what the device has.
         capture: Records the work of a step and returns what repeats it.
+
+    Attributes:
+        plan: How a planned way's memory is planned; None in others.
+
+    Raises:
+        OutOfMemoryPredicted: Nothing keeps to the budget.
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class Side:
         precision: Precision,
         batches: Sequence[PairBatch],
         start: Mapping[str, Tensor] | None,
+        budget: int | None = None,
         capture: Capture = cuda_graph,
     ) -> None:
         self.way = way
@@ -46,7 +56,8 @@ class Side:
         self._batches = itertools.cycle(batches)
         self._first = batches[0]
         device = batches[0].source.device
-        self.model: nn.Module = new_model(way, case, device).to(precision.dtype).train()
+        self.plan: Plan | None = None
+        self.model = new_model(way, case, device).to(precision.dtype).train()
         if isinstance(self.model, PlainSeq2Seq):
             if start is not None:
                 self.model.load(start)
@@ -58,15 +69,16 @@ class Side:
             )
             step = PlainStep(self.model, self._optimizer, case.clip, precision.autocast)
         else:
+            if way.planned:
+                self.plan = apply_plan(self.model, case, precision, device, budget)
             self._weights = dict(self.model.named_parameters())
             if start is not None:
                 with torch.no_grad():
                     for name, weight in self._weights.items():
                         weight.copy_(start[name])
-            options = TrainingOptions(optimizer="adam", learning_rate=case.learning_rate, clip=case.clip)
+            options = training_options(case, precision)
             self._optimizer = build_optimizer(self.model.parameters(), options)
-            arithmetic = "bfloat16" if precision.autocast else "float32"
-            step = Step(_Loss(self.model), self._optimizer, case.clip, arithmetic, device)
+            step = Step(_Loss(self.model), self._optimizer, options.clip, options.precision, device)
         self._step = step
         self._replayed = ReplayedStep(step, capture, lambda sentence: None, list(self._weights.values()))
 
@@ -136,7 +148,7 @@ class _Rate:
 class _Loss(nn.Module):
     """`Seq2Seq.loss` as the step takes it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
         self.model = model
 

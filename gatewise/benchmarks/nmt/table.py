@@ -14,16 +14,16 @@ from torch import Tensor
 from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
-from gatewise.benchmarks.nmt.largest import largest_batch
 from gatewise.benchmarks.nmt.learning import seconds_to_loss
-from gatewise.benchmarks.nmt.peaks import allocated, clear, peaks_by_batch, step_parts, step_peak
+from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, step_parts, step_peak
+from gatewise.benchmarks.nmt.planned import ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.ways import Way, starting_weights
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
-from gatewise.contract.errors import GatewiseError, KernelRefused
+from gatewise.contract.errors import GatewiseError, KernelRefused, OutOfMemoryPredicted
 from gatewise.selection.timing import Timing, sample_in_turn
 
 # Weights are float32 in all of them; bf16 is autocast, as in the training loop.
@@ -118,18 +118,18 @@ def _largest(settings: Settings, precision: Precision, about: Run, observer: Obs
         status = note = ""
         batch = None
         try:
-            batch = largest_batch(peaks_by_batch(way, case, precision, settings.device), budget)
+            batch = largest_of(way, case, precision, settings.device, budget)
             if batch is None:
                 status, note = REFUSED, "Not even the smallest batch fits the budget."
-        except KernelRefused as refusal:
+        except (KernelRefused, OutOfMemoryPredicted) as refusal:
             status, note = REFUSED, _reason(refusal)
         except (RuntimeError, GatewiseError) as error:  # as below
             status, note = FAILED, _first_line(error)
         found = dataclasses.replace(case, name=name, batch=batch or 0)
         alone = dataclasses.replace(settings, loss=None, seconds=settings.seconds / len(settings.ways))
-        cell = _Cell(alone, found, precision, about, None)
+        cell = _Cell(alone, found, precision, about, None, budget)
         rows = cell.rows([way]) if batch else [dataclasses.replace(cell.blank(way), status=status, note=note)]
-        yield from (dataclasses.replace(row, budget_bytes=budget) for row in rows)
+        yield from rows
 
 
 class _Cell:
@@ -142,12 +142,14 @@ class _Cell:
         precision: Precision,
         about: Run,
         observer: Observer | None,
+        budget: int | None = None,
     ) -> None:
         self._settings = settings
         self._case = case
         self._precision = precision
         self._about = about
         self._observer = observer
+        self._budget = budget
 
     def blank(self, way: Way) -> TranslationRecord:
         """Return a record of a way of which nothing is known yet."""
@@ -162,6 +164,7 @@ class _Cell:
             status=AGREED,
             note="",
             run=self._about,
+            budget_bytes=self._budget,
         )
 
     def rows(self, ways: Sequence[Way]) -> list[TranslationRecord]:
@@ -200,7 +203,7 @@ class _Cell:
         row, device = self.blank(way), self._settings.device
         try:
             before = allocated(device)
-            side = check.side(way)
+            side = check.side(way, self._budget)
             finding = check.finding(side)
             replays = device.type == "cuda"
             peaks: dict[str, int] = {}
@@ -212,19 +215,22 @@ class _Cell:
             row = dataclasses.replace(row, note=f"{finding}.", error=finding.error, allowed=finding.allowed)
             if not finding.agrees:
                 return dataclasses.replace(row, status=WRONG), None
+            if side.plan is not None:
+                note = f"{row.note} Planned: {ways_of(side.plan)}."
+                row = dataclasses.replace(row, note=note, predicted_bytes=side.plan.peak_bytes)
             if side.refusal:
                 row = dataclasses.replace(row, note=f"{row.note} No CUDA graph: {side.refusal}.")
             if self._case.dropout:
                 del side
                 clear(device)
-                side = Side(way, self._case, self._precision, check.batches, check.start)
+                side = Side(way, self._case, self._precision, check.batches, check.start, self._budget)
                 if replays:
                     side.record()
             if replays:
                 peaks = {EAGER: step_peak(side, device) - before} | peaks
                 row = dataclasses.replace(row, peak_bytes=peaks, parts=step_parts(side, device, before))
             return row, side
-        except KernelRefused as refusal:
+        except (KernelRefused, OutOfMemoryPredicted) as refusal:
             return dataclasses.replace(row, status=REFUSED, note=_reason(refusal)), None
         except (RuntimeError, GatewiseError) as error:  # as above
             return dataclasses.replace(row, status=FAILED, note=_first_line(error)), None
@@ -288,7 +294,7 @@ def _short(timing: Timing) -> Timing:
     return Timing(median, q20, q80, timing.runs)
 
 
-def _reason(refusal: KernelRefused) -> str:
+def _reason(refusal: GatewiseError) -> str:
     """Return the first reason in a printed decision: what stands behind the first dash."""
     lines = str(refusal).splitlines()
     first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("- ")), None)

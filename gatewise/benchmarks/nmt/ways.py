@@ -23,7 +23,7 @@ _AWAKE = {
     "attention.v": 4.0,
 }
 
-LIBRARY, OWN = "nn.LSTM", "gatewise"
+LIBRARY, OWN, AUTO = "nn.LSTM", "gatewise", "auto"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,11 +34,13 @@ class Way:
         name: As it is written in tables.
         attention: The attention kernel; empty for the plain program.
         lstm: Whose LSTM layers: "nn.LSTM" or "gatewise".
+        planned: Whether a plan of memory decides what is kept and what is computed again, and the attention kernel.
     """
 
     name: str
     attention: str = ""
     lstm: str = LIBRARY
+    planned: bool = False
 
     @property
     def plain(self) -> bool:
@@ -47,13 +49,14 @@ class Way:
 
 
 PLAIN = Way("plain PyTorch")
+PLANNED = Way("planned, gatewise", AUTO, OWN, planned=True)
 
 
 def ways() -> list[Way]:
-    """Return every way: the plain program, then attention from what keeps most to what keeps least."""
+    """Return every way: the plain program, then attention from what keeps most to what keeps least, then the plan's."""
     known = [name for name in ("reference", "recompute", "fused") if name in kernel_names()]
     known += [name for name in kernel_names() if name not in known]
-    return [PLAIN, *(Way(f"{name}, {lstm}", name, lstm) for name in known for lstm in (LIBRARY, OWN))]
+    return [PLAIN, *(Way(f"{name}, {lstm}", name, lstm) for name in known for lstm in (LIBRARY, OWN)), PLANNED]
 
 
 class LibraryLSTM(nn.LSTM):
@@ -64,7 +67,7 @@ class LibraryLSTM(nn.LSTM):
         return super().forward(input, hx)
 
 
-def new_model(way: Way, case: TranslationCase, device: torch.device) -> nn.Module:
+def new_model(way: Way, case: TranslationCase, device: torch.device) -> PlainSeq2Seq | Seq2Seq:
     """Make the model of a way; its weights are to be loaded.
 
     Args:
@@ -80,7 +83,7 @@ def new_model(way: Way, case: TranslationCase, device: torch.device) -> nn.Modul
     return model
 
 
-def seq2seq(case: TranslationCase, device: torch.device, attention: str = "auto") -> Seq2Seq:
+def seq2seq(case: TranslationCase, device: torch.device, attention: str = AUTO) -> Seq2Seq:
     """Make gatewise's model of a case."""
     return Seq2Seq(
         case.source_size,

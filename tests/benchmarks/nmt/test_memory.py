@@ -89,6 +89,19 @@ def test_the_largest_batch_fits_and_the_next_does_not(budget: int) -> None:
         assert len(set(measured)) <= 7
 
 
+@pytest.mark.parametrize("guess", [50, 470, 1024])
+def test_a_guess_is_where_the_search_begins(guess: int) -> None:
+    measured = []
+
+    def peak(batch: int) -> int:
+        measured.append(batch)
+        return 10 * batch
+
+    batch = largest_batch(peak, 4500, guess=guess)
+    assert batch == {50: None, 470: 448, 1024: 448}[guess]
+    assert measured[:1] == {50: [], 470: [448], 1024: [1024]}[guess]
+
+
 def test_no_more_than_the_most() -> None:
     assert largest_batch(lambda batch: batch, 10**9, most=256) == 256
 

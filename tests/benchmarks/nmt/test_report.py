@@ -79,6 +79,16 @@ def test_the_largest_batch_is_compared_with_the_usual_one(plain, ours, largest, 
     assert "the largest batch under 8 GB" in table
 
 
+def test_plans_are_held_to_what_they_predicted(plain, ours) -> None:
+    assert "Planned:" not in shown([plain, ours])
+    near, far = (dataclasses.replace(ours, predicted_bytes=count) for count in (950_000_000, 800_000_000))
+    text = " ".join(shown([plain, near, dataclasses.replace(far, dtype="bf16")]).split())
+    assert (
+        "Planned: the measured peak is 1.05 to 1.25 of the predicted one (iwslt-50-50-128, bf16), at most 10 % above "
+        "it in 1 of 2." in text
+    )
+
+
 def test_a_wrong_row_is_red_and_has_no_speed(plain, ours) -> None:
     wrong = dataclasses.replace(ours, status="wrong", times={}, note="loss is 1.0e+00 from float64, more than allowed.")
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")

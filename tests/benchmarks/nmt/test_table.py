@@ -11,10 +11,12 @@ import torch
 
 from gatewise.benchmarks.nmt import agreement, learning, record, sentences, side, table
 from gatewise.benchmarks.nmt.cases import IWSLT, TINY_CASES
+from gatewise.benchmarks.nmt.planned import ways_of
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
-from gatewise.benchmarks.nmt.ways import PLAIN, Way, awake, starting_weights, ways
+from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, awake, starting_weights, ways
 from gatewise.benchmarks.precision import PRECISIONS
+from gatewise.contract.errors import OutOfMemoryPredicted
 
 CPU = torch.device("cpu")
 TINY = TINY_CASES[0]
@@ -49,6 +51,24 @@ def test_a_measured_row(settings, observer) -> None:
     assert row.error <= row.allowed
     assert (row.loss, row.steps_to_loss) == (3.9, {"eager": 5})
     assert record.TranslationRecord.from_line(json.dumps(dataclasses.asdict(row))) == row
+
+
+def test_a_planned_row_says_what_was_planned(settings, observer) -> None:
+    settings = dataclasses.replace(settings, ways=(PLANNED,))
+    (row,) = table.run(settings, observer, lambda row: None).records
+    assert (row.status, row.attention, row.lstm) == ("measured", "auto", "gatewise")
+    assert "Planned: encoder 1: " in row.note
+    assert row.predicted_bytes > 4 * sum(weight.numel() for weight in sided(PLANNED).model.parameters())
+
+
+def test_a_plan_keeps_to_its_budget() -> None:
+    batches, start = sentences.draw(TINY, 1, CPU), starting_weights(TINY, CPU)
+    free = Side(PLANNED, TINY, PRECISIONS["fp32"], batches, start, 10**12)
+    tight = Side(PLANNED, TINY, PRECISIONS["fp32"], batches, start, free.plan.peak_bytes - 1)
+    assert tight.plan.peak_bytes < free.plan.peak_bytes
+    assert ways_of(tight.plan) != ways_of(free.plan)
+    with pytest.raises(OutOfMemoryPredicted):
+        Side(PLANNED, TINY, PRECISIONS["fp32"], batches, start, 1000)
 
 
 def test_a_loss_out_of_reach_is_given_up(settings, observer) -> None:

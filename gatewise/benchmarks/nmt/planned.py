@@ -1,0 +1,66 @@
+"""The row of what `gatewise train nmt` does by itself: attention and memory as they are planned within a budget."""
+
+from __future__ import annotations
+
+import torch
+
+from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.precision import Precision
+from gatewise.contract.device import Device
+from gatewise.models import Seq2Seq
+from gatewise.planning import Batching, Plan, Planner, Shape, apply
+from gatewise.planning.budget import AUTO
+from gatewise.training.options import TrainingOptions
+
+
+def training_options(case: TranslationCase, precision: Precision) -> TrainingOptions:
+    """Return how a case is trained."""
+    arithmetic = "bfloat16" if precision.autocast else "tf32" if precision.tf32 else "float32"
+    return TrainingOptions(
+        optimizer="adam", learning_rate=case.learning_rate, clip=case.clip, precision=arithmetic, schedule="constant"
+    )
+
+
+def apply_plan(
+    model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, budget: int | None
+) -> Plan:
+    """Plan a model's training steps within a budget, and tell the model.
+
+    Args:
+        model: The model of the case.
+        case: Its batches.
+        precision: In which they are computed.
+        device: Where.
+        budget: Bytes; None for what the device has.
+
+    Raises:
+        OutOfMemoryPredicted: Nothing keeps to the budget.
+    """
+    plan = _planner(model, case, precision, device).plan(_batching(case), _text(budget))
+    apply(plan, model)
+    return plan
+
+
+def largest_predicted(
+    model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, budget: int
+) -> int:
+    """Return the largest batch that a plan keeps to a budget; 0 when there is none."""
+    return _planner(model, case, precision, device).largest(_batching(case), _text(budget))
+
+
+def ways_of(plan: Plan) -> str:
+    """Say in a line how each part is computed that can be computed in several ways."""
+    parts = [part.name for part in plan.choice.step.parts if len(part.ways) > 1]
+    return ", ".join(f"{part}: {plan.way(part).name}" for part in parts)
+
+
+def _planner(model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device) -> Planner:
+    return Planner(model, training_options(case, precision), Device.probe(device))
+
+
+def _batching(case: TranslationCase) -> Batching:
+    return Batching("batch", case.batch, lambda rows: [Shape(case.source, case.target, rows)])
+
+
+def _text(budget: int | None) -> str:
+    return AUTO if budget is None else f"{budget}B"
