@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import statistics
 from pathlib import Path
 
 import pytest
@@ -34,15 +31,3 @@ def test_a_page_shows_the_newest_record(page: Path) -> None:
         assert PICTURE.sub("", shown).strip() == expected.strip(), (
             f"run: gatewise bench report {name} --into {page.relative_to(ROOT)}"
         )
-
-
-def test_the_persistent_kernel_is_as_fast_as_its_page_says() -> None:
-    cells = [json.loads(line) for line in (RESULTS / "persistent.jsonl").read_text().splitlines()]
-    page = (ROOT / "docs" / "kernels.md").read_text("utf-8")
-    for dtype in ("bfloat16", "float16", "tf32"):
-        measured = [cell for cell in cells if cell["dtype"] == dtype]
-        train, inference = (
-            math.exp(statistics.fmean(math.log(cell[mode]["nn.LSTM"] / cell[mode]["persistent"]) for cell in measured))
-            for mode in ("train_graph", "inference_graph")
-        )
-        assert f"| {dtype} | {len(measured)} | {train:.2f}x | {inference:.2f}x |" in page
