@@ -19,7 +19,7 @@ from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, step_par
 from gatewise.benchmarks.nmt.planned import ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import Way, starting_weights
+from gatewise.benchmarks.nmt.ways import OWN, Way, starting_weights
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
@@ -89,8 +89,8 @@ def run(settings: Settings, observer: Observer, keep: Callable[[TranslationRecor
     about = Run.now(settings.device)
     records: list[TranslationRecord] = []
     tables = [(case, precision) for precision in settings.precisions for case in settings.cases]
-    rounds = len(tables) + len(settings.precisions) * (settings.budget is not None)
-    observer.begin("", rounds * len(settings.ways))
+    rounds = len(tables) * len(settings.ways) + len(settings.precisions) * len(_within_budget(settings))
+    observer.begin("", rounds)
     try:
         with _current(settings.device):
             for precision in settings.precisions:
@@ -108,12 +108,20 @@ def run(settings: Settings, observer: Observer, keep: Callable[[TranslationRecor
     return Outcome(records, False)
 
 
+def _within_budget(settings: Settings) -> list[Way]:
+    """Return the ways whose largest batch is looked for."""
+    return [] if settings.budget is None else [way for way in settings.ways if way.plain or way.lstm == OWN]
+
+
 def _largest(settings: Settings, precision: Precision, about: Run, observer: Observer) -> Iterator[TranslationRecord]:
-    """Yield a record for each way on the largest batch of the first case that fits the budget in that way."""
+    """Yield a record for each way on the largest batch of the first case that fits the budget in that way.
+
+    Plain PyTorch and gatewise's own LSTM layers: the library's need about as much memory.
+    """
     case, budget = settings.cases[0], settings.budget
     assert budget is not None
     name = f"{case.name.rpartition('-')[0]}-largest"
-    for way in settings.ways:
+    for way in _within_budget(settings):
         observer.step(f"{name}, {precision.name}: {way.name}")
         status = note = ""
         batch = None
@@ -126,7 +134,7 @@ def _largest(settings: Settings, precision: Precision, about: Run, observer: Obs
         except (RuntimeError, GatewiseError) as error:  # as below
             status, note = FAILED, _first_line(error)
         found = dataclasses.replace(case, name=name, batch=batch or 0)
-        alone = dataclasses.replace(settings, loss=None, seconds=settings.seconds / len(settings.ways))
+        alone = dataclasses.replace(settings, loss=None, seconds=settings.seconds / len(_within_budget(settings)))
         cell = _Cell(alone, found, precision, about, None, budget)
         rows = cell.rows([way]) if batch else [dataclasses.replace(cell.blank(way), status=status, note=note)]
         yield from rows

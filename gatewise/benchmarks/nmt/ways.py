@@ -104,11 +104,11 @@ def seq2seq(case: TranslationCase, device: torch.device, attention: str = AUTO) 
 
 
 def starting_weights(case: TranslationCase, device: torch.device, seed: int = 1) -> dict[str, Tensor]:
-    """Draw what every way starts from, by the names of `Seq2Seq`, the same for a seed on every device."""
-    with torch.random.fork_rng(devices=[]):
+    """Draw what every way starts from, by the names of `Seq2Seq`, the same for a seed on a kind of device."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        model = seq2seq(case, torch.device("cpu"))
-    return {name: weight.detach().to(device) for name, weight in model.named_parameters()}
+        model = seq2seq(case, device)
+    return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 def awake(start: Mapping[str, Tensor]) -> dict[str, Tensor]:

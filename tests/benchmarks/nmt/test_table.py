@@ -108,6 +108,12 @@ def test_a_gradient_a_little_off_is_seen(settings, observer, monkeypatch, weight
     assert wrong.note.startswith(f"gradient of {weight}")
 
 
+def test_the_allowance_of_float32_does_not_let_tf32_through() -> None:
+    exact = dict.fromkeys(["gradient"], 1e-7)
+    allowed = agreement.allowance(exact, exact, 2.0**-23, IWSLT.batch * IWSLT.target)["gradient"]
+    assert 4 * math.sqrt(6400) * 2**-24 < allowed < 2.0**-11 / 4
+
+
 def test_a_forgotten_gradient_is_wrong() -> None:
     allowed = {"loss": 1.0, "gradient of x": 1.0}
     exact = {"loss": torch.ones(()), "gradient of x": torch.ones(3)}
