@@ -60,28 +60,37 @@ class Choice:
         ways: One for each of its parts.
         peak: What it needs.
         seconds: Predicted time of one step of each shape.
-        usual: The same when every part keeps everything that its first way keeps.
     """
 
     step: Step
     ways: tuple[Way, ...]
     peak: Peak
     seconds: float
-    usual: float
+
+    def needs(self, *, twice: bool = False) -> int:
+        """Return the bytes of its peak.
+
+        Args:
+            twice: With all that a step adds counted a second time, as where steps of one shape of batch run from Python
+                while the memory of a CUDA graph, of another shape, waits for its next replay.
+        """
+        at_rest = sum(count for _, count in self.step.at_rest)
+        return self.peak.bytes + twice * (self.peak.bytes - at_rest)
 
 
 def choices(steps: Iterable[Step]) -> list[Choice]:
-    """Return every combination of ways that Echo's rule allows at every shape, the fastest first.
+    """Return every combination of ways that Echo's rule allows, the fastest first.
+
+    The rule is asked at the shape that would need most if everything were kept.
 
     Args:
         steps: The same parts, in the same order, at every shape of batch that occurs.
     """
     steps = list(steps)
-    offered = [_offered(step) for step in steps]
-    usual = sum(part.ways[0].seconds for step in steps for part in step.parts)
+    offered = [[{way.name: way for way in part.ways} for part in step.parts] for step in steps]
     common = [
-        [way.name for way in ways if all(way.name in there[index] for there in offered)]
-        for index, ways in enumerate(part.ways for part in steps[0].parts)
+        [name for name in names if all(name in there[index] for there in offered)]
+        for index, names in enumerate(_allowed(max(steps, key=_usual_bytes)))
     ]
     found = []
     for names in itertools.product(*common):
@@ -89,21 +98,31 @@ def choices(steps: Iterable[Step]) -> list[Choice]:
         peaks = [step.peak(ways) for step, ways in zip(steps, combinations, strict=True)]
         worst = max(range(len(steps)), key=lambda index: peaks[index].bytes)
         seconds = sum(way.seconds for ways in combinations for way in ways)
-        found.append(Choice(steps[worst], combinations[worst], peaks[worst], seconds, usual))
+        found.append(Choice(steps[worst], combinations[worst], peaks[worst], seconds))
     return sorted(found, key=lambda choice: (choice.seconds, choice.peak.bytes))
 
 
-def _offered(step: Step) -> list[dict[str, Way]]:
+def _allowed(step: Step) -> list[list[str]]:
+    """Return the names of the ways of each part that the rule allows."""
     fastest = sum(min(way.seconds for way in part.ways) for part in step.parts)
-    return [{way.name: way for way in admitted(part, fastest)} for part in step.parts]
+    return [[way.name for way in admitted(part, fastest)] for part in step.parts]
 
 
-def within(found: Sequence[Choice], budget: float | None) -> Choice | None:
+def _usual_bytes(step: Step) -> int:
+    return step.peak([part.ways[0] for part in step.parts]).bytes
+
+
+def within(found: Sequence[Choice], budget: float | None, *, twice: bool = False) -> Choice | None:
     """Return the fastest choice that keeps to a budget in bytes; None when none does.
 
     A larger budget never gives a slower choice: whatever fits a smaller one fits it too.
+
+    Args:
+        found: As `choices` returns them.
+        budget: Bytes; None for no limit.
+        twice: As in `Choice.needs`.
     """
-    return next((choice for choice in found if budget is None or choice.peak.bytes <= budget), None)
+    return next((choice for choice in found if budget is None or choice.needs(twice=twice) <= budget), None)
 
 
 def least(found: Sequence[Choice]) -> Choice:

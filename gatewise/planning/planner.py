@@ -58,7 +58,8 @@ class Planner:
     def plan(self, batching: Batching, budget: str = AUTO) -> Plan:
         """Return the fastest way to train that keeps to a budget.
 
-        With "auto" that is the memory of the device, and what costs less time than predictions miss is saved.
+        With "auto" that is the memory of the device, CUDA graphs beside launched steps included; and what can be saved
+        for less time than predictions miss is saved.
 
         Args:
             batching: The batches.
@@ -72,7 +73,7 @@ class Planner:
         """
         room = bytes_of(budget, self.device)
         found = self._choices(batching.size, batching)
-        chosen = within(found, room)
+        chosen = within(found, room, twice=self._twice(batching.size, batching, budget))
         if chosen is None:
             raise OutOfMemoryPredicted(self._refusal(found, batching, budget, room or 0))
         if budget == AUTO:
@@ -85,7 +86,7 @@ class Planner:
         room = bytes_of(budget, self.device)
 
         def fits(size: int) -> bool:
-            return within(self._choices(size, batching), room) is not None
+            return within(self._choices(size, batching), room, twice=self._twice(size, batching, budget)) is not None
 
         if room is None or not fits(batching.smallest):
             return 0
@@ -106,9 +107,15 @@ class Planner:
             for shape in extremes(batching.shapes(size))
         )
 
+    def _twice(self, size: int, batching: Batching, budget: str) -> bool:
+        """Tell whether graphs and launched steps have memory of their own, of which the device must hold both."""
+        graphs = self.training.cuda_graph and self.device.kind == "cuda" and self.processes == 1
+        return budget == AUTO and graphs and len(batching.shapes(size)) > 1
+
     def _refusal(self, found: Sequence[Choice], batching: Batching, budget: str, room: int) -> str:
         smallest, largest = least(found), self.largest(batching, budget)
-        needs = f"at least {_rounded_up(smallest.peak.bytes)} for these batches ({smallest.step.shape})"
+        twice = self._twice(batching.size, batching, budget)
+        needs = f"at least {_rounded_up(smallest.needs(twice=twice))} for these batches ({smallest.step.shape})"
         got = f"{format_bytes(room)} ({budget})"
         if largest:
             advice = f"Raise it, or lower `{batching.name}` from {batching.size:,} to {largest:,}, the most that fits."

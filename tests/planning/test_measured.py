@@ -103,7 +103,7 @@ def test_on_a_cpu_every_allocation_is_predicted_within_a_tenth(shape, options, c
         next(way for way in part.ways if way.name == chosen.get(part.name, part.ways[0].name)) for part in step.parts
     )
     peak = step.peak(ways)
-    apply(Plan(Choice(step, ways, peak, 0.0, 0.0), None, "", 0.0), model)
+    apply(Plan(Choice(step, ways, peak, 0.0), None, "", 0.0), model)
     at_rest = sum(count for _, count in step.at_rest)
     measured = at_rest + allocated_on_cpu(trained(model, training, shape))
     assert 0.9 * peak.bytes <= measured <= 1.1 * peak.bytes, (measured, peak, at_rest)

@@ -10,6 +10,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, OutOfMemoryPredicted
 from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Planner, Shape, apply
+from gatewise.planning.budget import CONTEXT_BYTES
 from gatewise.planning.planner import extremes
 from gatewise.training.options import TrainingOptions
 
@@ -91,6 +92,21 @@ def test_a_device_that_is_too_small_is_a_budget_that_cannot_be_met():
     small = H200.replace(memory_bytes=2 << 30)
     planner(small).plan(batches())
     assert "(auto)" in refusal("auto", size=1000, device=small)
+
+
+def test_graphs_of_several_shapes_have_memory_beside_launched_steps():
+    several = Batching("batch", 128, lambda count: [Shape(50, 50, count), Shape(10, 10, count)])
+    least = min(planner()._choices(128, several), key=lambda choice: choice.peak.bytes)
+    at_rest = sum(count for _, count in least.step.at_rest)
+    # Beyond the context the device has room for one and a half of what a step adds.
+    room = least.peak.bytes + (least.peak.bytes - at_rest) // 2
+    small = H200.replace(memory_bytes=int((room + CONTEXT_BYTES) / 0.9))
+    planner(small).plan(batches())
+    with pytest.raises(OutOfMemoryPredicted, match="at least"):
+        planner(small).plan(several)
+    planner(small, training={"cuda_graph": False}).plan(several)
+    # A budget of the user's own is what PyTorch allocates at a time.
+    planner(small).plan(several, f"{least.peak.bytes}")
 
 
 def test_the_largest_batch_is_where_plans_end():
