@@ -77,6 +77,11 @@ def agreement(found: Errors, rival: Errors, precision: Precision) -> Agreement:
     return Agreement(found, rival, precision.rounding)
 
 
+def larger(one: Errors, other: Errors) -> Errors:
+    """Return the larger error of every tensor of two runs of a side."""
+    return {name: max(error, other[name], key=_severity) for name, error in one.items()}
+
+
 def by_kind(found: Errors) -> Errors:
     """Return the largest error of each kind: weights of all layers and directions are one kind each."""
     kinds: Errors = {}

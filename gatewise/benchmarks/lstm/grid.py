@@ -21,6 +21,7 @@ from gatewise.benchmarks.lstm.side import Side, gatewise_side, rival_side
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
+from gatewise.contract.capture import for_cuda_graph
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import GatewiseError
@@ -173,15 +174,18 @@ class _Cell:
         try:
             side = gatewise_side(call, precision.dtype, row.kernel)
             side.prepare(training)
-            decision = explain(
-                side.module,  # type: ignore[arg-type]
-                side.x,
-                lengths=None if call.lengths is None else self._settings.device.type == "cuda" or call.lengths,
-            )
+            lengths = None if call.lengths is None else self._settings.device.type == "cuda" or call.lengths
+            decision = explain(side.module, side.x, lengths=lengths)  # type: ignore[arg-type]
             row = _decided(row, decision)
             if decision.chosen is None:
                 return row, None
             found = agreement.errors(side.evidence(training), truth)
+            if decision.device.kind == "cuda":
+                inside = explain(side.module, side.x, lengths=lengths, captured=True)  # type: ignore[arg-type]
+                row = _decided_captured(row, inside)
+                if inside.chosen != decision.chosen:
+                    with for_cuda_graph():
+                        found = agreement.larger(found, agreement.errors(side.evidence(training), truth))
         except (RuntimeError, GatewiseError) as error:  # as above
             return dataclasses.replace(row, status=FAILED, note=_first_line(error)), None
         finding = agreement.agreement(found, rival_errors, precision)
@@ -299,6 +303,15 @@ def _decided(row: LayerRecord, decision: Decision) -> LayerRecord:
         algorithm=verdict.algorithm,
         predicted=None if verdict.seconds is None else _short(verdict.seconds),
         predicted_bytes=verdict.peak_bytes,
+    )
+
+
+def _decided_captured(row: LayerRecord, decision: Decision) -> LayerRecord:
+    verdict = decision.verdict(decision.chosen or row.ran)
+    return dataclasses.replace(
+        row,
+        ran_captured=verdict.kernel,
+        predicted_captured=None if verdict.seconds is None else _short(verdict.seconds),
     )
 
 

@@ -38,6 +38,8 @@ class LayerRecord:
         reason: Why that one.
         algorithm: Which of its own ways it took.
         predicted: Seconds that the decision predicts.
+        ran_captured: The kernel that the decision in a CUDA graph took; empty where there is none, as in old records.
+        predicted_captured: Seconds that this one predicts.
         predicted_bytes: Peak memory beyond inputs and weights that it predicts.
         times: "eager" and "graph", for "gatewise" and "nn.LSTM"; empty when not measured.
         floor: What no kernel can go below; None on a CPU.
@@ -67,6 +69,8 @@ class LayerRecord:
     owned_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     errors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     error_ratio: float | None = None
+    ran_captured: str = ""
+    predicted_captured: float | None = None
 
     def median(self, how: str, side: str = OURS) -> float | None:
         """Return the median seconds of a side, "eager" or "graph"; None when there is no such time."""

@@ -83,7 +83,7 @@ def token_costs(records: Sequence[LayerRecord]) -> list[str]:
 
 
 def predictions(records: Sequence[LayerRecord]) -> str:
-    """Say how well the decisions predicted eager times and peak memory; empty without any."""
+    """Say how well the decisions predicted times and peak memory; empty without any."""
     found = [
         (record.predicted / seconds, record.case)
         for record in records
@@ -94,6 +94,14 @@ def predictions(records: Sequence[LayerRecord]) -> str:
     near = sum(0.75 <= ratio <= 1.25 for ratio, _ in found)
     ratio, case = max(found, key=lambda pair: abs(math.log(pair[0])))
     time = f"time predicted within 25 % in {near} of {len(found)} cells, furthest {case} with {ratio:.2f}x of it"
+    inside = [
+        record.predicted_captured / seconds
+        for record in records
+        if record.predicted_captured and (seconds := record.median(GRAPH))
+    ]
+    if inside:
+        near = sum(0.75 <= ratio <= 1.25 for ratio in inside)
+        time += f"; in a CUDA graph in {near} of {len(inside)}"
     peaks = [
         (record.predicted_bytes / record.peak_bytes[OURS], record.case)
         for record in records
@@ -257,7 +265,7 @@ def _cells(record: LayerRecord) -> list[str]:
         _factor(record.over_floor),
         _factor(record.memory_ratio),
         _factor(record.error_ratio),
-        record.ran,
+        record.ran_captured or record.ran,
     ]
 
 
@@ -278,9 +286,13 @@ def _full_cells(record: LayerRecord) -> list[str]:
         _factor(record.over_floor),
         f"{memory[0]} ({memory[1]})" if len(memory) == 2 else "",
         _factor(record.error_ratio),
-        f"{record.ran}{f' ({record.algorithm})' if record.algorithm else ''}",
+        f"{record.ran}{f' ({record.algorithm})' if record.algorithm else ''}{_in_a_graph(record)}",
         _microseconds(record, record.predicted),
     ]
+
+
+def _in_a_graph(record: LayerRecord) -> str:
+    return f", in a graph {record.ran_captured}" if record.ran_captured not in ("", record.ran) else ""
 
 
 def _spread(record: LayerRecord, how: str) -> str:

@@ -100,6 +100,12 @@ def test_the_allowance_is_twice_the_rivals_error_and_a_rounding() -> None:
     assert not agreement.Agreement({"y": 0.31}, {"y": 0.1}, 0.05).agrees
 
 
+def test_of_two_runs_the_larger_error_counts() -> None:
+    found = agreement.larger({"y": 0.1, "h_n": math.nan}, {"y": 0.2, "h_n": 0.1})
+    assert found["y"] == 0.2
+    assert math.isnan(found["h_n"])
+
+
 def test_kinds_are_the_worst_of_all_layers_and_directions() -> None:
     errors = {"y": 1.0, "dweight_ih_l0": 2.0, "dweight_ih_l0_reverse": 5.0, "dweight_ih_l11": 3.0, "dbias_hh_l1": 1.5}
     assert agreement.by_kind(errors) == {"y": 1.0, "dweight_ih": 5.0, "dbias_hh": 1.5}

@@ -13,6 +13,8 @@ from gatewise.benchmarks.lstm.call import Call
 from gatewise.benchmarks.lstm.record import LayerRecord
 from gatewise.benchmarks.lstm.side import Side, gatewise_side
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from gatewise.contract import capture
+from gatewise.contract.device import Device
 
 
 def records_of(settings: grid.Settings, observer, **changes: object) -> list[LayerRecord]:
@@ -90,6 +92,29 @@ def test_a_wrong_gradient_turns_only_training_red(tiny, observer, monkeypatch) -
     spoiled(monkeypatch, lambda y, h, c: (y.detach() + 0 * y, h, c))
     train, inference = records_of(tiny, observer, directions=("train", "inference"))
     assert (train.status, inference.status) == ("wrong", "measured")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_another_choice_in_a_graph_is_checked_too(tiny, observer, monkeypatch, wrong: bool) -> None:
+    explain, announced = grid.explain, []
+
+    def on_gpu(*call, captured: bool = False, **options):
+        decision = explain(*call, **options)
+        return dataclasses.replace(
+            decision, device=Device.named("h200"), chosen="eager" if captured else decision.chosen
+        )
+
+    def spoil(y, h, c):
+        announced.append(capture._announced.get())
+        return (y, h, 1.1 * c) if wrong and announced[-1] else (y, h, c)
+
+    monkeypatch.setattr(grid, "explain", on_gpu)
+    spoiled(monkeypatch, spoil)
+    (row,) = records_of(tiny, observer)
+    assert announced[:2] == [False, True]
+    assert (row.ran, row.ran_captured) == ("aten", "eager")
+    assert row.predicted_captured > row.predicted
+    assert row.status == ("wrong" if wrong else "measured")
 
 
 def test_not_a_number_is_wrong_and_can_be_recorded(tiny, observer, monkeypatch) -> None:
@@ -181,6 +206,8 @@ def test_on_a_gpu_both_are_measured_under_a_graph_with_floor_and_memory(tiny, ob
         assert {how: set(sides) for how, sides in row.times.items()} == {
             how: {"gatewise", "nn.LSTM"} for how in ("eager", "graph")
         }
+        assert row.ran_captured
+        assert row.predicted_captured <= row.predicted
         assert row.floor.loop > 0
         assert row.floor.around > 0
         assert row.peak_bytes["gatewise"] > 0

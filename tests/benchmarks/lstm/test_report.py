@@ -105,10 +105,20 @@ def test_predictions(cell: LayerRecord) -> None:
         "time predicted within 25 % in 1 of 2 cells, furthest far with 2.00x of it; "
         "peak memory within 10 % in 1, furthest far with 2.00x of it."
     )
+    inside = dataclasses.replace(near, predicted_captured=1.2e-3), dataclasses.replace(far, predicted_captured=1.3e-3)
+    assert "with 2.00x of it; in a CUDA graph in 1 of 2; peak memory" in report.predictions(inside)
     low = dataclasses.replace(cell, predicted=3e-4, predicted_bytes=None, case="low")
     assert report.predictions([low]) == "time predicted within 25 % in 0 of 1 cells, furthest low with 0.20x of it."
     assert report.predictions([dataclasses.replace(cell, predicted=None)]) == ""
     assert "bf16, train step: time predicted within 25 %" in " ".join(printed([near]).split())
+
+
+def test_another_kernel_in_a_graph_is_named(cell: LayerRecord) -> None:
+    same, other = (dataclasses.replace(cell, ran_captured=name) for name in ("persistent", "stepwise"))
+    assert "in a graph" not in report.report([cell])
+    assert "in a graph" not in report.report([same])
+    assert "| persistent (forward: 8 units), in a graph stepwise |" in report.report([other])
+    assert "stepwise" in printed([other])
 
 
 def test_a_choice_that_was_not_the_fastest_is_named(cell: LayerRecord) -> None:
