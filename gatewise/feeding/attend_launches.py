@@ -82,11 +82,14 @@ class AtOnce:
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, *, halves: bool) -> None:
         self._inputs, self._steps, self._places = inputs, steps, places
         self._device = inputs.keys.device
-        self._macros = macros_of(inputs, halves=halves)
+        # Each step reads all keys and values, which takes half as long in half as many bytes.
+        operand = torch.float16 if halves else inputs.keys.dtype
+        self._keys, self._values = (each.to(operand) for each in (inputs.keys, inputs.values))
+        self._macros = macros_of(inputs, operand, halves=halves)
         early = Device.probe(self._device).capability >= (9, 0)
         threads = 32 * _WARPS
         self._shape = driver.Shape((inputs.batch, 1, 1), threads, 0, cooperative=False, early=early)
-        keys, values, v = inputs.keys, inputs.values, steps.inputs.v
+        keys, values, v = self._keys, self._values, steps.inputs.v
         self._source = Source(
             keys=address(keys),
             values=address(values),
@@ -162,13 +165,13 @@ def possible(inputs: Inputs, steps: attention.Steps) -> bool:
     if not keys.is_cuda or keys.dtype == torch.float64 or not available(keys.device):
         return False
     narrow = max(keys.shape[2], inputs.units) <= _WIDEST and len(keys) <= _LONGEST
-    return narrow and _width(inputs) * keys.dtype.itemsize >= 4
+    return narrow and _width(inputs, keys.dtype) * keys.dtype.itemsize >= 4
 
 
-def macros_of(inputs: Inputs, *, halves: bool) -> tuple[tuple[str, int], ...]:
+def macros_of(inputs: Inputs, operand: torch.dtype, *, halves: bool) -> tuple[tuple[str, int], ...]:
     """Return the template parameters of the source for a call."""
-    width, element = _width(inputs), inputs.keys.dtype.itemsize
-    return macros(inputs.keys.dtype, width, max(inputs.keys.shape[2], inputs.units), element, halves=halves)
+    widest = max(inputs.keys.shape[2], inputs.units)
+    return macros(inputs.keys.dtype, _width(inputs, operand), widest, operand.itemsize, halves=halves)
 
 
 def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves: bool) -> tuple[tuple[str, int], ...]:
@@ -179,9 +182,9 @@ def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves:
     return tuple(named.items())
 
 
-def _width(inputs: Inputs) -> int:
+def _width(inputs: Inputs, operand: torch.dtype) -> int:
     """Return how many neighbours a thread reads at once: the most that every row begins at a multiple of."""
     keys, values = inputs.keys, inputs.values
     offsets = (each.storage_offset() for each in (keys, values))
     sizes = keys.shape[2], values.shape[2], *keys.stride()[:2], *values.stride()[:2], *offsets
-    return math.gcd(_VECTOR_BYTES // keys.dtype.itemsize, *sizes)
+    return math.gcd(_VECTOR_BYTES // operand.itemsize, *sizes)

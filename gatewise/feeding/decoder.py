@@ -136,7 +136,7 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     from gatewise.feeding import launches
 
     units = weights.attended.shape[0]
-    return products.widens() and launches.available(device) and launches.widest_halves(units)
+    return products.widens() and launches.available(device) and launches.fits_a_block(units)
 
 
 class _Decoder(torch.autograd.Function):

@@ -60,7 +60,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     for operand, state in zip(operands, inputs.hidden, strict=True):
         operand[0, :, units:] = state
     weights = [layer.weight.t() for layer in inputs.layers]
-    joining = inputs.joining.t()
+    joining = inputs.joining.to(options.operand).t()
     for step in range(time):
         if step % stretch == 0:
             inputs.sums_of_embeddings(slice(step, min(step + stretch, time)), out=gates[0])

@@ -17,6 +17,7 @@ from gatewise.kernels.cuda import driver, toolchain
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
 THREADS = 128  # of a block, as in cell.cu
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
+_MOST_THREADS = 1024  # of a block
 _VECTOR_BYTES = 16
 _ENOUGH_THREADS = 512  # of a multiprocessor
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -211,9 +212,9 @@ class Launches:
         driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, shape, arguments, self._device)
 
 
-def widest_halves(units: int) -> bool:
-    """Whether a block has threads enough for a row of so many units, two each."""
-    return units % 8 == 0 and units <= 2048
+def fits_a_block(units: int) -> bool:
+    """Whether a block has threads enough for a row of so many units, as it needs where operands are float16."""
+    return units % 8 == 0 and units <= _MOST_THREADS
 
 
 def available(device: torch.device) -> bool:

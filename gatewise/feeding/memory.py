@@ -50,7 +50,7 @@ class Sizes:
     @property
     def halves(self) -> bool:
         """Whether what the steps' products multiply is float16, on a GPU."""
-        return bool(self.allow_tf32 and self.dtype == torch.float32 and self.features and self.units % 8 == 0)
+        return bool(self.allow_tf32 and self.dtype == torch.float32 and self.features and self.units % 8 == 0 and self.units <= 1024)
 
     @property
     def attention(self) -> attention.Problem:

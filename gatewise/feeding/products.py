@@ -17,6 +17,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         out: [M, N], of that dtype or a wider one.
         add: Whether to add.
     """
+    assert left.dtype == right.dtype
     if left.dtype == out.dtype:
         torch.addmm(out, left, right, out=out) if add else torch.mm(left, right, out=out)
     elif left.is_cuda and out.dtype == torch.float32 and widens():
@@ -32,6 +33,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
 
 def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Write the products of matrices side by side [parts, M, K] and [parts, K, N] into [parts, M, N], as `multiply`."""
+    assert left.dtype == right.dtype
     if left.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     elif left.is_cuda and out.dtype == torch.float32 and widens():

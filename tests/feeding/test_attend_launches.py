@@ -92,7 +92,7 @@ def test_16_bits_are_those_of_the_parts(dtype, at_once_on_cpu):
 
 
 def test_with_operands_in_float16(at_once_on_cpu):
-    compared(at_once_on_cpu, {"time": 2, "dropout": 0.3}, torch.float32, {"rtol": 1e-3, "atol": 1e-4}, halves=True)
+    compared(at_once_on_cpu, {"time": 2, "dropout": 0.3}, torch.float32, {"rtol": 1e-2, "atol": 1e-2}, halves=True)
 
 
 def test_a_sentence_without_source_gets_no_context(at_once_on_cpu):

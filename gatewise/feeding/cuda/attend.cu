@@ -63,6 +63,25 @@ struct Row {
     __device__ __forceinline__ float operator()(int chunk, int k) const { return widened(at[chunk].at[k]); }
 };
 
+// The same of keys or values, which are read as often as operands of products are.
+struct SourceRow {
+    Operands at[CHUNKS];
+
+    __device__ __forceinline__ void read(const Operand* from, int size) {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            if (feature(chunk) < size) {
+                at[chunk] = load_operands(from + feature(chunk));
+            } else {
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) at[chunk].at[k] = operand(0);
+            }
+        }
+    }
+
+    __device__ __forceinline__ float operator()(int chunk, int k) const { return of_operand(at[chunk].at[k]); }
+};
+
 // Neighbouring sums of a thread, which one instruction moves to and from shared memory.
 constexpr int PACKED = WIDTH < 4 ? WIDTH : 4;
 
@@ -98,10 +117,10 @@ __device__ __forceinline__ void add_warps(const float (&own)[CHUNKS][WIDTH], flo
 }
 
 struct Source {
-    const Value* keys;    // [S, B, A]
-    const Value* values;  // [S, B, H]
-    const i64* lengths;   // [B] or null
-    const Value* v;       // [A]
+    const Operand* keys;    // [S, B, A]
+    const Operand* values;  // [S, B, H]
+    const i64* lengths;     // [B] or null
+    const Value* v;         // [A]
     i64 keys_step, keys_row, values_step, values_row;
     int source, features, units;
 };
@@ -131,9 +150,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend(const At
     __shared__ float scores[2][WARPS * PLACES], total_context[FEATURES];
     const i64 row = blockIdx.x;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, length = length_of(a.from, row);
-    const Value* const keys = a.from.keys + row * a.from.keys_row;
-    const Value* const values = a.from.values + row * a.from.values_row;
-    Row v, place[PLACES];
+    const Operand* const keys = a.from.keys + row * a.from.keys_row;
+    const Operand* const values = a.from.values + row * a.from.values_row;
+    Row v;
+    SourceRow place[PLACES];
     v.read(a.from.v, a.from.features);
 #pragma unroll
     for (int p = 0; p < PLACES; p++) {
@@ -227,11 +247,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend_gradient
     __shared__ float above[LONGEST], of_warps[WARPS];
     const i64 row = blockIdx.x;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, length = length_of(a.from, row);
-    const Value* const keys = a.from.keys + row * a.from.keys_row;
-    const Value* const values = a.from.values + row * a.from.values_row;
+    const Operand* const keys = a.from.keys + row * a.from.keys_row;
+    const Operand* const values = a.from.values + row * a.from.values_row;
     const float* const scores = a.scores + row * a.from.source;
     const float normaliser = a.normaliser[row];
-    Row place[PLACES];
+    SourceRow place[PLACES];
 #pragma unroll
     for (int p = 0; p < PLACES; p++) {
         const int position = p * WARPS + warp;

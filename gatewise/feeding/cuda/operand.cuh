@@ -20,8 +20,14 @@ __device__ __forceinline__ Operand operand(Real value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+__device__ __forceinline__ Real of_operand(Operand bits) {
+    Real wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+    return wide;
+}
 #else
 using Operand = Value;
+__device__ __forceinline__ Real of_operand(Operand value) { return widened(value); }
 __device__ __forceinline__ Operand operand(Real value) { return narrowed(value); }
 #endif
 
@@ -29,6 +35,7 @@ struct alignas(WIDTH * sizeof(Operand)) Operands {
     Operand at[WIDTH];
 };
 
+__device__ __forceinline__ Operands load_operands(const Operand* from) { return *(const Operands*)from; }
 __device__ __forceinline__ void store_operands(Operand* to, const Operands& values) { *(Operands*)to = values; }
 
 // A gradient as a product left it: in one or several planes [B, H], which are to be summed.
