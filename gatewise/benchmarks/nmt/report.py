@@ -99,6 +99,9 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
             continue
         best = max(ours, key=lambda row: row.fastest or 0.0)
         parts = [f"{best.way} trains {best.fastest:,.0f} samples/s, {speed_up(best, rows):.1f}x plain PyTorch"]
+        replayed = plain.samples_per_second(GRAPH)
+        if replayed and best.fastest:
+            parts[0] += f" and {best.fastest / replayed:.1f}x plain PyTorch in a CUDA graph"
         theirs, mine = plain.peak_bytes.get(EAGER), best.peak_bytes.get(EAGER)
         if theirs and mine:
             parts.append(f"in {_gigabytes(mine)} GB instead of {_gigabytes(theirs)}")
@@ -132,19 +135,22 @@ def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
 
 
 def markdown(records: Sequence[TranslationRecord]) -> str:
-    """Return the summary for a page: a table for each case, a column group a precision."""
+    """Return the summary for a page: a table for each precision, a column a case, then what they come to."""
     lines = []
-    by_table = tables(records)
-    for case in dict.fromkeys(case for case, _ in by_table):
-        columns = {dtype: rows for (name, dtype), rows in by_table.items() if name == case}
-        first = next(iter(columns.values()))
-        lines += [f"**{case}** ({_sizes(first[0])}), samples/s (over plain PyTorch), peak memory:", ""]
-        lines += [f"| way | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
-        for way in dict.fromkeys(row.way for rows in columns.values() for row in rows):
-            cells = [
-                _markdown_cell(next((row for row in rows if row.way == way), None), rows) for rows in columns.values()
-            ]
-            lines.append(f"| {way} | {' | '.join(cells)} |")
+    for dtype in dict.fromkeys(record.dtype for record in records):
+        rows = [record for record in records if record.dtype == dtype]
+        cases = list(dict.fromkeys(record.case for record in rows))
+        of_case = {case: [row for row in rows if row.case == case] for case in cases}
+        lines += [f"**{dtype}**: samples/s, GB at the peak", ""]
+        lines += [f"| way | {' | '.join(_heading(of_case[case][0]) for case in cases)} |"]
+        lines += [f"|---|{'---:|' * len(cases)}"]
+        for way in dict.fromkeys(row.way for row in rows):
+            found = [next((row for row in of_case[case] if row.way == way), None) for case in cases]
+            plain = any(row is not None and row.plain for row in found)
+            for how, note in ((EAGER, ""), (GRAPH, ", as a CUDA graph")) if plain else ((None, ""),):
+                cells = [_markdown_cell(row, how) for row in found]
+                if any(cells):
+                    lines.append(f"| {way}{note} | {' | '.join(cells)} |")
         lines.append("")
     lines += [f"- {line}" for line in findings(records)]
     return "\n".join([*lines, "", provenance([record.run for record in records])])
@@ -176,13 +182,11 @@ def _title(key: Key, rows: Sequence[TranslationRecord]) -> str:
     return f"{key[0]}, {key[1]}{within}{'' if loss is None else f', until loss {loss:g}'}"
 
 
-def _sizes(record: TranslationRecord) -> str:
-    sizes = record.settings
-    batch = f"the largest batch under {record.budget_bytes / 1e9:g} GB" if record.budget_bytes else f"B {record.batch}"
-    return (
-        f"{sizes['encoder_layers']} + {sizes['decoder_layers']} layers of {sizes['hidden_size']}, lengths "
-        f"{sizes['source']}/{sizes['target']}, {batch}"
-    )
+def _heading(record: TranslationRecord) -> str:
+    name = record.case.partition("-")[0]
+    lengths = f"{record.settings['source']}/{record.settings['target']}"
+    batch = f"under {record.budget_bytes / 1e9:g} GB" if record.budget_bytes else f"B {record.batch}"
+    return f"{name} {lengths}, {batch}"
 
 
 def _cells(record: TranslationRecord, rows: Sequence[TranslationRecord], largest: bool) -> list[str]:
@@ -221,17 +225,18 @@ def _full_cells(record: TranslationRecord, rows: Sequence[TranslationRecord]) ->
     ]
 
 
-def _markdown_cell(record: TranslationRecord | None, rows: Sequence[TranslationRecord]) -> str:
+def _markdown_cell(record: TranslationRecord | None, how: str | None) -> str:
+    """Return speed and peak of a row, in one way of running or the fastest."""
     if record is None:
         return ""
-    if record.fastest is None:
-        return record.status
-    factor = speed_up(record, rows)
-    parts = [f"{record.fastest:,.0f}{'' if factor is None else f' ({factor:.1f}x)'}"]
-    peak = record.peak_bytes.get(EAGER)
-    parts += [f"{_gigabytes(peak)} GB"] if peak else []
-    parts += [f"B {record.batch}"] if record.budget_bytes else []
-    return ", ".join(parts)
+    if record.status != MEASURED:
+        return record.status if how != GRAPH else ""
+    rate = record.fastest if how is None else record.samples_per_second(how)
+    if rate is None:
+        return ""
+    peak = record.peak_bytes.get(how or EAGER)
+    parts = [f"{rate:,.0f}", *([f"{_gigabytes(peak)} GB"] if peak else [])]
+    return ", ".join([*parts, *([f"B {record.batch}"] if record.budget_bytes else [])])
 
 
 def _rate(record: TranslationRecord, how: str) -> str:
