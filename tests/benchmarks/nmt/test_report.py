@@ -65,7 +65,8 @@ def test_screen(plain, ours, refused) -> None:
     assert "fused, nn.LSTM: refused. it is shy" in text
     assert (
         "iwslt-50-50-128, tf32: fused, gatewise trains 16,000 samples/s, 6.2x plain PyTorch and 3.1x plain "
-        "PyTorch in a CUDA graph; in 1.00 GB instead of 3.50; attention's share 40 times smaller; loss 6 after 0.8 s instead of 2.5."
+        "PyTorch in a CUDA graph; in 1.00 GB instead of 3.50; attention's share 40 times smaller; "
+        "loss 6 after 0.8 s instead of 2.5."
     ) in text
 
 
