@@ -39,8 +39,11 @@ def peak(at_rest: int, parts: Sequence[Part], ways: Sequence[Way], update_scratc
     for part, way in zip(parts, ways, strict=True):
         live += way.kept
         found = max(found, Peak(live + way.forward_scratch, part.name, FORWARD), key=lambda each: each.bytes)
+    waiting = 0
     for part, way in zip(reversed(parts), reversed(ways), strict=True):
         during = live + part.gradients + way.backward_scratch
         found = max(found, Peak(during, part.name, BACKWARD), key=lambda each: each.bytes)
-        live += part.gradients - way.kept
+        waiting += way.kept
+        live += part.gradients - (0 if part.with_below else waiting)
+        waiting = waiting if part.with_below else 0
     return max(found, Peak(live + update_scratch, "", UPDATE), key=lambda each: each.bytes)

@@ -51,8 +51,11 @@ class Part:
         name: What is printed, and what a choice is remembered by.
         ways: How it can be computed; the first keeps everything.
         gradients: Bytes of the gradients of its parameters, which stay when its backward pass is over.
+        with_below: Whether what it kept goes only with what the part before it kept: where both are one function to
+            autograd.
     """
 
     name: str
     ways: tuple[Way, ...]
     gradients: int = 0
+    with_below: bool = False

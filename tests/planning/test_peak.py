@@ -10,7 +10,10 @@ from gatewise.planning.way import Part, Way
 
 sizes = st.integers(0, 1000)
 ways = st.builds(Way, st.just("way"), kept=sizes, forward_scratch=sizes, backward_scratch=sizes)
-parts = st.lists(st.builds(lambda way, gradients: Part("part", (way,), gradients), ways, sizes), max_size=6)
+parts = st.lists(
+    st.builds(lambda way, gradients, held: Part("part", (way,), gradients, held), ways, sizes, st.booleans()),
+    max_size=6,
+)
 
 
 def test_two_parts_by_hand():
@@ -45,10 +48,15 @@ def test_it_is_the_most_that_is_alive_in_a_simulated_step(at_rest, parts, update
         allocate(way.kept)
         allocate(way.forward_scratch)
         alive -= way.forward_scratch
+    held: list[int] = []
     for part, way in zip(reversed(parts), reversed(ways), strict=True):
         allocate(way.backward_scratch)
         allocate(part.gradients)
-        alive -= way.backward_scratch + way.kept
+        alive -= way.backward_scratch
+        held.append(way.kept)
+        if not part.with_below:
+            alive -= sum(held)
+            held.clear()
     allocate(update)
     assert peak(at_rest, parts, ways, update).bytes == most
-    assert alive - update == at_rest + sum(part.gradients for part in parts)
+    assert alive - update == at_rest + sum(part.gradients for part in parts) + sum(held)

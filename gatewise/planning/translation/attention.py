@@ -29,7 +29,8 @@ def attention(setting: Setting) -> Part:
         if decision.chosen is None:
             raise KernelRefused(f"the attention kernel {name!r} cannot train this model\n\n{decision}")
         ways.append(_way(name, decision, setting, ways[0] if ways else None))
-    return Part("attention", tuple(ways), parameter_bytes(layer, setting.model.attended))
+    gradients = parameter_bytes(layer, setting.model.attended)
+    return Part("attention", tuple(ways), gradients, with_below=setting.model.input_feeding)
 
 
 def problem_of(setting: Setting) -> Problem:
@@ -82,11 +83,12 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
 
 def _fed(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
     """Return what a loop over steps keeps around the kernel, and works in backward besides what the kernel states."""
-    source = setting.shape.source * setting.shape.batch * setting.dtype.itemsize
+    element, hidden = setting.dtype.itemsize, setting.model.hidden_size
+    source = setting.shape.source * setting.shape.batch * element
     keys = source * problem.hidden_size * problem.additive
     kept = kept_bytes(setting, kernel, of_attention=True) - own
-    # Gradients of the encoder's outputs, through the weights that the loop multiplies them with.
-    return kept + keys, source * problem.value_size
+    # Gradients of the encoder's outputs, through the weights that the loop multiplies them with; that of its own.
+    return kept + keys, source * problem.value_size + setting.shape.target * setting.shape.batch * hidden * element
 
 
 def _whole(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:

@@ -66,16 +66,21 @@ def kept_bytes(setting: Setting, kernel: str, *, of_attention: bool, recompute: 
 
 def _way(setting: Setting, *, recompute: bool) -> Way:
     model, rows = setting.model, setting.shape.target * setting.shape.batch
+    sizes, element = sizes_of(setting), setting.dtype.itemsize
     embedded = rows * model.target_embedding.embedding_dim
-    stretch = feeding.workspace_bytes(sizes_of(setting), recompute=recompute)
+    stretch = feeding.workspace_bytes(sizes, recompute=recompute)
+    # Products of float16 numbers copy their operands: seen were four times the gates' gradients of a stretch.
+    halves = sizes.halves and setting.device.kind == "cuda"
+    copies = 4 * 2 * 4 * model.hidden_size * rows if halves and not recompute else stretch if halves else 0
     return Way(
         AGAIN if recompute else KEPT,
         "a step at a time, gates made again" if recompute else "a step at a time",
         _loop_seconds(setting),
-        kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute),
+        # Under autocast the embeddings stay in float32 beside their copy.
+        kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute) + setting.autocast * 4 * embedded,
         forward_scratch=stretch,
-        # The embeddings' gradient; the weights', which autograd copies from those of the loop's own.
-        backward_scratch=stretch + embedded * setting.dtype.itemsize + setting.cast_bytes(*model.decoder.parameters()),
+        # Gradients of what comes out and of the embeddings.
+        backward_scratch=stretch + copies + (rows * model.hidden_size + embedded) * element,
     )
 
 

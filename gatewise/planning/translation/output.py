@@ -56,7 +56,7 @@ def _way(most: int, setting: Setting) -> Way:
         _seconds(tokens, rows, chunks, setting),
         # The gradients of hidden rows, weight and bias are made in the forward pass.
         kept=matrix + tokens * size * element,
-        forward_scratch=scores + copies + attended + (chunks > 1) * setting.autocast * matrix // 2,
+        forward_scratch=scores + copies + attended + (chunks > 1) * setting.autocast * matrix,
         backward_scratch=tokens * size * element,
     )
 
