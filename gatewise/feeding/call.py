@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from gatewise.feeding.attending import Attending
 
 
+HALVES = False  # until a GPU has shown them
+_MOST_THREADS = 1024  # of a block
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """What is not a tensor.
@@ -219,6 +223,18 @@ class Gradients(NamedTuple):
     keys: Tensor
     source: Tensor
     weights: Weights
+
+
+def fit_halves(dtype: torch.dtype, units: int, features: int, *, rounded: bool) -> bool:
+    """Whether what the steps' products multiply is stored in float16 on a GPU, beside float32 numbers.
+
+    Args:
+        dtype: That the decoder is computed in.
+        units: H; a block of threads works on a row of them.
+        features: A, of the query that a product makes; 0 where none does.
+        rounded: Whether float32 products may be rounded to TensorFloat-32.
+    """
+    return HALVES and rounded and dtype == torch.float32 and features > 0 and units % 8 == 0 and units <= _MOST_THREADS
 
 
 def stretch_steps(time: int) -> int:

@@ -14,8 +14,6 @@ from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
 
-_HALVES = False  # until a GPU has shown them
-
 
 class State(NamedTuple):
     """Where the decoder starts.
@@ -125,18 +123,13 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     TensorFloat-32 has as many bits behind the point, ten, and products in it take twice as long, or more: PyTorch's
     libraries have had fast kernels for them in one layout alone.
     """
-    if (
-        not _HALVES
-        or device.type != "cuda"
-        or dtype != torch.float32
-        or weights.query is None
-        or not products.rounds_float32()
-    ):
+    features = 0 if weights.query is None else len(weights.query)
+    units, rounded = weights.attended.shape[0], products.rounds_float32()
+    if device.type != "cuda" or not fit_halves(dtype, units, features, rounded=rounded):
         return False
     from gatewise.feeding import launches
 
-    units = weights.attended.shape[0]
-    return products.widens() and launches.available(device) and launches.fits_a_block(units)
+    return products.widens() and launches.available(device)
 
 
 class _Decoder(torch.autograd.Function):

@@ -17,7 +17,6 @@ from gatewise.kernels.cuda import driver, toolchain
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
 THREADS = 128  # of a block, as in cell.cu
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
-_MOST_THREADS = 1024  # of a block
 _VECTOR_BYTES = 16
 _ENOUGH_THREADS = 512  # of a multiprocessor
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -210,11 +209,6 @@ class Launches:
         blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // THREADS), THREADS)
         shape = driver.Shape((blocks, 1, 1), threads, 0, cooperative=False, early=self._early)
         driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, shape, arguments, self._device)
-
-
-def fits_a_block(units: int) -> bool:
-    """Whether a block has threads enough for a row of so many units, as it needs where operands are float16."""
-    return units % 8 == 0 and units <= _MOST_THREADS
 
 
 def available(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from gatewise import attention
 from gatewise.attention.choice import choose
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
-from gatewise.feeding.call import stretch_steps
+from gatewise.feeding.call import fit_halves, stretch_steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sizes:
     @property
     def halves(self) -> bool:
         """Whether what the steps' products multiply is float16, on a GPU."""
-        return bool(self.allow_tf32 and self.dtype == torch.float32 and self.features and self.units % 8 == 0 and self.units <= 1024)
+        return fit_halves(self.dtype, self.units, self.features, rounded=self.allow_tf32)
 
     @property
     def attention(self) -> attention.Problem:
@@ -92,7 +92,7 @@ def kept(
         return (TensorSpec(shape, dtype),) * count
 
     planes = time, batch
-    halves = sizes.halves and device.kind == "cuda"
+    halves = sizes.halves and device.kind == "cuda" and device.compiles
     operand = torch.float16 if halves else sizes.dtype
     weights = (*numbers(4 * units, 2 * units, dtype=operand), *numbers(4 * units)) * sizes.layers
     masks = sizes.dropout + (sizes.layers - 1) * sizes.layer_dropout
