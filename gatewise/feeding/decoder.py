@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.feeding import backward_loop, forward_loop, packing, products
-from gatewise.feeding.call import Inputs, Options, Weights
+from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
 
 
