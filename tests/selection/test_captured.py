@@ -13,6 +13,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.functional import plan, validate
 from gatewise.selection import autotune, decide, predicted, use_kernel
+from gatewise.training.graph import WARMUPS, ReplayedStep
 
 H200 = Device.named("h200")
 SHAPES = list(itertools.product((1, 50, 400), (1, 64, 256), (256, 512, 1024), (torch.bfloat16, torch.float32)))
@@ -131,3 +132,17 @@ def test_setting_up_is_permitted_in_the_block_only(monkeypatch):
     monkeypatch.setattr(capture, "_driver", lambda: None)
     with capture.set_up_permitted():
         assert driver.mode == 0
+
+
+def test_a_training_step_announces_its_graph_until_it_is_captured():
+    seen = []
+
+    def step(batch, state):
+        seen.append(capture._announced.get())
+        return batch.sum(), state
+
+    train = ReplayedStep(step, lambda work: work, lambda sentence: None)
+    for _ in range(WARMUPS):
+        train(torch.ones(3), None)
+    assert seen == [True] * WARMUPS
+    assert not capture._announced.get()
