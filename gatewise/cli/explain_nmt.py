@@ -15,6 +15,7 @@ from gatewise.cli.recipe import overridden, parse_settings, read_recipe
 from gatewise.contract.decision import format_bytes, format_seconds
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.data.sentences import BEGINNING, END, PADDING
 from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape
 from gatewise.planning.way import Way
@@ -31,8 +32,9 @@ def explain_nmt(
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe.", rich_help_panel=_MODEL),
     ] = None,
     vocabularies: Annotated[
-        str, typer.Option(metavar="V,V", help="Tokens of source and target.", rich_help_panel=_MODEL)
-    ] = "8000,8000",
+        str | None,
+        typer.Option(metavar="V,V", help="Tokens of source and target; default: the recipe's.", rich_help_panel=_MODEL),
+    ] = None,
     embedding_size: Annotated[int | None, typer.Option(help="Size of embeddings.", rich_help_panel=_MODEL)] = None,
     hidden_size: Annotated[int | None, typer.Option(help="Units a layer.", rich_help_panel=_MODEL)] = None,
     encoder_layers: Annotated[int | None, typer.Option(help="Layers that read.", rich_help_panel=_MODEL)] = None,
@@ -79,7 +81,9 @@ def explain_nmt(
     asked = read_recipe(recipe, TranslationRecipe()) if recipe else TranslationRecipe()
     asked = overridden(asked, {key: value for key, value in flags.items() if value is not None})
     asked = overridden(asked, parse_settings(settings or []))
-    source_size, target_size = _pair("--vocabularies", vocabularies)
+    # With padding, beginning and end.
+    most = asked.data.vocabulary_size + len({PADDING, BEGINNING, END}) if asked.data.vocabulary_size else 8000
+    source_size, target_size = (most, most) if vocabularies is None else _pair("--vocabularies", vocabularies)
     source, target = _pair("--lengths", lengths)
     model = Seq2Seq(source_size, target_size, **dataclasses.asdict(asked.model), device="meta")
     device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
