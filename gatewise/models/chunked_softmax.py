@@ -127,7 +127,7 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         scale, hidden_gradient, weight_sum, bias_sum = ctx.saved_tensors
         size, vocabulary, *dtypes = ctx.forms
         factor = gradient * scale

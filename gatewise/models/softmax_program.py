@@ -5,7 +5,7 @@ once and written once, by a program that holds it in registers; a row too long f
 """
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false
 # ruff: noqa: ANN001, ANN202
 
 import triton

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gatewise.contract.device import Device
 from gatewise.models import Seq2Seq
@@ -40,7 +40,7 @@ class Setting:
         """The device as times of attention and output are predicted with it."""
         return self.device.replace(operator_seconds=0.0, issue_seconds=0.0) if self.captured else self.device
 
-    def cast_bytes(self, *parameters: nn.Parameter) -> int:
+    def cast_bytes(self, *parameters: Tensor) -> int:
         """Return the bytes of autocast's copies of these parameters, which live as long as what was kept."""
         return sum(parameter.numel() for parameter in parameters) * self.dtype.itemsize if self.autocast else 0
 

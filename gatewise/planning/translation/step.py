@@ -49,7 +49,7 @@ def _parts(setting: Setting) -> tuple[Part, ...]:
     model, shape = setting.model, setting.shape
     shared = model.target_embedding.weight
     layers = [
-        lstm(f"encoder {place}", layer, shape.source, setting, lengths=True, dropped=rate)
+        lstm(f"encoder {place}", layer, shape.source, setting, lengths=True, dropped=rate)  # type: ignore[arg-type]
         for place, (layer, rate) in enumerate(
             zip(model.encoder, (0.0, *[model.layer_dropout.p] * (len(model.encoder) - 1)), strict=True), 1
         )
