@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.attention import Attention
+
+_HALF_SCORES = False  # until a GPU has shown them
 
 TIES = ("none", "target", "all")
 
@@ -224,15 +227,16 @@ class Seq2Seq(nn.Module):
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
-        loss = weighted_token_loss(
-            rows,
-            self.output.weight,
-            self.output.bias,
-            targets,
-            shares,
-            chunk_rows=self.output_rows,
-            label_smoothing=self.label_smoothing if self.training else 0.0,
-        )
+        with _products_of_scores(rows):
+            loss = weighted_token_loss(
+                rows,
+                self.output.weight,
+                self.output.bias,
+                targets,
+                shares,
+                chunk_rows=self.output_rows,
+                label_smoothing=self.label_smoothing if self.training else 0.0,
+            )
         return loss, None
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, DecoderState]:
@@ -330,3 +334,9 @@ class Seq2Seq(nn.Module):
 
     def _scores(self, attended: Tensor) -> Tensor:
         return self.output(self._narrowed(attended))
+
+
+def _products_of_scores(rows: Tensor) -> AbstractContextManager:
+    """Return the context of the softmax' products: float16, where float32 ones may be rounded to as many bits."""
+    halves = _HALF_SCORES and rows.is_cuda and rows.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    return torch.autocast("cuda", torch.float16) if halves and feeding.rounds_float32() else nullcontext()
