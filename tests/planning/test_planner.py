@@ -205,3 +205,9 @@ def test_shapes_that_matter_are_kept_and_no_others():
 def test_what_is_no_budget_is_refused_before_anything(budget):
     with pytest.raises(ArgumentError, match="memory_budget"):
         planner().plan(batches(), budget)
+
+
+@pytest.mark.parametrize("device", [H200, Device.named("cpu"), Device.named("v100")])
+def test_where_nothing_speaks_for_another_kernel_attention_stays_a_choice(device):
+    plan = planner(device).plan(batches(16), "30GB")
+    assert plan.way("attention").name == "auto"

@@ -54,9 +54,14 @@ def problem_of(setting: Setting) -> Problem:
 
 
 def _names(problem: Problem, setting: Setting) -> list[str]:
-    """Return the kernel that keeps everything, what is chosen when nobody names one, and the others that accept."""
-    accepted = [verdict.kernel for verdict in explain(problem, setting.device).verdicts if verdict.accepted]
-    return [REFERENCE, AUTO, *(name for name in accepted if name != REFERENCE)]
+    """Return the kernel that keeps everything, what is chosen when nobody names one, and the others that accept.
+
+    Of two that are the same the choice comes first: at other sizes, and in translating, it stays a choice.
+    """
+    decision = explain(problem, setting.device)
+    accepted = [verdict.kernel for verdict in decision.verdicts if verdict.accepted and verdict.kernel != REFERENCE]
+    first = [AUTO, REFERENCE] if decision.chosen == REFERENCE else [REFERENCE, AUTO]
+    return first + accepted
 
 
 def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> Way:
