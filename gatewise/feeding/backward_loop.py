@@ -86,6 +86,8 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         if step == steps.start:
             weight_sums.add(steps, gates, None if scales is None else scales[:, steps])
     of_source = attention.source_gradients(kept.steps, dsums)
+    assert of_source.keys is not None
+    assert of_source.values is not None
     return Gradients(
         embedded=weight_sums.embedded,
         hidden=torch.stack([_sum(gradient(layer, 0, beside)) for layer in range(top + 1)]),
@@ -93,7 +95,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         attended=_sum(gradient(0, 0, from_below)),
         keys=of_source.keys,
         source=of_source.values @ inputs.of_context,
-        weights=_weights_gradient(inputs, kept, of_source, weight_sums),
+        weights=_weights_gradient(inputs, kept, of_source, of_source.values, weight_sums),
     )
 
 
@@ -103,17 +105,19 @@ def _planes(inputs: Inputs, depth: int) -> int:
     return _GATES if inputs.embedded.is_cuda and depth % _GATES == 0 else 1
 
 
-def _weights_gradient(inputs: Inputs, kept: Kept, of_source: attention.Gradients, weight_sums: WeightSums) -> Weights:
+def _weights_gradient(
+    inputs: Inputs, kept: Kept, of_source: attention.Gradients, of_values: Tensor, weight_sums: WeightSums
+) -> Weights:
     weights, query_size, units = inputs.weights, inputs.query_size, inputs.units
     hidden = kept.operands[-1][1:, :, units:].to(kept.joined.dtype).flatten(0, 1)
     joined, attended, query = kept.joined.flatten(0, 1), torch.empty_like(weights.attended), None
     multiply(joined[:, query_size : query_size + units].t(), hidden, attended[:, :units])
-    multiply(of_source.values.flatten(0, 1).t(), inputs.source.flatten(0, 1), attended[:, units:])
+    multiply(of_values.flatten(0, 1).t(), inputs.source.flatten(0, 1), attended[:, units:])
     if weights.query is not None:
         query = torch.empty_like(weights.query)
         multiply(joined[:, query_size + units :].t(), hidden, query)
     of_score = (
-        None if gradient is None else gradient.to(own.dtype)
+        None if gradient is None or own is None else gradient.to(own.dtype)
         for gradient, own in zip(
             (of_source.v, of_source.norm_weight, of_source.norm_bias),
             (weights.v, weights.norm_weight, weights.norm_bias),

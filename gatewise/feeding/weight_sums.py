@@ -21,15 +21,12 @@ class WeightSums:
 
     def __init__(self, inputs: Inputs, kept: Kept, *, whole: bool) -> None:
         self._inputs, self._operands, self._whole = inputs, kept.operands, whole
+
+        def new(parameter: Tensor) -> Tensor:
+            return torch.empty_like(parameter) if whole else torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+
         self._sums = [
-            LayerWeights(
-                *(
-                    torch.empty_like(each) if whole else torch.zeros_like(each, dtype=wide(each.dtype))
-                    for each in (own.w_ih, own.w_hh, own.b_ih)
-                ),
-                own.b_hh,
-            )
-            for own in inputs.weights.layers
+            LayerWeights(new(own.w_ih), new(own.w_hh), new(own.b_ih), own.b_hh) for own in inputs.weights.layers
         ]
         self.embedded = torch.empty_like(inputs.embedded, dtype=inputs.embedded_dtype)
 
@@ -41,33 +38,41 @@ class WeightSums:
             dgates: Gradients of the gate sums of each layer, one row for each of the steps [t, B, 4H].
             scales: None; or, where they are float16 numbers, what each row is to be multiplied with [L, t, B].
         """
-        units, embedded = self._inputs.units, self._inputs.embedded[steps].flatten(0, 1)
+        count = steps.stop - steps.start
         for layer, (sums, every) in enumerate(zip(self._sums, dgates, strict=True)):
-            rows, operand = every[: steps.stop - steps.start].flatten(0, 1), self._operands[layer][steps].flatten(0, 1)
-            weighted, largest, into_embeddings = embedded, None, self._inputs.from_embeddings
-            if scales is not None:
-                # The powers of two, which are the rows' and not the columns', go to the other operand. The largest of
-                # them is taken out: what is too small for float16 then is too small to be seen in the sum.
-                scale = scales[layer].flatten().unsqueeze(1)
-                largest = scale.max()
-                rows, share = operands_in(rows), scale / largest
-                operand = operand * share.to(operand.dtype)
-                weighted = (embedded * share).to(operand.dtype) if layer == 0 else embedded
-                ones = share.to(operand.dtype)
-                into_embeddings = into_embeddings.to(operand.dtype) if layer == 0 else into_embeddings
-            if layer == 0:
-                of_embedded = self.embedded[steps].flatten(0, 1)
-                multiply(rows, into_embeddings, of_embedded)
-                if largest is not None:
-                    of_embedded.mul_(scale)
-                self._add(rows, weighted, sums.w_ih[:, :-units], largest)
-            self._add(rows, operand[:, :units], sums.w_ih[:, -units:], largest)
-            self._add(rows, operand[:, units:], sums.w_hh, largest)
-            if largest is not None:
-                self._add(rows, ones, sums.b_ih.unsqueeze(1), largest)
+            rows, operand = every[:count].flatten(0, 1), self._operands[layer][steps].flatten(0, 1)
+            if scales is None:
+                self._add_rows(layer, sums, steps, rows, operand)
             else:
-                bias = rows.sum(0, dtype=wide(rows.dtype))
-                sums.b_ih.copy_(bias) if self._whole else sums.b_ih.add_(bias)
+                self._add_scaled(layer, sums, steps, operands_in(rows), operand, scales[layer].flatten().unsqueeze(1))
+
+    def _add_rows(self, layer: int, sums: LayerWeights, steps: slice, rows: Tensor, operand: Tensor) -> None:
+        units, add = self._inputs.units, not self._whole
+        if layer == 0:
+            embedded = self._inputs.embedded[steps].flatten(0, 1)
+            multiply(rows, self._inputs.from_embeddings, self.embedded[steps].flatten(0, 1))
+            multiply(rows.t(), embedded, sums.w_ih[:, :-units], add=add)
+        multiply(rows.t(), operand[:, :units], sums.w_ih[:, -units:], add=add)
+        multiply(rows.t(), operand[:, units:], sums.w_hh, add=add)
+        bias = rows.sum(0, dtype=wide(rows.dtype))
+        sums.b_ih.copy_(bias) if self._whole else sums.b_ih.add_(bias)
+
+    def _add_scaled(
+        self, layer: int, sums: LayerWeights, steps: slice, rows: Tensor, operand: Tensor, scale: Tensor
+    ) -> None:
+        # The powers of two, which are the rows' and not the columns', go to the other operand. The largest of them is
+        # taken out: what is too small for float16 then is too small to be seen in the sum.
+        units, half, largest = self._inputs.units, operand.dtype, scale.max()
+        share = scale / largest
+        operand = operand * share.to(half)
+        if layer == 0:
+            embedded, of_embedded = self._inputs.embedded[steps].flatten(0, 1), self.embedded[steps].flatten(0, 1)
+            multiply(rows, self._inputs.from_embeddings.to(half), of_embedded)
+            of_embedded.mul_(scale)
+            self._add(rows, (embedded * share).to(half), sums.w_ih[:, :-units], largest)
+        self._add(rows, operand[:, :units], sums.w_ih[:, -units:], largest)
+        self._add(rows, operand[:, units:], sums.w_hh, largest)
+        self._add(rows, share.to(half), sums.b_ih.unsqueeze(1), largest)
 
     def layers(self) -> tuple[LayerWeights, ...]:
         """Return the gradients of the layers' weights."""
@@ -81,10 +86,9 @@ class WeightSums:
             for sums, own in zip(self._sums, self._inputs.weights.layers, strict=True)
         )
 
-    def _add(self, rows: Tensor, operand: Tensor, total: Tensor, scale: Tensor | None) -> None:
-        if scale is None:
-            multiply(rows.t(), operand, total, add=not self._whole)
-        elif self._whole:
+    def _add(self, rows: Tensor, operand: Tensor, total: Tensor, scale: Tensor) -> None:
+        """Add a product times a number."""
+        if self._whole:
             multiply(rows.t(), operand, total)
             total.mul_(scale)
         else:
