@@ -41,7 +41,7 @@ def explain(
         str,
         typer.Option("--input", metavar="T,B,I", help="Time steps, batch, input features.", rich_help_panel=_CALL),
     ] = "",
-    hidden: Annotated[int, typer.Option(help="Hidden units.", rich_help_panel=_CALL)] = 0,
+    hidden: Annotated[int, typer.Option(help="Hidden units.", show_default=False, rich_help_panel=_CALL)] = 0,
     layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
     bidirectional: Annotated[
