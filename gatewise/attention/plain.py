@@ -73,7 +73,12 @@ def forward(problem: Problem, inputs: Inputs, source: Source, query: Tensor) -> 
         source: Keys and values.
         query: Of the stretch [t, B, H].
     """
-    scores, tanh, normalised, rstd = _scores(problem, inputs, source.keys, query)
+    tanh, normalised, rstd = replay(problem, inputs, source, query)
+    if tanh is None:
+        scores = torch.bmm(query.transpose(0, 1), source.keys.permute(1, 2, 0)).transpose(0, 1)
+    else:
+        assert inputs.v is not None
+        scores = torch.matmul(tanh, inputs.v).transpose(1, 2)
     if source.beyond is not None:
         scores = scores.masked_fill(source.beyond, -torch.inf)
     weights = torch.softmax(scores.to(wide(scores.dtype)), -1)
@@ -83,6 +88,23 @@ def forward(problem: Problem, inputs: Inputs, source: Source, query: Tensor) -> 
     weights = weights.to(problem.dtype)
     context = torch.bmm(weights.transpose(0, 1), source.values.transpose(0, 1)).transpose(0, 1)
     return context, Map(weights, tanh, normalised, rstd)
+
+
+def replay(
+    problem: Problem, inputs: Inputs, source: Source, query: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the feature map of a stretch, and what its layer norm found: all of a `Map` but the weights."""
+    if not problem.additive:
+        return None, None, None
+    total = query[:, None] + source.keys
+    normalised = rstd = None
+    if problem.layer_norm:
+        assert inputs.norm_weight is not None
+        assert inputs.norm_bias is not None
+        normalised, _, rstd = torch.native_layer_norm(total, [problem.hidden_size], None, None, EPSILON)
+        rstd = rstd.to(wide(problem.dtype))
+        total = normalised * inputs.norm_weight + inputs.norm_bias
+    return total.tanh_(), normalised, rstd
 
 
 def backward(
@@ -129,10 +151,13 @@ def backward(
             return None
         return torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
     into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
+    dtype = wide(problem.dtype)
+    # v is the same at all steps and positions: their sums are multiplied, not a map.
+    factor = inputs.v if kept.normalised is None else torch.ones((), dtype=dtype, device=into.device)
     if needs.source:
         assert sums.keys is not None
-        sums.keys.add_(_within(into.sum(0), source.beyond))
-    return into.sum(1) if needs.query else None
+        sums.keys.add_(_within(into.sum(0, dtype=dtype) * factor, source.beyond))
+    return (into.sum(1, dtype=dtype) * factor).to(problem.dtype) if needs.query else None
 
 
 def written(found: Result, out: Result | None) -> Result:
@@ -145,33 +170,16 @@ def written(found: Result, out: Result | None) -> Result:
     return out
 
 
-def _scores(
-    problem: Problem, inputs: Inputs, keys: Tensor, query: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    if not problem.additive:
-        return torch.bmm(query.transpose(0, 1), keys.permute(1, 2, 0)).transpose(0, 1), None, None, None
-    assert inputs.v is not None
-    total = query[:, None] + keys
-    normalised = rstd = None
-    if problem.layer_norm:
-        assert inputs.norm_weight is not None
-        assert inputs.norm_bias is not None
-        normalised, _, rstd = torch.native_layer_norm(total, [problem.hidden_size], None, None, EPSILON)
-        rstd = rstd.to(wide(problem.dtype))
-        total = normalised * inputs.norm_weight + inputs.norm_bias
-    tanh = total.tanh_()
-    return torch.matmul(tanh, inputs.v).transpose(1, 2), tanh, normalised, rstd
-
-
 def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradients, needs: Needs) -> Tensor:
-    """Add the parameters' gradients to the sums and return that of query + keys."""
+    """Add the parameters' gradients to the sums and return that of query + keys, without layer norm but for v."""
     assert inputs.v is not None
     assert kept.tanh is not None
     if needs.source:
         assert sums.v is not None
         sums.v.add_(kept.tanh.reshape(-1, kept.tanh.shape[-1]).T @ dscores.reshape(-1))
-    into = torch.ops.aten.tanh_backward(dscores[..., None] * inputs.v, kept.tanh)
+    into = torch.ops.aten.tanh_backward(dscores[..., None], kept.tanh)
     if kept.normalised is not None:
+        into *= inputs.v
         assert inputs.norm_weight is not None
         assert kept.rstd is not None
         if needs.source:

@@ -1,7 +1,7 @@
 """The `recompute` kernel: partial forward propagation, in plain torch, on any device.
 
-It keeps nothing but the inputs. Both passes go over the decoder steps in stretches whose map fits a workspace; the
-backward pass replays the forward pass of a stretch, then runs its adjoint in the same workspace.
+It keeps the inputs and the attention weights, 1/H of the map. Both passes go over the decoder steps in stretches whose
+map fits a workspace; the backward pass makes the map of a stretch again, then runs its adjoint in the same workspace.
 
 Source: Zheng et al., "Echo: Compiler-based GPU Memory Footprint Reduction for LSTM RNN Training", ISCA 2020.
 """
@@ -30,7 +30,7 @@ class _Recompute:
     """Stretches of decoder steps, replayed in backward."""
 
     name = "recompute"
-    summary = "plain torch operators that keep the inputs alone and replay the map in a workspace"
+    summary = "plain torch operators that keep the weights alone and replay the map in a workspace"
 
     def criteria(self) -> Sequence[Criterion]:
         """None: this kernel takes everything."""
@@ -55,8 +55,10 @@ class _Recompute:
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """Nothing."""
-        return ()
+        """The softmax."""
+        if not problem.needs_grad:
+            return ()
+        return (TensorSpec((problem.steps, problem.batch, problem.source), problem.dtype),)
 
     def forward(
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
@@ -67,9 +69,11 @@ class _Recompute:
         for query in inputs.query.split(stretch_steps(problem)):
             context, found = plain.forward(problem, inputs, source, query)
             contexts.append(context)
-            weights += [found.weights] if need_weights else []
+            weights.append(found.weights)
             del found  # before the next stretch makes its own map
-        return plain.written(Result(torch.cat(contexts), torch.cat(weights) if need_weights else None), out)
+        every = torch.cat(weights) if need_weights or problem.needs_grad else None
+        kept = (every,) if every is not None and problem.needs_grad else ()
+        return plain.written(Result(torch.cat(contexts), every if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -86,12 +90,13 @@ class _Recompute:
         """Replay each stretch and run its adjoint."""
         totals = sums.begun(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
+        (weights,) = result.kept
         steps = stretch_steps(problem)
         made = []
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
             query = inputs.query[these]
-            _, found = plain.forward(problem, inputs, source, query)
+            found = plain.Map(weights[these], *plain.replay(problem, inputs, source, query))
             above = None if dweights is None else dweights[these]
             made.append(plain.backward(problem, inputs, source, query, found, dcontext[these], above, totals, needs))
             del found

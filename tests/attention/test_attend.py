@@ -164,8 +164,8 @@ def test_nothing_comes_of_nothing():
 
 
 def test_memory_budget_passes_over_what_needs_too_much():
-    inputs = make_inputs(Problem(200, 50, 2, 512, 4, needs_grad=True))
-    problem = Problem(200, 50, 2, 512, 4, needs_grad=True)
+    inputs = make_inputs(Problem(600, 50, 2, 512, 4, needs_grad=True))
+    problem = Problem(600, 50, 2, 512, 4, needs_grad=True)
     free = attention.explain(problem)
     assert free.chosen == "reference"
     budget = free.verdict("recompute").peak_bytes
