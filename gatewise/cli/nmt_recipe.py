@@ -60,7 +60,7 @@ class PairOptions:
     vocabulary_size: int = 600
     longest: int = 100
     ratio: float = 9.0
-    batch_tokens: int = 1000
+    batch_tokens: int = 500
     evaluation_batch_tokens: int = 4000
 
     def __post_init__(self) -> None:
