@@ -31,7 +31,6 @@ _WIDEST = 1024  # features, or values: 32 for each lane of a warp
 _LONGEST = 2048  # positions, as in attend.cu
 _VECTOR_BYTES = 16
 _PLACE_BYTES = 128  # of registers for the positions that a thread holds
-_AT_ONCE = False  # until a GPU has shown it
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -160,7 +159,7 @@ class AtOnce:
 def possible(inputs: Inputs, steps: attention.Steps) -> bool:
     """Whether a call's steps can be computed so: additive scores by the kernel "fused", on a GPU, of bounded sizes."""
     keys, additive = inputs.keys, inputs.query_size > 0
-    if not _AT_ONCE or not additive or steps.kernel.name != "fused" or inputs.weights.norm_weight is not None:
+    if not additive or steps.kernel.name != "fused" or inputs.weights.norm_weight is not None:
         return False
     if not keys.is_cuda or keys.dtype == torch.float64 or not available(keys.device):
         return False

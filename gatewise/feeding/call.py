@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gatewise.feeding.attending import Attending
 
 
-HALVES = False  # until a GPU has shown them
 _MOST_THREADS = 1024  # of a block
 
 
@@ -234,7 +233,7 @@ def fit_halves(dtype: torch.dtype, units: int, features: int, *, rounded: bool) 
         features: A, of the query that a product makes; 0 where none does.
         rounded: Whether float32 products may be rounded to TensorFloat-32.
     """
-    return HALVES and rounded and dtype == torch.float32 and features > 0 and units % 8 == 0 and units <= _MOST_THREADS
+    return rounded and dtype == torch.float32 and features > 0 and units % 8 == 0 and units <= _MOST_THREADS
 
 
 def stretch_steps(time: int) -> int:

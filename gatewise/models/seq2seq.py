@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from gatewise import feeding
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.models.chunked_softmax import weighted_token_loss
+from gatewise.models.chunked_softmax import rows_of_a_chunk, weighted_token_loss
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.attention import Attention
-
-_HALF_SCORES = False  # until a GPU has shown them
 
 TIES = ("none", "target", "all")
 
@@ -223,18 +221,25 @@ class Seq2Seq(nn.Module):
 
         Returns:
             Cross-entropy in nats: smoothed in training mode; otherwise the negative log-likelihood.
+
+        Numerics:
+            In float32, where products may be rounded to TensorFloat-32 on a GPU, those with the output weights are
+            computed in float16, which has as many bits, and added up in float32.
         """
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
-        with _products_of_scores(rows):
+        halves = _scores_in_halves(rows)
+        # As many rows as of float32 scores, in half the memory: what the sums over chunks take besides must fit too.
+        chunk_rows = self.output_rows or (rows_of_a_chunk(self.output.out_features, rows.itemsize) if halves else 0)
+        with torch.autocast("cuda", torch.float16) if halves else nullcontext():
             loss = weighted_token_loss(
                 rows,
                 self.output.weight,
                 self.output.bias,
                 targets,
                 shares,
-                chunk_rows=self.output_rows,
+                chunk_rows=chunk_rows,
                 label_smoothing=self.label_smoothing if self.training else 0.0,
             )
         return loss, None
@@ -336,7 +341,8 @@ class Seq2Seq(nn.Module):
         return self.output(self._narrowed(attended))
 
 
-def _products_of_scores(rows: Tensor) -> AbstractContextManager:
-    """Return the context of the softmax' products: float16, where float32 ones may be rounded to as many bits."""
-    halves = _HALF_SCORES and rows.is_cuda and rows.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return torch.autocast("cuda", torch.float16) if halves and feeding.rounds_float32() else nullcontext()
+def _scores_in_halves(rows: Tensor) -> bool:
+    """Whether the products of the softmax are float16: where float32 ones may be rounded to as many bits anyway."""
+    if not rows.is_cuda or rows.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
+        return False
+    return feeding.rounds_float32()

@@ -79,8 +79,9 @@ class Call:
         gradients = torch.autograd.grad(outputs, leaves, self.dy.to(outputs.dtype))
         return {"outputs": outputs.detach()} | dict(zip(names, gradients, strict=True))
 
-    def run(self, **options):
-        torch.manual_seed(1)
+    def run(self, *, seeded=True, **options):
+        if seeded:
+            torch.manual_seed(1)
         return attended_outputs(
             self.embedded, self.state, self.keys, self.values, self.lengths, self.weights,
             dropout=self.dropout, layer_dropout=self.layer_dropout, **options,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_decoder import CASES, Call, compare
 
-from gatewise.feeding import decoder, launches
+from gatewise.feeding import attend_launches, decoder, launches
 from gatewise.training.precision import arithmetic
 
 pytestmark = pytest.mark.gpu
@@ -64,6 +64,19 @@ def test_float32_is_exact(options, kernel):
 LARGE = {"time": 9, "batch": 40, "source": 21, "units": 64, "embedding": 24, "features": 64, "value_size": 64}
 
 
+@pytest.mark.parametrize("source", [21, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_attention_in_one_launch_is_that_of_the_parts(dtype, source, monkeypatch):
+    call = on_gpu(Call(dtype, **LARGE | {"source": source}))
+    with arithmetic("float32"):
+        found = on_cpu(call.results(call.run(attention_kernel="fused")))
+        monkeypatch.setattr(attend_launches, "possible", lambda *_: False)
+        wanted = on_cpu(call.results(call.run(attention_kernel="fused")))
+    budget = {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
+    for name, expected in wanted.items():
+        assert (found[name] - expected).norm() <= budget * expected.norm(), name
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dropout", [{}, {"dropout": 0.3, "layer_dropout": 0.3, "layers": 3}], ids=["", "dropout"])
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
@@ -96,7 +109,7 @@ def test_a_replayed_graph_computes_what_launches_do():
     first = {name: each.clone() for name, each in call.results(call.run()).items()}
     graph, leaves = torch.cuda.CUDAGraph(), call.leaves
     with torch.cuda.graph(graph):
-        outputs = call.run()
+        outputs = call.run(seeded=False)
         gradients = torch.autograd.grad(outputs, list(leaves.values()), call.dy)
     for each in (outputs, *gradients):
         each.detach().fill_(torch.nan)

@@ -7,7 +7,8 @@ import torch
 from echo_model import Diary, train
 
 from gatewise.data import PairBatches
-from gatewise.models import Search, Seq2Seq, translate
+from gatewise.feeding import decoder
+from gatewise.models import Search, Seq2Seq, seq2seq, translate
 from gatewise.models.greedy_search import GreedyGraphs
 from gatewise.training.graph import cuda_graphs
 from gatewise.training.precision import arithmetic
@@ -122,3 +123,18 @@ def test_training_learns_and_replays_are_the_steps_themselves(tmp_path, feeding,
     assert losses[-1] < losses[0]
     assert losses == pytest.approx([each.valid_loss for each in second.history], rel=1e-2)
     assert all(parameter.isfinite().all() for parameter in (*one.parameters(), *other.parameters()))
+
+
+def test_where_products_may_be_rounded_float16_ones_err_no_more(monkeypatch):
+    def gradient(precision):
+        ours = model("cuda", torch.float32)
+        with arithmetic(precision):
+            ours.loss(batch("cuda"))[0].backward()
+        return torch.cat([parameter.grad.flatten() for parameter in ours.parameters()]).double()
+
+    exact, ours = gradient("float32"), gradient("tf32")
+    monkeypatch.setattr(seq2seq, "_scores_in_halves", lambda rows: False)
+    monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: False)
+    theirs = gradient("tf32")
+    assert not torch.equal(ours, theirs)
+    assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
