@@ -40,11 +40,13 @@ class Finding:
         quantity: Which tensor.
         error: Its distance from float64, as a share of its norm.
         allowed: What it may be.
+        beyond: How many tensors are further off than they may be.
     """
 
     quantity: str
     error: float
     allowed: float
+    beyond: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -54,7 +56,8 @@ class Finding:
     def __str__(self) -> str:
         """One sentence."""
         relation = "within" if self.agrees else "more than"
-        return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}"
+        others = f"; {self.beyond} tensors are" if self.beyond > 1 else ""
+        return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}{others}"
 
 
 def plain_result(
@@ -126,7 +129,8 @@ def finding(found: Errors, allowed: Errors) -> Finding:
     shares = {name: error / allowed[name] for name, error in found.items()}
     shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     worst = max(shares, key=lambda name: shares[name])
-    return Finding(worst, found[worst], allowed[worst])
+    beyond = sum(not error <= allowed[name] for name, error in found.items())
+    return Finding(worst, found[worst], allowed[worst], beyond)
 
 
 def _rows(batch: PairBatch, rows: slice) -> PairBatch:

@@ -34,6 +34,7 @@ _LINES = (
     (OTHER, "/gatewise/models/seq2seq.py", ""),
     (OTHER, "/nmt/rival.py", ""),
 )
+_BLOCK = 512  # bytes
 _MOST_EVENTS = 1_000_000
 
 Event = Mapping[str, Any]
@@ -77,15 +78,16 @@ def parts_at_peak(events: Iterable[Event], before: int) -> dict[str, int]:
     found = dict(parts)
     for event in events:
         if event["action"] == "alloc":
-            part = part_of(event.get("frames", ()))
-            live[event["addr"]] = part, event["size"]
-            parts[part] += event["size"]
-            total += event["size"]
+            # It writes down what was asked for, and counts in whole blocks.
+            part, size = part_of(event.get("frames", ())), -(-event["size"] // _BLOCK) * _BLOCK
+            live[event["addr"]] = part, size
+            parts[part] += size
+            total += size
             if total > peak:
                 peak, found = total, dict(parts)
         elif event["action"] == "free_completed":
             # What the recording did not see being allocated was there before it.
-            part, size = live.pop(event["addr"], (WEIGHTS, event["size"]))
+            part, size = live.pop(event["addr"], (WEIGHTS, -(-event["size"] // _BLOCK) * _BLOCK))
             parts[part] -= size
             total -= size
     return found

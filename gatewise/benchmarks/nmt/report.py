@@ -107,7 +107,7 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
             parts.append(f"in {_gigabytes(mine)} GB instead of {_gigabytes(theirs)}")
         if plain.parts.get(ATTENTION) and best.parts.get(ATTENTION):
             factor = plain.parts[ATTENTION] / best.parts[ATTENTION]
-            parts.append(f"attention's share {factor:.0f} times smaller")
+            parts.append(f"attention's share {factor:.3g} times smaller" if factor > 1 else "attention's share larger")
         if plain.quickest and best.quickest:
             parts.append(f"loss {best.loss:g} after {best.quickest:.2g} s instead of {plain.quickest:.2g}")
         base = next((row for row in records if _is_base(row, best) and row.fastest), None)

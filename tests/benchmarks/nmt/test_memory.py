@@ -24,27 +24,32 @@ AUTOGRAD = [frame("/x/torch/autograd/graph.py", "_engine_run_backward"), frame("
 def test_the_largest_moment_by_part() -> None:
     events = [
         {"action": "segment_alloc", "addr": 0, "size": 10**9},
-        {"action": "alloc", "addr": 1, "size": 40, "frames": INSIDE},
-        {"action": "alloc", "addr": 2, "size": 30, "frames": RNN},
-        {"action": "alloc", "addr": 3, "size": 20, "frames": LOSS},
-        {"action": "free_requested", "addr": 1, "size": 40, "frames": []},
-        {"action": "free_completed", "addr": 1, "size": 40, "frames": []},
-        {"action": "alloc", "addr": 1, "size": 50, "frames": AUTOGRAD},
-        {"action": "free_completed", "addr": 2, "size": 30, "frames": []},
-        {"action": "alloc", "addr": 4, "size": 25, "frames": []},
+        {"action": "alloc", "addr": 1, "size": 40960, "frames": INSIDE},
+        {"action": "alloc", "addr": 2, "size": 30720, "frames": RNN},
+        {"action": "alloc", "addr": 3, "size": 20480, "frames": LOSS},
+        {"action": "free_requested", "addr": 1, "size": 40960, "frames": []},
+        {"action": "free_completed", "addr": 1, "size": 40960, "frames": []},
+        {"action": "alloc", "addr": 1, "size": 51200, "frames": AUTOGRAD},
+        {"action": "free_completed", "addr": 2, "size": 30720, "frames": []},
+        {"action": "alloc", "addr": 4, "size": 25600, "frames": []},
     ]
     expected = {"attention": 0, "LSTM": 30, "output": 20, "other": 0, "backward": 50, "weights": 7}
-    assert parts_at_peak(events, before=7) == expected
+    assert parts_at_peak(events, before=7 * 1024) == {part: 1024 * size for part, size in expected.items()}
 
 
 def test_what_was_there_before_can_be_released() -> None:
     events = [
-        {"action": "free_completed", "addr": 9, "size": 5, "frames": []},
-        {"action": "alloc", "addr": 1, "size": 6, "frames": INSIDE},
+        {"action": "free_completed", "addr": 9, "size": 5120, "frames": []},
+        {"action": "alloc", "addr": 1, "size": 6144, "frames": INSIDE},
     ]
-    parts = parts_at_peak(events, before=7)
-    assert (parts["weights"], parts["attention"]) == (2, 6)
-    assert parts_at_peak(events[:1], before=7)["weights"] == 7
+    parts = parts_at_peak(events, before=7 * 1024)
+    assert (parts["weights"], parts["attention"]) == (2 * 1024, 6 * 1024)
+    assert parts_at_peak(events[:1], before=7 * 1024)["weights"] == 7 * 1024
+
+
+def test_small_pieces_take_whole_blocks() -> None:
+    events = [{"action": "alloc", "addr": 1, "size": 5, "frames": INSIDE}]
+    assert parts_at_peak(events, before=0)["attention"] == 512
 
 
 @pytest.mark.parametrize(

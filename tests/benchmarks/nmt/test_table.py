@@ -119,7 +119,7 @@ def test_a_forgotten_gradient_is_wrong() -> None:
     exact = {"loss": torch.ones(()), "gradient of x": torch.ones(3)}
     for lost in ({}, {"gradient of x": torch.full((3,), torch.nan)}, {"gradient of x": torch.ones(2)}):
         finding = agreement.finding(agreement.errors({"loss": torch.ones(())} | lost, exact), allowed)
-        assert (finding.quantity, finding.agrees) == ("gradient of x", False)
+        assert (finding.quantity, finding.agrees, finding.beyond) == ("gradient of x", False, 1)
     assert not agreement.finding({"loss": 0.1}, {"loss": math.nan}).agrees
 
 
@@ -218,7 +218,7 @@ def test_graphs_memory_and_the_largest_batch_on_a_gpu(settings, observer) -> Non
     assert {row.status for row in records} == {"measured"}
     for row in records:
         assert set(row.times) == set(row.peak_bytes) == {"eager", "graph"}
-        assert sum(row.parts.values()) == pytest.approx(row.peak_bytes["eager"], rel=0.05)
+        assert sum(row.parts.values()) == pytest.approx(row.peak_bytes["eager"], rel=0.1)
     assert set(records[1].steps_to_loss) == {"eager", "graph"}
     for row in records[4:]:
         assert row.budget_bytes == budget
