@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -49,6 +50,7 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
     Raises:
         DeviceError: The driver refused, as when the grid cannot be resident at once.
     """
+    ensure_context(device.index)
     function = _function(binary, entry, shape.shared_bytes, device.index)
     # torch.cuda.current_stream makes an object of it, which takes as long as the launch.
     configuration = _configuration(shape, torch._C._cuda_getCurrentRawStream(device.index))
@@ -58,7 +60,9 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
 
 def fill_with_ones(tensor: Tensor) -> None:
     """Set every bit of a tensor, which lies in memory without gaps, on the current stream of its device; current."""
-    stream = torch._C._cuda_getCurrentRawStream(tensor.device.index)
+    index = tensor.device.index
+    ensure_context(index)
+    stream = torch._C._cuda_getCurrentRawStream(index)
     _check(_driver().cuMemsetD8Async(tensor.data_ptr(), 0xFF, tensor.nbytes, stream), "a memset")
 
 
@@ -92,19 +96,26 @@ class Graph:
         finally:
             driver.cuGraphDestroy(graph)
 
-    def launch(self, stream: int) -> None:
-        """Launch all of it on a stream."""
+    def launch(self, stream: int, device: torch.device) -> None:
+        """Launch all of it on a stream of a device, which is current."""
+        ensure_context(device.index)
         _check(self._driver.cuGraphLaunch(self._executable, stream), "a recording")
 
 
-def current_context() -> object:
-    """Return the CUDA context of this thread."""
-    return _check(_driver().cuCtxGetCurrent(), "a context")
+def ensure_context(device_index: int) -> None:
+    """Give the calling thread the CUDA context that PyTorch uses on a device, if it has none."""
+    # A thread, as autograd starts one for backward passes, has none until something asks CUDA's runtime for one, and
+    # PyTorch does not where it finds all memory in its cache.
+    if getattr(_threads, "have_context", False):
+        return
+    driver = _driver()
+    if not int(_check(driver.cuCtxGetCurrent(), "a context")):  # type: ignore[call-overload]
+        device = _check(driver.cuDeviceGet(device_index), "a device")
+        _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(device), "a context")), "a context")
+    _threads.have_context = True
 
 
-def enter_context(context: object) -> None:
-    """Make a context that of this thread, which had none."""
-    _check(_driver().cuCtxSetCurrent(context), "a context")
+_threads = threading.local()
 
 
 def new_stream(device: torch.device) -> int:

@@ -10,7 +10,6 @@ for each stream that calls come from, with a workspace for cuBLAS there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
@@ -22,11 +21,11 @@ import torch
 from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
 
-_MOST_GRAPHS = 16  # of one kind of call: loops that carry a state come back to their addresses every few steps
 _MOST_REMEMBERED = 64
-_MOST_STREAMS = 4
+_MOST_STREAMS = 4  # beside the default stream
 _FREELY = 8  # recordings that a kind of call may make before each must have been replayed so often, on average
 _MOST_FAILURES = 3
+_DEFAULT_STREAM = 0
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +33,20 @@ _log = logging.getLogger(__name__)
 class Replays:
     """The recorded work of one kind of call.
 
+    Args:
+        most_graphs: Recordings held at a time; the one that was made first gives way.
+
     Attributes:
         scratch_bytes: What its calls need besides inputs and outputs, once one has been made.
         recorded: Graphs made.
         replayed: Graphs launched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_graphs: int) -> None:
         self.scratch_bytes: int | None = None
         self.recorded = 0
         self.replayed = 0
+        self._most_graphs = most_graphs
         self._failures = 0
         self._graphs: OrderedDict[Hashable, driver.Graph] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
@@ -64,14 +67,15 @@ class Replays:
         graph = self._graphs.get(key)
         if graph is not None:
             self.replayed += 1
-            graph.launch(stream)
+            graph.launch(stream, device)
             return
         issue()
         if self._comes_back(key):
             self._record(key, device, stream, issue)
 
     def _comes_back(self, key: Hashable) -> bool:
-        if self._failures >= _MOST_FAILURES or self.replayed < _FREELY * (self.recorded - _FREELY):
+        rarely = self.replayed < _FREELY * (self.recorded - _FREELY)
+        if not self._most_graphs or self._failures >= _MOST_FAILURES or rarely:
             return False
         if key in self._seen:
             del self._seen[key]
@@ -91,7 +95,7 @@ class Replays:
             return
         self.recorded += 1
         self._graphs[key] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
+        if len(self._graphs) > self._most_graphs:
             self._graphs.popitem(last=False)
 
 
@@ -101,17 +105,17 @@ class _Studio:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
-        # Recordings go on using the workspace that cuBLAS has on this stream; nobody else is given memory of this pool.
+        # Recordings go on using the workspace that cuBLAS has on this stream. Nobody else is given memory of this pool.
         self._pool = torch.cuda.MemPool()
         self._lock = threading.Lock()
 
     def record(self, issue: Callable[[], None]) -> driver.Graph | None:
         """Record what a function issues; None if it cannot be."""
         found: list[driver.Graph | None] = []
-        mode, context = torch.is_inference_mode_enabled(), driver.current_context()
+        mode = torch.is_inference_mode_enabled()
 
         def work() -> None:
-            driver.enter_context(context)
+            driver.ensure_context(self._device.index)
             with torch.inference_mode(mode), torch.no_grad(), torch.cuda.device(self._device):
                 found.append(self._recorded(issue))
 
@@ -124,21 +128,16 @@ class _Studio:
 
     def _recorded(self, issue: Callable[[], None]) -> driver.Graph | None:
         try:
-            with torch.cuda.stream(self._stream):
-                with torch.cuda.use_mem_pool(self._pool, self._device):
-                    torch.cuda.current_blas_handle()
-                before = _allocations(self._device)
-                graph = driver.Graph.recorded(self._stream.cuda_stream, issue)
-                if _allocations(self._device) == before:
-                    return graph
-                _log.info("not recorded: memory was allocated meanwhile")
+            with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool, self._device):
+                torch.cuda.current_blas_handle()  # makes the workspace
+                return driver.Graph.recorded(self._stream.cuda_stream, issue)
         except (RuntimeError, GatewiseError) as error:
             _log.info("not recorded: %s", error)
         return None
 
 
 class _Studios:
-    """The studios of a device, one for each of the first few streams."""
+    """The studios of a device, one for its default stream and each of the first few others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -148,19 +147,15 @@ class _Studios:
     def of(self, stream: int) -> _Studio | None:
         """Return the studio for a stream; None when there are enough already."""
         with self._lock:
-            if stream not in self._by_stream and len(self._by_stream) < _MOST_STREAMS:
-                with contextlib.suppress(AttributeError):  # a PyTorch without pools
-                    self._by_stream[stream] = _Studio(self._device)
+            others = len(self._by_stream.keys() - {_DEFAULT_STREAM})
+            if stream not in self._by_stream and (stream == _DEFAULT_STREAM or others < _MOST_STREAMS):
+                self._by_stream[stream] = _Studio(self._device)
             return self._by_stream.get(stream)
 
 
 @functools.cache
 def _studios(device_index: int) -> _Studios:
     return _Studios(torch.device("cuda", device_index))
-
-
-def _allocations(device: torch.device) -> int:
-    return torch.cuda.memory_stats(device)["allocation.all.allocated"]
 
 
 def product_settings() -> tuple[object, ...]:

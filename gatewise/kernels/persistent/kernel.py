@@ -14,7 +14,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import is_laid_out, workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, workspace_bytes
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.persistent.segments import segments
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
@@ -91,7 +91,13 @@ class _Persistent:
         if problem.proj_size:
             unprojected = (problem.time, problem.batch, problem.num_directions * problem.hidden_size)
             layer_keeps += (TensorSpec(unprojected, problem.dtype),)
-        return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
+        kept = [output] * (problem.num_layers - 1)
+        for layer in range(problem.num_layers):
+            kept += layer_keeps
+            if keeps_matrices(problem):
+                shape = (4 * hidden, hidden_of(problem.layer_input_size(layer)))
+                kept += [TensorSpec(shape, problem.dtype)] * problem.num_directions
+        return tuple(kept)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         if is_laid_out(problem):

@@ -12,6 +12,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import products
+from gatewise.kernels.persistent.memory import keeps_matrices
 from gatewise.kernels.persistent.padding import columns_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
@@ -30,6 +31,8 @@ from gatewise.kernels.stack import Layer, LayerGradients
 def forward(problem: Problem, layer: Layer, first: list[Tensor] | None = None) -> Result:
     """Compute one layer; keep the activated gates [D, T, B, 4H] and cells [D, T, B, H], H rounded up to 8.
 
+    Input weights [4H, I] that had to be rounded up may be kept too, one for each direction.
+
     Args:
         problem: What is asked.
         layer: Its inputs.
@@ -37,7 +40,7 @@ def forward(problem: Problem, layer: Layer, first: list[Tensor] | None = None) -
     """
     x, directions = layer.x, len(layer.weights)
     tokens = order_of(x, problem)
-    kept = new_kept(problem, x, tokens, directions) if problem.needs_grad else ()
+    kept = new_kept(problem, x.shape[2], x, tokens) if problem.needs_grad else ()
     size = problem.hidden_size
     y = tokens.new(x, width=directions * size)
     h_n, c_n = (x.new_empty(directions, tokens.batch, size) for _ in range(2))
@@ -47,10 +50,13 @@ def forward(problem: Problem, layer: Layer, first: list[Tensor] | None = None) -
     return result
 
 
-def new_kept(problem: Problem, like: Tensor, tokens: Tokens, directions: int) -> tuple[Tensor, Tensor]:
-    """Return unwritten gates and cells for the backward pass of a layer."""
-    hidden = hidden_of(problem.hidden_size)
-    return tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
+def new_kept(problem: Problem, features: int, like: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+    """Return unwritten gates and cells for the backward pass of a layer, and input weights where they are kept."""
+    hidden, directions = hidden_of(problem.hidden_size), problem.num_directions
+    kept = tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
+    if not keeps_matrices(problem):
+        return kept
+    return *kept, *[like.new_empty(4 * hidden, hidden_of(features)) for _ in range(directions)]
 
 
 def compute(
@@ -67,17 +73,18 @@ def compute(
         problem: What is asked.
         layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
         tokens: The order of x, and of the tensors of `into`.
-        into: Outputs; `kept` is gates and cells, or nothing.
+        into: Outputs; `kept` is what `new_kept` returns, or nothing.
         scratch: For all else.
         first: As in `forward`.
     """
     directions, device = len(layer.weights), layer.x.device
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    gates, cells = into.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
+    gates, cells, *matrices = into.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
     flat = columns_widened(tokens.flat(layer.x), scratch)
     with products.in_precision_of(problem):
-        for share, weights in zip(gates, layer.weights, strict=True):
-            products.input_sums(flat, weights, size, tokens.flat(share), scratch)
+        for direction, (share, weights) in enumerate(zip(gates, layer.weights, strict=True)):
+            keep = matrices[direction] if matrices else None
+            products.input_sums(flat, weights, size, tokens.flat(share), scratch, keep)
     if first is not None:
         products.add_to_first_steps(gates, first, layer.lengths)
     y, narrow = into.y, None
@@ -107,7 +114,8 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
     x, tokens = layer.x, order_of_kept(result.kept[0])
     into = LayerGradients(
         tokens.new(x, width=x.shape[2]) if needs.x else None,
-        *(torch.empty_like(layer.c0, memory_format=torch.contiguous_format) for _ in range(2)),
+        torch.empty_like(layer.c0, memory_format=torch.contiguous_format),
+        torch.empty_like(layer.c0, memory_format=torch.contiguous_format),
         products.new_weight_gradients(layer, apart=problem.traced) if needs.weights else (),
     )
     layer = layer._replace(c0=layer.c0.contiguous(), lengths=on_device(layer.lengths, x.device))
@@ -144,7 +152,7 @@ def differentiate(
         if into.x is not None:
             dsums = [found.tokens.flat(share) for share in found.sums]
             dx = found.tokens.flat(into.x)
-            products.input_gradient(dsums, layer.weights, problem.hidden_size, dx, scratch)
+            products.input_gradient(dsums, layer.weights, problem.hidden_size, dx, scratch, result.kept[2:])
         if weights:
             products.weight_gradients(
                 problem, layer, result.y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
@@ -178,7 +186,7 @@ def gate_gradients(
     into: LayerGradients | None = None,
 ) -> GateGradients:
     """Go back through the sequence; `into` is where gradients of the state, and of biases that fit there, are put."""
-    (gates, cells), directions, device = kept, len(layer.weights), layer.x.device
+    (gates, cells), directions, device = kept[:2], len(layer.weights), layer.x.device
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
     tokens = order_of_kept(gates)
     dgates = fill_unwritten(tokens.new(scratch, directions, width=4 * hidden))

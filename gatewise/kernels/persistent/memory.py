@@ -24,6 +24,16 @@ def is_laid_out(problem: Problem) -> bool:
     return gates * problem.element_bytes <= _MOST_LAID_OUT
 
 
+def keeps_matrices(problem: Problem) -> bool:
+    """Whether input weights that were rounded up for the forward pass are kept for the backward pass.
+
+    In 16 bits only: in float32 they would take a step's memory beyond what it is to be.
+    """
+    if not problem.needs_grad or problem.lean or problem.proj_size:
+        return False
+    return _is_odd(problem) and problem.element_bytes == 2
+
+
 def workspace_bytes(problem: Problem) -> int:
     """Return the bytes of scratch memory at the peak of a call."""
     if is_laid_out(problem):

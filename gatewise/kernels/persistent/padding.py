@@ -78,9 +78,9 @@ def columns_widened(matrix: Tensor, scratch: Scratch | None = None) -> Tensor:
     return fitted(matrix, matrix.shape[0], hidden_of(matrix.shape[1]), scratch=scratch)
 
 
-def gates_widened(matrix: Tensor, size: int, scratch: Scratch | None = None) -> Tensor:
+def gates_widened(matrix: Tensor, size: int, scratch: Scratch | None = None, into: Tensor | None = None) -> Tensor:
     """Return a matrix of 4 x size rows with each gate's rows, and the columns, rounded up."""
-    return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4, scratch=scratch)
+    return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4, scratch=scratch, into=into)
 
 
 def gates_narrowed(matrix: Tensor, size: int, columns: int, into: Tensor | None = None) -> Tensor:

@@ -29,10 +29,21 @@ def in_precision_of(problem: Problem) -> contextlib.AbstractContextManager[None]
     return products_in_tf32(problem.replace(allow_tf32=not exact_products(problem)))
 
 
-def input_sums(x: Tensor, weights: DirectionWeights, size: int, out: Tensor, scratch: Scratch) -> None:
-    """Write x W_ih^T [tokens, 4H] to `out`; the columns of x are rounded up."""
+def input_sums(
+    x: Tensor, weights: DirectionWeights, size: int, out: Tensor, scratch: Scratch, keep: Tensor | None
+) -> None:
+    """Write x W_ih^T [tokens, 4H] to `out`; the columns of x are rounded up.
+
+    Args:
+        x: Input [tokens, I].
+        weights: Of a direction.
+        size: H.
+        out: Gate sums [tokens, 4H].
+        scratch: For the weights, rounded up.
+        keep: Where they are kept instead, or None.
+    """
     with scratch.frame():
-        torch.mm(x, gates_widened(weights.w_ih, size, scratch).t(), out=out)
+        torch.mm(x, gates_widened(weights.w_ih, size, scratch, keep).t(), out=out)
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -46,7 +57,12 @@ def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | Non
 
 
 def input_gradient(
-    dsums: list[Tensor], weights: list[DirectionWeights], size: int, into: Tensor, scratch: Scratch
+    dsums: list[Tensor],
+    weights: list[DirectionWeights],
+    size: int,
+    into: Tensor,
+    scratch: Scratch,
+    kept: Sequence[Tensor] = (),
 ) -> None:
     """Compute the gradient of x from those of the gate sums [tokens, 4H] of each direction.
 
@@ -56,6 +72,7 @@ def input_gradient(
         size: H.
         into: [tokens, I], contiguous.
         scratch: For what is rounded up.
+        kept: Weights of each direction that are rounded up already, or nothing.
     """
     rows, features = into.shape
     with scratch.frame():
@@ -63,7 +80,7 @@ def input_gradient(
         total = scratch.new_empty(rows, hidden_of(features)) if wide else into
         for direction, (share, own) in enumerate(zip(dsums, weights, strict=True)):
             with scratch.frame():
-                matrix = gates_widened(own.w_ih, size, scratch)
+                matrix = kept[direction] if kept else gates_widened(own.w_ih, size, scratch)
                 torch.mm(share, matrix, out=total) if direction == 0 else total.addmm_(share, matrix)
         if wide:
             fitted(total, rows, features, into=into)
@@ -77,15 +94,19 @@ def new_weight_gradients(layer: Layer, *, apart: bool = False) -> tuple[Tensor, 
         apart: Whether each has memory of its own; otherwise all lie side by side in one buffer.
     """
     weights = [tensor for own in layer.weights for tensor in own._replace(w_hr=None).tensors()]
-    return unwritten_like(weights, apart=apart)
-
-
-def unwritten_like(weights: Sequence[Tensor], *, apart: bool = False) -> tuple[Tensor, ...]:
-    """Return unwritten tensors in the shapes of weights, side by side in one buffer unless they must be apart."""
     if apart:
         return tuple([weight.new_empty(weight.shape) for weight in weights])
-    buffer = weights[0].new_empty(sum([weight.numel() for weight in weights]))
-    return tuple(_unflatten_dense_tensors(buffer, weights))  # views, made by one call
+    return side_by_side(new_buffer(weights), weights)
+
+
+def new_buffer(weights: Sequence[Tensor]) -> Tensor:
+    """Return unwritten memory for as many values as weights have."""
+    return weights[0].new_empty(sum([weight.numel() for weight in weights]))
+
+
+def side_by_side(buffer: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return views of a buffer, one behind the other, in the shapes of weights."""
+    return tuple(_unflatten_dense_tensors(buffer, weights))  # one call for all of them
 
 
 def weight_gradients(

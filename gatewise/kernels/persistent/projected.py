@@ -36,7 +36,7 @@ def forward(problem: Problem, layer: Layer) -> Result:
         h_n = torch.stack([m_n @ own.w_hr.t() for m_n, own in zip(found.h_n, layer.weights, strict=True)])
     if lengths is not None:
         h_n = torch.where((lengths > 0).unsqueeze(1), h_n, layer.h0)
-    return Result(y, h_n, found.c_n, (*found.kept, found.y) if problem.needs_grad else ())
+    return Result(y, h_n, found.c_n, (*found.kept[:2], found.y) if problem.needs_grad else ())
 
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:

@@ -22,19 +22,21 @@ from gatewise.kernels.persistent.launch import on
 from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
 from gatewise.kernels.stack import LayerGradients
 
+_MOST_GRAPHS = 16  # of a problem: loops that carry a state come back to their addresses every few steps
+
 
 def forward(problem: Problem, inputs: Inputs) -> Result:
     """Compute the outputs of a stack."""
     tokens = order_of(inputs.x, problem)
     inputs = _contiguous(inputs, tokens)
     x, h0, c0, weights, lengths, _, masks = inputs
-    width, directions = problem.output_size, problem.num_directions
+    width = problem.output_size
     y, h_n, c_n = tokens.new(x, width=width), torch.empty_like(h0), torch.empty_like(c0)
     kept: list[Tensor] = []
     if problem.needs_grad:
         kept += [tokens.new(x, width=width) for _ in range(problem.num_layers - 1)]
-        for _ in range(problem.num_layers):
-            kept += layer.new_kept(problem, x, tokens, directions)
+        for index in range(problem.num_layers):
+            kept += layer.new_kept(problem, problem.layer_input_size(index), x, tokens)
     result = Result(y, h_n, c_n, tuple(kept))
     _play(
         _replays("forward", problem, tokens.by_row, Needs()),
@@ -58,20 +60,23 @@ def backward(
         tokens.new(x, width=problem.input_size) if needs.x else None,
         torch.empty_like(h0) if needs.state else None,
         torch.empty_like(c0) if needs.state else None,
-        products.unwritten_like(weights, apart=problem.traced) if needs.weights else (),
+        (None,) * len(weights),
     )
+    buffer = products.new_buffer(weights) if needs.weights else None
     _play(
         _replays("backward", problem, tokens.by_row, needs),
         x,
-        (*weights, x, h0, c0, lengths, *masks, result.y, *kept, *above, *into[:3], *into.weights),
-        functools.partial(_backward, problem, inputs, result, above, into, tokens),
+        (*weights, x, h0, c0, lengths, *masks, result.y, *kept, *above, *into[:3], buffer),
+        functools.partial(_backward, problem, inputs, result, above, into, buffer, tokens),
     )
-    return into if needs.weights else into._replace(weights=(None,) * len(weights))
+    # Views are made while the device is at work.
+    return into if buffer is None else into._replace(weights=products.side_by_side(buffer, weights))
 
 
 @functools.lru_cache(maxsize=256)
 def _replays(name: str, problem: Problem, by_row: bool, needs: Needs) -> Replays:
-    return Replays()
+    # Calls that warm up for a graph of the caller's own are not worth one of ours.
+    return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
 
 
 def _contiguous(inputs: Inputs, tokens: Tokens) -> Inputs:
@@ -105,9 +110,10 @@ def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, s
     x, width = inputs.x, problem.output_size
     below = result.kept[: count - 1] or _in_turn(result.y, count, functools.partial(tokens.new, scratch, width=width))
     kept = result.kept[count - 1 :]
+    each = len(kept) // count
     for index, y in enumerate((*below, result.y)):
         rows = slice(index * directions, (index + 1) * directions)
-        into = Result(y, result.h_n[rows], result.c_n[rows], kept[2 * index : 2 * index + 2])
+        into = Result(y, result.h_n[rows], result.c_n[rows], kept[each * index : each * (index + 1)])
         with scratch.frame():
             if index:
                 x = _dropped(problem, inputs, index - 1, x, scratch)
@@ -129,12 +135,14 @@ def _backward(
     result: Result,
     above: OutputGradients,
     into: InputGradients,
+    buffer: Tensor | None,
     tokens: Tokens,
     scratch: Scratch,
 ) -> None:
     count, directions = problem.num_layers, problem.num_directions
     outputs, kept = (*result.kept[: count - 1], result.y), result.kept[count - 1 :]
-    share = directions * problem.weights_per_direction
+    each, share = len(kept) // count, directions * problem.weights_per_direction
+    weights = () if buffer is None else products.side_by_side(buffer, inputs.weights)
     between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
     dy = above.y
     for index in reversed(range(count)):
@@ -145,13 +153,13 @@ def _backward(
             layer.differentiate(
                 problem,
                 stack.layer_of(problem, inputs, index, x),
-                Result(outputs[index], result.h_n, result.c_n, kept[2 * index : 2 * index + 2]),
+                Result(outputs[index], result.h_n, result.c_n, kept[each * index : each * (index + 1)]),
                 OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows)),
                 LayerGradients(
                     dx,
                     _rows(into.h0, rows),
                     _rows(into.c0, rows),
-                    into.weights[index * share : (index + 1) * share],
+                    weights[index * share : (index + 1) * share],
                 ),
                 scratch,
             )

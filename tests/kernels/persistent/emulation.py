@@ -156,7 +156,7 @@ class Recording:
     def __init__(self, issue):
         self._issue = issue
 
-    def launch(self, stream):
+    def launch(self, stream, device):
         self._issue()
 
 

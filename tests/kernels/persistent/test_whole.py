@@ -1,14 +1,17 @@
 """Stacks in memory laid out beforehand: the oracle's numbers, and replays only of what comes back."""
 
+import importlib
+
 import pytest
 import torch
 
 from gatewise import testing
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import whole
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.memory import is_laid_out, workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, workspace_bytes
 from tests.kernels.persistent.emulation import emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -50,6 +53,25 @@ def test_agrees_with_the_oracle_launched_and_replayed(options, by_row):
         found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
         for name, value in found.items():
             # Blocks add up gradients of biases in float32.
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "bidirectional": True, "input_size": 9}], ids=str)
+def test_input_weights_that_were_rounded_up_are_kept(monkeypatch, options):
+    problem = PROBLEM.replace(**options)
+    assert keeps_matrices(problem.replace(dtype=torch.bfloat16))
+    assert not keeps_matrices(problem.replace(dtype=torch.bfloat16, hidden_size=8))
+    for module in ("layer", "kernel"):
+        found = importlib.import_module(f"gatewise.kernels.persistent.{module}")
+        monkeypatch.setattr(found, "keeps_matrices", lambda problem: problem.needs_grad)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(4):
+        result, found = testing.run_kernel(persistent, problem, inputs, gradients)
+        stated = persistent.kept(problem, Device.named("h200"))
+        assert [tuple(tensor.shape) for tensor in result.kept] == [spec.shape for spec in stated]
+        for name, value in testing.named(problem, result, found).items():
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
@@ -131,6 +153,17 @@ def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
     outputs = elsewhere.y.clone()
     assert torch.equal(persistent.forward(problem, inputs).y, outputs)
     assert (found.recorded, found.replayed) == (1, 3)
+
+
+def test_calls_that_warm_up_for_a_graph_are_not_recorded(monkeypatch):
+    problem = PROBLEM.replace(captured=True)
+    inputs = testing.make_inputs(problem)
+    persistent.forward(problem, inputs)
+    addresses = Addresses(monkeypatch)
+    for _ in range(5):
+        addresses.begin()
+        persistent.forward(problem, inputs)
+    assert replays("forward", problem).recorded == 0
 
 
 def test_addresses_that_come_back_too_rarely_are_no_longer_recorded(monkeypatch):

@@ -117,6 +117,11 @@ def test_another_thread_that_allocates(launched):
     thread = threading.Thread(target=allocate)
     thread.start()
     try:
+        inputs = testing.make_inputs(PROBLEM, "cuda")
+        gradients = testing.make_gradients(PROBLEM, inputs)
+        for _ in range(20):
+            step(PROBLEM, inputs, gradients)
+        assert min(counts(PROBLEM)[1]) > 0
         assert agree(losses(module(), 10), launched)
     finally:
         stop.set()
