@@ -12,17 +12,21 @@ import torch
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-# What `for_cuda_graph` set for the running context.
-_announced: ContextVar[bool] = ContextVar("gatewise_for_cuda_graph", default=False)
+# What `for_cuda_graph` set for the running context; None where nothing is said.
+_announced: ContextVar[bool | None] = ContextVar("gatewise_for_cuda_graph", default=None)
 
 
 @contextlib.contextmanager
-def for_cuda_graph() -> Iterator[None]:
-    """Choose kernels in the block as while a CUDA graph is captured: by the time the device takes.
+def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
+    """Choose kernels in the block as while a CUDA graph is captured, by the time the device takes; or never so.
 
     Replays of a graph cost the CPU next to nothing, so the fastest kernel of a call that is replayed may be another one
     than that of the same call made from Python. While a graph is captured this is known without the block; it is for
     the calls before, which warm up what will be captured: with it they run the same kernels, to the same bits.
+
+    Args:
+        replayed: False to choose as for calls made from Python, also while a graph is captured: for replays that must
+            have the bits of such calls.
 
     Example:
         >>> import torch, gatewise
@@ -30,7 +34,7 @@ def for_cuda_graph() -> Iterator[None]:
         >>> with gatewise.for_cuda_graph():  # then torch.cuda.graph(...) around the same call
         ...     y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
     """
-    token = _announced.set(True)
+    token = _announced.set(replayed)
     try:
         yield
     finally:
@@ -38,8 +42,9 @@ def for_cuda_graph() -> Iterator[None]:
 
 
 def is_captured() -> bool:
-    """Whether work of the calling thread on its current CUDA stream is captured, or was announced to be."""
-    return _announced.get() or torch.cuda.is_current_stream_capturing()
+    """Whether work of the calling thread on its current CUDA stream is captured, or as `for_cuda_graph` says."""
+    announced = _announced.get()
+    return torch.cuda.is_current_stream_capturing() if announced is None else announced
 
 
 @contextlib.contextmanager

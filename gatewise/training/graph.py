@@ -112,14 +112,17 @@ class ReplayedStep:
 
     def __call__(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Train on a batch; loss and state that come from a replay are overwritten by the next one."""
+        with for_cuda_graph(False):  # a replay has the bits of a step that is launched
+            return self._train(batch, state)
+
+    def _train(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
         leaves, shape = flatten(state)
         signature = _signature(batch, leaves, shape)
         if self._seen.get(signature, 0) >= WARMUPS and signature not in self._recorded and self._may_record():
             self._record(signature, batch, state)
         if signature in self._recorded:
             return self._recorded[signature].replay(batch, leaves)
-        with for_cuda_graph():  # the same kernels as in the recording, which a run that was resumed reaches later
-            loss, after = self._step(batch, state)
+        loss, after = self._step(batch, state)
         if _forms(after) == _forms(state):
             self._seen[signature] = self._seen.get(signature, 0) + 1
         return loss, after

@@ -47,17 +47,18 @@ def test_the_decision_says_so():
     assert plain.reason == "least predicted time"
 
 
-def test_what_is_announced_is_captured_until_the_block_ends():
-    assert not capture._announced.get()
+def test_what_is_announced_holds_until_the_block_ends(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: "asked")
+    assert capture.is_captured() == "asked"
     with gatewise.for_cuda_graph():
-        assert capture.is_captured()
-        with gatewise.for_cuda_graph():
-            assert capture.is_captured()
-        assert capture.is_captured()
-    assert not capture._announced.get()
+        assert capture.is_captured() is True
+        with gatewise.for_cuda_graph(False):
+            assert capture.is_captured() is False
+        assert capture.is_captured() is True
+    assert capture.is_captured() == "asked"
     with pytest.raises(ZeroDivisionError), gatewise.for_cuda_graph():
         raise ZeroDivisionError
-    assert not capture._announced.get()
+    assert capture.is_captured() == "asked"
 
 
 def test_on_a_cpu_nothing_is_captured():
@@ -134,15 +135,20 @@ def test_setting_up_is_permitted_in_the_block_only(monkeypatch):
         assert driver.mode == 0
 
 
-def test_a_training_step_announces_its_graph_until_it_is_captured():
+def test_a_training_step_and_its_graph_choose_as_launched_steps_do():
     seen = []
 
     def step(batch, state):
         seen.append(capture._announced.get())
         return batch.sum(), state
 
-    train = ReplayedStep(step, lambda work: work, lambda sentence: None)
-    for _ in range(WARMUPS):
+    def recorded(work):
+        work()
+        return work
+
+    train = ReplayedStep(step, recorded, lambda sentence: None)
+    for _ in range(WARMUPS + 1):
         train(torch.ones(3), None)
-    assert seen == [True] * WARMUPS
-    assert not capture._announced.get()
+    assert len(seen) > WARMUPS
+    assert all(wanted is False for wanted in seen)
+    assert capture._announced.get() is None

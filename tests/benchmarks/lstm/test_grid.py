@@ -105,7 +105,7 @@ def test_another_choice_in_a_graph_is_checked_too(tiny, observer, monkeypatch, w
         )
 
     def spoil(y, h, c):
-        announced.append(capture._announced.get())
+        announced.append(bool(capture._announced.get()))
         return (y, h, 1.1 * c) if wrong and announced[-1] else (y, h, c)
 
     monkeypatch.setattr(grid, "explain", on_gpu)
