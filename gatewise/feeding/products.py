@@ -25,10 +25,12 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
             torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
         else:
             torch.mm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+    elif left.dtype == torch.float16:  # whose range a product may leave
+        multiply(left.to(out.dtype), right.to(out.dtype), out, add=add)
     elif add:
-        out.add_(left.to(out.dtype) @ right.to(out.dtype))
+        out.add_(left @ right)
     else:
-        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+        out.copy_(left @ right)
 
 
 def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
