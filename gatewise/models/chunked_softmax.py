@@ -103,7 +103,7 @@ class _WeightedLoss(torch.autograd.Function):
         relative = (shares / scale).unsqueeze(1)
         losses = shares.new_empty(count)
         hidden_gradient = hidden.new_empty(count, size, dtype=dtype) if of_hidden else None
-        sums = _Sums(numbers)
+        sums = _Sums(numbers if count > chunk_rows else dtype)
         room = columns.new_empty(min(chunk_rows, count), len(columns))
         softmax = _softmax(room)
         for first in range(0, count, chunk_rows):
@@ -183,10 +183,10 @@ def _plain_softmax(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: f
 
 
 class _Sums:
-    """The gradients of weight and bias, added up over chunks; of one chunk they are what its products give.
+    """The gradients of weight and bias, added up over chunks.
 
     Args:
-        dtype: In which they are added up.
+        dtype: In which they are added up; that of the products, where there is one chunk.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -204,7 +204,7 @@ class _Sums:
             with_bias: Whether the bias is apart; otherwise it is a column of the weight.
         """
         shared = rows * share
-        if self.weight is not None and self.weight.dtype == scores.dtype == self._dtype:
+        if self.weight is not None and scores.dtype == self._dtype:
             self.weight.addmm_(scores.t(), shared)
         else:
             self.weight = self._sum(self.weight, scores.t() @ shared)
@@ -212,4 +212,4 @@ class _Sums:
             self.bias = self._sum(self.bias, torch.mv(scores.t(), share.squeeze(1)))
 
     def _sum(self, total: Tensor | None, more: Tensor) -> Tensor:
-        return more if total is None else total.to(self._dtype).add_(more)
+        return more.to(self._dtype) if total is None else total.add_(more)

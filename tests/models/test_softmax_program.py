@@ -31,7 +31,6 @@ def expected(scores, targets, smoothing):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-# The last one is too long for a program to hold.
 @pytest.mark.parametrize(
     ("count", "vocabulary"), [(1, 1), (3, 2), (5, 31), (4, 200), (2, 2049), (2, 17_192), (2, 66_000)]
 )
