@@ -81,7 +81,7 @@ def attended_outputs(
         Under autocast everything is computed in its dtype, with cell states and what is element-wise in float32; gates
         and cell states are rounded to the dtype when they are kept for the backward pass. In float32, where products
         may be rounded to TensorFloat-32 on the GPU, those of the steps round as much by taking float16 operands, with
-        a power of two for each row of gradients.
+        a power of two for each row of gradients; the kernel "fused" reads keys and values in float16 there, too.
     """
     if not len(embedded):
         raise ArgumentError(sentence("embedded", "of one step at least", list(embedded.shape)))

@@ -105,6 +105,15 @@ def kept(
         "contexts": numbers(*planes, units),
         "attention": tuple(chosen.kept(sizes.attention, device)),
         "values": numbers(sizes.source, batch, units),
+        # Keys and values as each step reads them, where attention and what surrounds it are one launch.
+        "source": (
+            (
+                *numbers(sizes.source, batch, features, dtype=operand),
+                *numbers(sizes.source, batch, units, dtype=operand),
+            )
+            if halves and chosen.name == "fused" and not sizes.layer_norm
+            else ()
+        ),
         "masks": numbers(*planes, units, count=masks, dtype=torch.bool),
         "weights": (
             *weights,

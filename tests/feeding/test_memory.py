@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 import pytest
@@ -50,6 +51,7 @@ def test_the_call_keeps_what_is_stated(options, recompute, kernel):
         "values": [inputs.values],
         "masks": masks,
         "outputs": [],
+        "source": [],
         "weights": [
             *(each for layer in inputs.layers for each in layer),
             inputs.from_embeddings,
@@ -78,3 +80,13 @@ def test_nothing_outlives_outputs_that_are_dropped():
     found = weakref.ref(outputs.grad_fn.call[2].joined)
     del outputs
     assert found() is None
+
+
+def test_on_a_gpu_operands_in_float16_take_half():
+    sizes = feeding.Sizes(50, 50, 128, 512, 2, 512, 512, 512)
+    device = Device.named("h200")
+    exact, rounded = (feeding.kept(dataclasses.replace(sizes, allow_tf32=allowed), device) for allowed in (False, True))
+    assert [each.dtype for each in rounded["operands"]] == [torch.float16] * 2
+    assert sum(each.nbytes for each in exact["operands"]) == 2 * sum(each.nbytes for each in rounded["operands"])
+    assert exact["outputs"] == exact["source"] == ()
+    assert [tuple(each.shape) for each in rounded["outputs"]] == [(50, 128, 512)]
