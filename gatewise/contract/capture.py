@@ -18,11 +18,12 @@ _announced: ContextVar[bool | None] = ContextVar("gatewise_for_cuda_graph", defa
 
 @contextlib.contextmanager
 def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
-    """Choose kernels in the block as while a CUDA graph is captured, by the time the device takes; or never so.
+    """Choose kernels in the block for calls that a CUDA graph replays, by the time the device takes; or never so.
 
     Replays of a graph cost the CPU next to nothing, so the fastest kernel of a call that is replayed may be another one
-    than that of the same call made from Python. While a graph is captured this is known without the block; it is for
-    the calls before, which warm up what will be captured: with it they run the same kernels, to the same bits.
+    than that of the same call made from Python. The block belongs around the calls that warm up a capture and around
+    the capture: they run the same kernels then, to the same bits. A capture without it is noticed too, but has fewer
+    kernels to choose from: that of the calls before, and those that can set themselves up during a capture.
 
     Args:
         replayed: False to choose as for calls made from Python, also while a graph is captured: for replays that must
@@ -31,7 +32,7 @@ def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
     Example:
         >>> import torch, gatewise
         >>> lstm = gatewise.LSTM(4, 8)
-        >>> with gatewise.for_cuda_graph():  # then torch.cuda.graph(...) around the same call
+        >>> with gatewise.for_cuda_graph():  # and torch.cuda.graph(...) around the same call
         ...     y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
     """
     token = _announced.set(replayed)
@@ -41,10 +42,12 @@ def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
         _announced.reset(token)
 
 
-def is_captured() -> bool:
-    """Whether work of the calling thread on its current CUDA stream is captured, or as `for_cuda_graph` says."""
+def state() -> str:
+    """Return "announced" inside `for_cuda_graph`, "noticed" where the current CUDA stream is captured, otherwise ""."""
     announced = _announced.get()
-    return torch.cuda.is_current_stream_capturing() if announced is None else announced
+    if announced is None:
+        return "noticed" if torch.cuda.is_current_stream_capturing() else ""
+    return "announced" if announced else ""
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ class Problem:
         lean: Whether a forward pass that keeps something for backward must keep little: nothing that can be computed
             again from x, the outputs and the cell states.
         captured: Whether the call is recorded in a CUDA graph, whose replays cost the CPU nothing.
+        announced: Whether the calls that warm up the capture choose as it does (`gatewise.for_cuda_graph`), so that the
+            kernel it takes has been set up by then, whichever it is.
     """
 
     time: int
@@ -80,6 +82,7 @@ class Problem:
     projected: bool = False
     lean: bool = False
     captured: bool = False
+    announced: bool = False
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.contract.capture import is_captured
+from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Result
@@ -66,7 +66,7 @@ def plan(
         torch._C._get_cudnn_enabled(),
         wanted,
         memory,
-        x.is_cuda and is_captured(),
+        state_of_capture() if x.is_cuda else "",
     )
 
 
@@ -82,13 +82,11 @@ def _plan(
     cudnn_enabled: bool,
     wanted: Preference,
     memory: str,
-    captured: bool,
+    capture: str,
 ) -> Plan:
-    problem = described(
-        x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, captured
-    )
+    problem = described(x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture)
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
-    as_given = problem.layout in way.layouts and (needs_grad or not problem.dropout) and not captured
+    as_given = problem.layout in way.layouts and (needs_grad or not problem.dropout) and not capture
     return Plan(problem, way.name, way.recorded if as_given else None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.contract.capture import is_captured
+from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Layout, Problem
@@ -63,7 +63,7 @@ def prepare(
         traced,
         memory,
         # What is compiled must have one choice, inside a graph and outside.
-        x.is_cuda and not traced and is_captured(),
+        state_of_capture() if x.is_cuda and not traced else "",
     )
     h0, c0 = zeros(problem, x) if state is None else state
     if lengths is None:
@@ -88,7 +88,7 @@ def described(
     allow_tf32: bool,
     traced: bool,
     memory: str,
-    captured: bool,
+    capture: str,
 ) -> Problem:
     """Check forms and options and return their problem.
 
@@ -120,7 +120,8 @@ def described(
         allow_tf32=allow_tf32 and found.dtype == torch.float32,
         traced=traced,
         lean=memory == LEAN,
-        captured=captured,
+        captured=capture != "",
+        announced=capture == "announced",
     )
 
 

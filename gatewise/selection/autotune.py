@@ -37,7 +37,9 @@ def measured(problem: Problem, device: Device) -> Decision:
 
 def bucketed(problem: Problem) -> Problem:
     """Return the problem that stands for its kind: time and batch rounded up to a power of two, outside of a graph."""
-    return problem.replace(time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), captured=False)
+    return problem.replace(
+        time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), captured=False, announced=False
+    )
 
 
 def cache_folder() -> Path:

@@ -15,6 +15,9 @@ from gatewise.selection.preference import AUTO, Preference, preference
 
 _log = logging.getLogger(__name__)
 
+# What a library does once, PyTorch's own kernels do in autograd's thread too, where a capture forbids it.
+_SET_UP_IN_CAPTURES = ("persistent", "stepwise")
+
 
 def decide(
     problem: Problem, device: Device, kernel: str | Preference = AUTO, memory_budget: float | None = None
@@ -96,8 +99,11 @@ def within(decision: Decision, memory_budget: float) -> Decision:
 def predicted(problem: Problem, device: Device) -> Decision:
     """Choose the kernel with the least predicted time; equal times go to the earlier kernel."""
     verdicts = admit.verdicts(problem, device)
-    accepted = [verdict for verdict in verdicts if verdict.seconds is not None]
-    best = min(accepted, key=lambda verdict: verdict.seconds or 0.0)
+    accepted = able = [verdict for verdict in verdicts if verdict.seconds is not None]
+    if problem.captured and not problem.announced:
+        launched = predicted(problem.replace(captured=False), device).chosen
+        able = [verdict for verdict in accepted if verdict.kernel in (launched, *_SET_UP_IN_CAPTURES)]
+    best = min(able, key=lambda verdict: verdict.seconds or 0.0)
     least = "least predicted time of the device" if problem.captured else "least predicted time"
     reason = "the only kernel that accepts" if len(accepted) == 1 else least
     return Decision(problem, device, verdicts, best.kernel, reason)

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gatewise.contract.capture import is_captured
+from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ShapeError, sentence
@@ -54,8 +54,8 @@ def explain(
         dtype: Of input and weights. Default: x's, otherwise that of the module's weights.
         training: Whether a backward pass follows. Default: the module's mode.
         kernel: As the argument of a call. Default: the module's own.
-        captured: Whether the call is recorded in a CUDA graph, where only the device's time counts. Default: whether it
-            would be here and now (see `gatewise.for_cuda_graph`); False for a device that is named.
+        captured: Whether the call is recorded in a CUDA graph, where only the device's time counts, inside
+            `gatewise.for_cuda_graph`. Default: as it would be here and now; False for a device that is named.
 
     Returns:
         A `Decision`; print it. `decision.chosen` is None when a kernel was named that refuses.
@@ -82,8 +82,9 @@ def explain(
     where = _device(device if device is not None else x.device if isinstance(x, Tensor) else weight.device)
     number_type = dtype or (x.dtype if isinstance(x, Tensor) else weight.dtype)
     training = module.training if training is None else training
-    if captured is None:
-        captured = where.kind == "cuda" and not _described(device) and is_captured()
+    capture = "announced" if captured else ""
+    if captured is None and where.kind == "cuda" and not _described(device):
+        capture = capture_state()
     problem = Problem(
         time=time,
         batch=batch,
@@ -99,7 +100,8 @@ def explain(
         needs_grad=training,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
         lean=getattr(module, "memory", "normal") == "lean",
-        captured=captured,
+        captured=capture != "",
+        announced=capture == "announced",
     )
     wanted = kernel or getattr(module, "kernel", AUTO)
     # A described device cannot be measured, whatever the policy says.

@@ -25,8 +25,8 @@ def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad):
     differing = 0
     for time, batch, hidden_size, dtype in SHAPES:
         problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=needs_grad)
-        launched, captured = predicted(problem, H200), predicted(problem.replace(captured=True), H200)
-        on_slow_cpu = predicted(problem.replace(captured=True), slow)
+        launched, captured = predicted(problem, H200), predicted(problem.replace(captured=True, announced=True), H200)
+        on_slow_cpu = predicted(problem.replace(captured=True, announced=True), slow)
         assert [v.seconds for v in on_slow_cpu.verdicts] == [v.seconds for v in captured.verdicts]
         accepted = [
             (one, other) for one, other in zip(launched.verdicts, captured.verdicts, strict=True) if one.accepted
@@ -35,6 +35,19 @@ def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad):
         assert captured.verdict(captured.chosen).seconds == min(other.seconds for _, other in accepted)
         differing += launched.chosen != captured.chosen
     assert differing
+
+
+def test_a_capture_that_was_not_announced_takes_what_is_set_up_or_can_be():
+    narrower = 0
+    for time, batch, hidden_size, dtype in SHAPES:
+        problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=True)
+        launched = predicted(problem, H200).chosen
+        noticed = predicted(problem.replace(captured=True), H200)
+        announced = predicted(problem.replace(captured=True, announced=True), H200)
+        assert noticed.chosen in (launched, "persistent", "stepwise")
+        assert noticed.verdict(noticed.chosen).seconds >= announced.verdict(announced.chosen).seconds
+        narrower += noticed.chosen != announced.chosen
+    assert narrower
 
 
 def test_the_decision_says_so():
@@ -48,17 +61,19 @@ def test_the_decision_says_so():
 
 
 def test_what_is_announced_holds_until_the_block_ends(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: "asked")
-    assert capture.is_captured() == "asked"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert capture.state() == "noticed"
     with gatewise.for_cuda_graph():
-        assert capture.is_captured() is True
+        assert capture.state() == "announced"
         with gatewise.for_cuda_graph(False):
-            assert capture.is_captured() is False
-        assert capture.is_captured() is True
-    assert capture.is_captured() == "asked"
+            assert capture.state() == ""
+        assert capture.state() == "announced"
+    assert capture.state() == "noticed"
     with pytest.raises(ZeroDivisionError), gatewise.for_cuda_graph():
         raise ZeroDivisionError
-    assert capture.is_captured() == "asked"
+    assert capture.state() == "noticed"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert capture.state() == ""
 
 
 def test_on_a_cpu_nothing_is_captured():
@@ -76,18 +91,17 @@ def test_named_devices_are_not_captured_unless_said():
 
 def test_plans_of_both_kinds_are_kept_apart():
     forms = plan.form_of(torch.zeros(5, 2, 4)), None, tuple(map(plan.form_of, gatewise.LSTM(4, 8).parameters()))
-    wanted = gatewise.selection.preference()
-    found = [
-        plan._plan(*forms, False, 0.0, True, False, True, wanted, "normal", captured) for captured in (False, True)
-    ]
-    assert [own.problem.captured for own in found] == [False, True]
+    options = (False, 0.0, True, False, True, gatewise.selection.preference(), "normal")
+    found = [plan._plan(*forms, *options, state) for state in ("", "noticed", "announced")]
+    assert [own.problem.captured for own in found] == [False, True, True]
+    assert [own.problem.announced for own in found] == [False, False, True]
     # PyTorch's own graph of operators has no place in which a library may still set itself up.
     assert found[0].recorded is not None
     assert found[1].recorded is None
 
 
 def test_compiled_calls_have_one_choice(monkeypatch):
-    monkeypatch.setattr(validate, "is_captured", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(validate, "state_of_capture", lambda: pytest.fail("asked"))
     weights = tuple(gatewise.LSTM(4, 8).parameters())
     options = {"lengths": None, "batch_sizes": None, "bidirectional": False, "dropout": 0.0, "needs_grad": True}
     problem, _ = validate.prepare(torch.zeros(5, 2, 4), None, weights, **options, traced=True)

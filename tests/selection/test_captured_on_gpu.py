@@ -44,16 +44,7 @@ STARTED_AFRESH = """
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "within"),
-    [
-        ("cudnn", "persistent"),
-        ("cudnn", "stepwise"),
-        ("aten", "persistent"),
-        ("persistent", "cudnn"),
-        ("cudnn", "aten"),
-    ],
-)
+@pytest.mark.parametrize(("before", "within"), [("cudnn", "persistent"), ("cudnn", "stepwise"), ("aten", "persistent")])
 def test_a_kernel_may_run_for_the_first_time_inside_a_capture(before, within):
     """In a process of its own: what a library sets up once, it has in this one."""
     done = subprocess.run(

@@ -239,7 +239,7 @@ class _Cell:
         if self._settings.device.type == "cuda":
             for name, side in everyone.items():
                 try:
-                    with torch.set_grad_enabled(training):
+                    with torch.set_grad_enabled(training), for_cuda_graph():
                         graphs[GRAPH, name] = captured(_step(side, training), warmups=2)
                 except (RuntimeError, GatewiseError) as error:
                     complaints[name] = f"No CUDA graph of {name}: {_first_line(error)}."
