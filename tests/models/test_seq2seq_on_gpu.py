@@ -8,7 +8,7 @@ from echo_model import Diary, train
 
 from gatewise.data import PairBatches
 from gatewise.feeding import decoder
-from gatewise.models import Search, Seq2Seq, seq2seq, translate
+from gatewise.models import Search, Seq2Seq, translate
 from gatewise.models.greedy_search import GreedyGraphs
 from gatewise.training.graph import cuda_graphs
 from gatewise.training.precision import arithmetic
@@ -133,7 +133,6 @@ def test_where_products_may_be_rounded_float16_ones_err_no_more(monkeypatch):
         return torch.cat([parameter.grad.flatten() for parameter in ours.parameters()]).double()
 
     exact, ours = gradient("float32"), gradient("tf32")
-    monkeypatch.setattr(seq2seq, "_scores_in_halves", lambda rows: False)
     monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: False)
     theirs = gradient("tf32")
     assert not torch.equal(ours, theirs)
