@@ -71,6 +71,9 @@ class AttendGradient(ctypes.Structure):
 class AtOnce:
     """Both in one launch; see `possible`. The methods are those of `Attending`.
 
+    What it keeps of a step is what the kernel "fused" keeps, scores and what normalises them, so that the gradients of
+    the source, once after the loop, are that kernel's.
+
     Args:
         inputs: Of the decoder.
         steps: Of attention, by the kernel "fused".

@@ -8,6 +8,7 @@ from test_decoder import Call
 
 from gatewise import attention
 from gatewise.attention.call import Result
+from gatewise.contract.device import Device
 from gatewise.feeding import decoder
 from gatewise.feeding.attending import Apart, Places
 from gatewise.feeding.call import Options
@@ -108,3 +109,26 @@ def test_a_sentence_without_source_gets_no_context(at_once_on_cpu):
     ours.backward(0, torch.ones(5, 8), None)
     assert not places.dqueries[0, 1].any()
     assert places.dqueries.isfinite().all()
+
+
+def test_what_is_kept_is_what_the_kernel_fused_keeps(at_once_on_cpu):
+    inputs, ((_, places), _) = both({"time": 2, "source": 7, "features": 16, "units": 16}, torch.float32)
+    if not Device.probe("cpu").triton:
+        pytest.skip("needs Triton's interpreter: TRITON_INTERPRET=1")
+    kept = []
+    for _ in range(2):
+        steps = attention.new_steps(
+            2, inputs.keys, inputs.values, inputs.lengths,
+            queries=torch.linspace(-2, 2, 2 * 5 * 16).view(2, 5, 16), kernel="fused", **inputs.score_parameters(),
+        )  # fmt: skip
+        kept.append(steps)
+    theirs, ours = kept
+    way = at_once_on_cpu(inputs, ours, places, halves=False)
+    for step in range(2):
+        attention.attend_step(theirs, step)
+        way.forward(step)
+    there = torch.arange(7) < inputs.lengths[:, None]
+    scores, normaliser = (each.clone() for each in theirs.result.kept[:2])
+    torch.testing.assert_close(ours.result.kept[0][:, there], scores[:, there], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.result.kept[1], normaliser, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.contexts, theirs.contexts, rtol=1e-5, atol=1e-5)
