@@ -24,9 +24,9 @@ def _fits(problem: Problem, device: Device) -> bool:
 
 
 def _has_tilings(hidden_size: int, device: Device, value_bytes: int, needs_grad: bool, exact: bool) -> bool:
-    # Any batch works if one group of rows does: the others take turns.
+    # Any batch works if one group of rows does: the others take turns. Not a single row, which takes less room.
     passes = (False, True) if needs_grad else (False,)
-    return all(tiling(hidden_size, 1, 1, device, backward, value_bytes, exact) is not None for backward in passes)
+    return all(tiling(hidden_size, 2, 1, device, backward, value_bytes, exact) is not None for backward in passes)
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,6 +33,7 @@ class Tiling:
         directions: Directions beside each other in one launch.
         value_bytes: Of a value in memory: 2, or 4 for float32.
         exact: Whether float32 products are as exact as float32's own, three of TF32 each, instead of one.
+        one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
     """
 
     hidden: int
@@ -47,6 +48,7 @@ class Tiling:
     directions: int = 1
     value_bytes: int = 2
     exact: bool = False
+    one_row: bool = False
 
     @property
     def depth(self) -> int:
@@ -82,7 +84,7 @@ class Tiling:
         # Of the few registers of a thread of 16 warps, the assembler spills where it has many loads in flight.
         crowded = self.value_bytes == 4 and self.warps == 16
         lent = 0 if self.resident == self.tiles else 20 if crowded else 4
-        parts = 40 if self.exact else 0
+        parts = 40 if self.exact and not self.one_row else 0
         return self.weight_registers + 4 * self.tiles + cells + lent + parts + (42 if self.split == 1 else 44)
 
     @property
@@ -132,6 +134,7 @@ class Tiling:
             "FLOAT16": int(float16),
             "FLOAT32": int(self.value_bytes == 4),
             "EXACT": int(self.exact),
+            "ONE_ROW": int(self.one_row),
         }
         return {**names, "SPLIT": self.split} if self.backward else names
 
@@ -161,7 +164,7 @@ class Tiling:
     def _clocks_in_float32(self) -> float:
         loads = self.rows * self.depth * 4 / 64
         items = self.spans * self.rows / 8
-        products = self.tiles * items * self.warps * (4 if self.exact else 1)
+        products = self.tiles * items * self.warps * (4 if self.exact and not self.one_row else 1)
         memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
         rounds = self._poll_rounds - 1
         if self.backward:
@@ -228,7 +231,8 @@ def candidates(
         if rows >= batch + 8 and rows > 8:
             continue
         sizes = hidden_of(hidden_size), units, rows, warps
-        cut = Tiling(*sizes, 1, split, backward, value_bytes=value_bytes, exact=exact)
+        one_row = exact and batch == 1
+        cut = Tiling(*sizes, 1, split, backward, value_bytes=value_bytes, exact=exact, one_row=one_row)
         cut = _with_weights_placed(cut)
         groups = math.ceil(batch / rows)
         together = min(groups, multiprocessors(device, split) // (cut.blocks * directions))

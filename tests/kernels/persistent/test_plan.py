@@ -3,8 +3,11 @@
 import math
 
 import pytest
+import torch
 
 from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.plan import candidates, fits, multiprocessors, shared_memory, tiling
 
 DEVICES = [Device.named(name) for name in ("h200", "b200", "a100", "rtx4090", "a10", "l4")]
@@ -56,6 +59,30 @@ def test_both_directions_run_beside_each_other_where_there_is_room():
     assert cut.directions == 2
     alone = tiling(256, 64, 1, Device.named("h200"), False)
     assert cut.step_seconds() < 1.5 * alone.step_seconds()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_one_row_is_multiplied_without_tensor_cores_where_products_are_exact(backward):
+    device = Device.named("h200")
+    alone = tiling(1024, 1, 1, device, backward, 4, exact=True)
+    assert alone.one_row
+    assert alone.macros(float16=False, ragged=False)["ONE_ROW"] == 1
+    assert alone.step_clocks() < tiling(1024, 2, 1, device, backward, 4, exact=True).step_clocks()
+    for batch, value_bytes, exact in ((2, 4, True), (1, 4, False), (1, 2, False)):
+        assert not tiling(1024, batch, 1, device, backward, value_bytes, exact).one_row
+
+
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_what_is_accepted_has_a_tiling_for_any_batch(needs_grad):
+    """One row by itself takes less room where products are exact: what fits for it alone is refused."""
+    device = Device.named("h200")
+    fits = {criterion.quantity: criterion for criterion in persistent.criteria()}["hidden_size"].holds
+    for size in range(1024, 2048, 64):
+        for batch in (1, 20):
+            problem = Problem(9, batch, 8, size, dtype=torch.float32, needs_grad=needs_grad)
+            if fits(problem, device):
+                for backward in {False, needs_grad}:
+                    assert tiling(size, batch, 1, device, backward, 4, exact=True) is not None
 
 
 def test_batch_is_bucketed():

@@ -1,5 +1,7 @@
 """The CUDA sources compile for every supported architecture, without a GPU, and take what they are planned to take."""
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
@@ -60,7 +62,7 @@ def test_next_to_nothing_spills_where_gates_are_made_again(hidden, batch, value_
     macros = {"SIZE": cut.hidden - 1, **cut.macros(False, True), "SUMS": 1}
     _, taken = toolchain.compile_afresh(SOURCES / "backward.cu", "sm_90", macros)
     assert taken.registers >= cut.weight_registers
-    assert taken.spilled_bytes <= 16
+    assert taken.spilled_bytes <= 40  # tilings are planned for the pass without them, which needs less
 
 
 def test_ragged_and_dtype_are_different_code():
@@ -68,6 +70,15 @@ def test_ragged_and_dtype_are_different_code():
     plain, _ = compiled("forward", "sm_90", cut)
     assert compiled("forward", "sm_90", cut, ragged=True)[0] != plain
     assert compiled("forward", "sm_90", cut, float16=True)[0] != plain
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_one_row_takes_no_tensor_cores(name):
+    cut = tiling(512, 1, 1, Device.named("h200"), name == "backward", 4, True)
+    by_itself, taken = compiled(name, "sm_90", cut)
+    assert taken.registers >= cut.weight_registers
+    assert taken.spilled_bytes == 0
+    assert compiled(name, "sm_90", dataclasses.replace(cut, one_row=False))[0] != by_itself
 
 
 @pytest.mark.parametrize("word", [2, 4, 8, 16])

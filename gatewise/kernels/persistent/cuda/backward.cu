@@ -5,7 +5,7 @@
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, SUMS (gates are given before bias and activation).
+// RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SUMS (gates are given before bias and activation).
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #include "gates.cuh"
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
     const bool reverse = direction == 1;
-    const size_t step_values = (size_t)p.step * HIDDEN;
+    const u32 step_values = p.step * HIDDEN, dy_step_values = p.step * p.directions * SIZE;
     const Value* const gates = reverse ? p.gates[1] : p.gates[0];
     const Value* const cells = reverse ? p.cells[1] : p.cells[0];
     const Value* const dy = reverse ? p.dy[1] : p.dy[0];
@@ -137,29 +137,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             if (!inside[cell] || step >= steps) return {no_gates(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
-            const Value* const before = first ? p.c0 + own_state(at) : cells + (reverse ? t + 1 : t - 1) * step_values + own[cell];
+            const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
             const u32 column = (first_row + at.row) * p.row * p.directions * SIZE + first_unit + at.unit;
-            return {load_gates(gates + t * step_values * 4 + four_own[cell]), !first || is_real(at) ? *before : 0u,
-                    dy && is_real(at) ? dy[(size_t)(t * p.step) * p.directions * SIZE + column] : 0u};
+            return {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), !first || is_real(at) ? *before : 0u,
+                    dy && is_real(at) ? step_of(dy, t, dy_step_values)[column] : 0u};
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
             const int unit = first_unit + at.unit, n = first_row + at.row;
-            inside[cell] = at.exists && unit < HIDDEN && n < p.batch;
+            inside[cell] = at.exists && (HIDDEN % (SPLIT * UNITS) == 0 || unit < HIDDEN) && n < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             const int end = inside[cell] ? ends.of(at.row) : 0;
             dc[cell] = inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at)]) : 0.f;
-            cell_now[cell] = end ? cells[(reverse ? 0 : end - 1) * step_values + own[cell]] : 0u;
+            cell_now[cell] = end ? step_of(cells, reverse ? 0 : end - 1, step_values)[own[cell]] : 0u;
             input[cell] = load(cell, 0);
             input[cell].gates = arrived(input[cell].gates, cell);
             coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
             const int after = reverse ? step - 1 : steps - step;  // the step visited before
-            if (step > steps || after < 0 || after >= ends.of(row)) return {nullptr, ABSENT};
-            return {dgates + after * step_values * 4 + (size_t)((first_row + row) * p.row) * 4 * HIDDEN + rank * WIDTH, EXCHANGED};
+            const u32 n = min(first_row + row, p.batch - 1);
+            const bool polled = step > 0 && step <= steps && (!RAGGED || after < ends.of(row));
+            return {step_of(dgates, polled ? after : 0, 4 * step_values) + n * (p.row * 4 * HIDDEN) + rank * WIDTH, polled};
         };
         InFlight words;
         begin_product(words, [&](int row) { return row_at(row, 0); });
@@ -172,12 +173,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
             if (threadIdx.x == 0) expect_bytes(&arrival, RECEIVED * 4);
-            for (int item = threadIdx.x; item < RECEIVED / 4; item += THREADS) {
+#pragma unroll
+            for (int first = 0; first < RECEIVED / 4; first += THREADS) {
+                const int item = first + threadIdx.x;
+                if (first + THREADS > RECEIVED / 4 && item >= RECEIVED / 4) continue;
                 const int row = item / (SPLIT * UNITS / 4), column = item % (SPLIT * UNITS / 4) * 4;
                 const u32 to = column / UNITS;
                 send(address_in(shared_address(inbox + (rank * ROWS + row) * UNITS + column % UNITS), to),
                      summed(sums, row, column), address_in(shared_address(&arrival), to));
             }
+#endif
+            // What does not depend on what is waited for comes first; not with SUMS, which leaves too few registers.
+            Slopes slope[CELLS];
+#if !SUMS
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), widened(input[cell].before));
+#endif
+#if SPLIT > 1
             if (warp_owns(0)) {
                 patience.polls = 0;
                 while (!has_arrived(&arrival, parity) && patience.is_left()) {}
@@ -190,8 +203,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 if (!warp_owns(cell)) continue;
                 const Place at = place_of(cell);
                 const int end = ends.of(at.exists ? at.row : 0);
-                const bool start = reverse ? t == 0 : t + 1 == end, finish = reverse ? t == end : t < 0;
-                const bool active = inside[cell] && t >= 0 && t < end;
+                const bool start = !RAGGED ? step == 0 : reverse ? t == 0 : t + 1 == end;
+                const bool finish = !RAGGED ? step == steps : reverse ? t == end : t < 0;
+                const bool active = inside[cell] && (RAGGED ? t >= 0 && t < end : step < steps);
                 float recurrent = 0.f;
                 if (at.exists) {
 #if SPLIT > 1
@@ -210,8 +224,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     p.dc0[own_state(at)] = (Value)narrowed(dc[cell]);
                 }
                 const Inputs& in = input[cell];
+#if SUMS
+                slope[cell] = slopes(widened(in.gates), widened(cell_now[cell]), widened(in.before));
+#endif
                 float carried = dc[cell];
-                const Gates grad = adjoint(widened(in.gates), widened(cell_now[cell]), widened(in.before), recurrent + widened(in.dy), carried);
+                const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
                 if (active) {
                     dc[cell] = carried, cell_now[cell] = in.before;
                     bias[cell].i += grad.i, bias[cell].f += grad.f, bias[cell].g += grad.g, bias[cell].o += grad.o;
@@ -222,9 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && t >= 0 && t < steps) {
                     const Place at = place_of(cell);
-                    store_exchanged_gates(dgates + t * step_values * 4, (first_row + at.row) * p.row, first_unit + at.unit, grads[cell]);
+                    store_exchanged_gates(step_of(dgates, t, 4 * step_values), (first_row + at.row) * p.row, first_unit + at.unit, grads[cell]);
                 }
-            begin_product(words, [&](int row) { return row_at(row, step + 1); });
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -232,6 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 input[cell].gates = arrived(input[cell].gates, cell);
                 coming[cell] = load(cell, step + 2);
             }
+            begin_product(words, [&](int row) { return row_at(row, step + 1); });
         }
         if (RAGGED)
             for (int row = 0; row < ROWS && first_row + row < p.batch; ++row)

@@ -14,11 +14,22 @@ __device__ __forceinline__ Gates activated(Gates sums) {
 __device__ __forceinline__ float next_cell(Gates gates, float before) { return fmaf(gates.f, before, gates.i * gates.g); }
 __device__ __forceinline__ float hidden(Gates gates, float cell) { return gates.o * tanh_of(cell); }
 
-// Gradients of the gate sums; `dc` comes in as the gradient of c and leaves as that of c_before.
-__device__ __forceinline__ Gates adjoint(Gates gates, float cell, float before, float dh, float& dc) {
+// What the adjoint of a cell needs besides the gradients: how much of dh goes to c, of c's to the sums and to c_before.
+struct Slopes {
+    float cell, forget;
+    Gates sums;
+};
+
+__device__ __forceinline__ Slopes slopes(Gates gates, float cell, float before) {
     const float squashed = tanh_of(cell);
-    const float d = fmaf(dh * gates.o, 1.f - squashed * squashed, dc);
-    dc = d * gates.f;
-    return {d * gates.g * gates.i * (1.f - gates.i), d * before * gates.f * (1.f - gates.f),
-            d * gates.i * (1.f - gates.g * gates.g), dh * squashed * gates.o * (1.f - gates.o)};
+    return {gates.o * (1.f - squashed * squashed), gates.f,
+            {gates.g * gates.i * (1.f - gates.i), before * gates.f * (1.f - gates.f), gates.i * (1.f - gates.g * gates.g),
+             squashed * gates.o * (1.f - gates.o)}};
+}
+
+// Gradients of the gate sums; `dc` comes in as the gradient of c and leaves as that of c_before.
+__device__ __forceinline__ Gates adjoint(const Slopes& slope, float dh, float& dc) {
+    const float d = fmaf(dh, slope.cell, dc);
+    dc = d * slope.forget;
+    return {d * slope.sums.i, d * slope.sums.f, d * slope.sums.g, dh * slope.sums.o};
 }

@@ -1,6 +1,7 @@
 // Sums across the blocks of a cluster, through distributed shared memory (sm_90 and later).
 //
-// A value is sent with its own signal: the receiver's barrier counts the bytes that arrive.
+// A value is sent with its own signal: the receiver's barrier counts the bytes that arrive. What arrives lies in shared
+// memory, which nothing caches: acquiring it for the whole cluster would throw away the first-level cache in every step.
 #pragma once
 #include "numerics.cuh"
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ bool has_arrived(u64* arrival, u32 parity) {
     u32 done;
     asm volatile(
         "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
         "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
         : "r"(shared_address(arrival)), "r"(parity)

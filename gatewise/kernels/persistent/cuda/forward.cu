@@ -3,7 +3,7 @@
 // Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
 // rows each.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK,
-// DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT.
+// DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #if FLOAT32 && !EXACT
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
     const bool reverse = direction == 1;
-    const size_t step_values = (size_t)p.step * HIDDEN, y_step_values = step_values * p.directions;
-    const size_t state = (size_t)direction * p.batch * HIDDEN;
+    const u32 step_values = p.step * HIDDEN, y_step_values = step_values * p.directions, y_row_values = p.row * p.directions * HIDDEN;
+    const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
     Value* const y = reverse ? p.y[1] : p.y[0];
     Value* const gates = reverse ? p.gates[1] : p.gates[0];
     Value* const cells = reverse ? p.cells[1] : p.cells[0];
@@ -72,35 +72,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         const int steps = read_ends(row_ends, p.lengths, skipped, first_row, p.batch, p.time);
         const Ends ends = {row_ends, p.time, p.batch - first_row};
         bool inside[CELLS];
-        u32 own[CELLS], four_own[CELLS];  // a cell's place in the first step's H values, and in its 4H where the lane reads gates
+        // A cell's place in the first step's H values, in its 4H where the lane reads gates, and in its outputs.
+        u32 own[CELLS], four_own[CELLS], y_own[CELLS];
         float c[CELLS];
         FourGates input[CELLS], coming[CELLS];  // the gate sums of the next step, and of the one after it, as they were loaded
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
-            return inside[cell] && step < steps ? load_gates(gates + t * step_values * 4 + four_own[cell]) : no_gates();
+            return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
             const int unit = first_unit + at.unit, n = first_row + at.row;
-            inside[cell] = at.exists && unit < HIDDEN && n < p.batch;
+            inside[cell] = at.exists && (HIDDEN % UNITS == 0 || unit < HIDDEN) && n < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
+            y_own[cell] = n * y_row_values + unit;
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
             input[cell] = gathered(load(cell, 0));
             coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
-            const int t = reverse ? steps - 1 - step : step, n = first_row + row, end = ends.of(row);
-            if (step >= steps || t >= end) return {nullptr, ABSENT};
-            if (reverse ? t + 1 == end : t == 0) return {p.h0 + state + (size_t)n * HIDDEN, FINISHED};
-            return {y + (reverse ? t + 1 : t - 1) * y_step_values + (size_t)(n * p.row) * p.directions * HIDDEN, EXCHANGED};
+            const int t = reverse ? steps - 1 - step : step, before = reverse ? t + 1 : t - 1;
+            const u32 n = min(first_row + row, p.batch - 1);
+            const bool polled = step > 0 && step < steps && (!RAGGED || max(t, before) < ends.of(row));
+            return {(polled ? step_of(y, before, y_step_values) : h0) + n * (polled ? y_row_values : HIDDEN), polled};
         };
         InFlight words;
         begin_product(words, [&](int row) { return row_at(row, 0); });
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
-            Value* const now = y + t * y_step_values;
+            Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
             finish_product(words, weights, [&](int row) { return row_at(row, step); }, sums + warp * PARTIAL_FLOATS, patience);
             __syncthreads();
@@ -123,11 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && lane % VALUES_PER_WORD == 0) {
-                    const Place at = place_of(cell);
-                    store_exchanged(now + (u32)((first_row + at.row) * p.row * p.directions * HIDDEN + first_unit + at.unit), output[cell]);
-                }
-            begin_product(words, [&](int row) { return row_at(row, step + 1); });
+                if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -143,15 +141,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                     narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
                 }
             }
-            if (!cells) continue;
+            if (cells) {
 #pragma unroll
-            for (int cell = 0; cell < CELLS; ++cell) {
-                if (!warp_owns(cell)) continue;
-                const FourGates turned = scattered(gate[cell]);
-                if (!active[cell]) continue;
-                if (p.keep_gates) store_gates(gates + t * step_values * 4 + four_own[cell], turned);
-                cells[t * step_values + own[cell]] = (Value)narrowed(c[cell]);
+                for (int cell = 0; cell < CELLS; ++cell) {
+                    if (!warp_owns(cell)) continue;
+                    const FourGates turned = scattered(gate[cell]);
+                    if (!active[cell]) continue;
+                    if (p.keep_gates) store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+                    step_of(cells, t, step_values)[own[cell]] = (Value)narrowed(c[cell]);
+                }
             }
+            begin_product(words, [&](int row) { return row_at(row, step + 1); });
         }
         __syncwarp();  // some of the last outputs were stored by a neighbouring lane
 #pragma unroll
@@ -163,13 +163,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             Value* const column = y + (size_t)(n * p.row) * p.directions * HIDDEN + unit;
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
-                const size_t last = (reverse ? 0 : end - 1) * y_step_values;
-                p.h_n[own_state] = end ? *(volatile Value*)(column + last) : p.h0[state + n * HIDDEN + unit];
+                const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
+                p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
                 p.c_n[own_state] = (Value)narrowed(c[cell]);
             }
             if (RAGGED)
                 for (int t = steps; t < p.time; ++t) {
-                    column[t * y_step_values] = 0;
+                    *step_of(column, t, y_step_values) = 0;
                     const size_t token = t * (size_t)p.step + n * p.row;
                     if (narrow && unit < SIZE) narrow[token * p.directions * SIZE + unit] = 0;
                 }

@@ -23,19 +23,21 @@ struct Weights {
     const uint4* lent;
 };
 
-// Where a lane's batch row comes from in this step: nothing to read (zeros), a finished tensor, or the exchange. What is
-// read was made by `narrowed`, or is as if it were.
-enum Source { ABSENT, FINISHED, EXCHANGED };
-
+// Where a lane's batch row comes from in this step: from the exchange, which is polled, or from memory that is taken as it
+// is, because it was finished before the launch or because nothing that comes of it is used. What counts was made by
+// `narrowed`, or is as if it were.
 struct Row {
     const Value* data;
-    Source source;
+    bool polled;
 };
 
 // The first value of a lane's 16 bytes in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
     return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
 }
+
+// The batch row that a lane loads in a group of eight; ONE_ROW is loaded by every eighth lane.
+__device__ __forceinline__ int row_of_lane(int group) { return ONE_ROW ? 0 : group * 8 + ((threadIdx.x & 31) >> 2); }
 
 // A lane's weights of one tile in one span: its fragments for two tensor-core products.
 struct Pair {
@@ -85,17 +87,28 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Pair
 }
 
 __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int half, u32 b0, u32 b1) {
-    if (tile < RESIDENT) return multiply(sum, weights.held[tile < RESIDENT ? tile : 0][half], b0, b1);
-    const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * 2 + half) * 32];
-    const u32 fragment[4] = {lent.x, lent.y, lent.z, lent.w};
+    u32 fragment[4];
+    if (tile < RESIDENT) {
+        const u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][half];
+        fragment[0] = held[0], fragment[1] = held[1], fragment[2] = held[2], fragment[3] = held[3];
+    } else {
+        const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * 2 + half) * 32];
+        fragment[0] = lent.x, fragment[1] = lent.y, fragment[2] = lent.z, fragment[3] = lent.w;
+    }
+#if ONE_ROW
+    // Of one row, a lane adds what it loaded of the depth to two sums: of weight rows lane / 4 and the eighth after it.
+    sum[0] = fmaf(widened(fragment[0]), widened(b0), sum[0]), sum[1] = fmaf(widened(fragment[1]), widened(b0), sum[1]);
+    sum[0] = fmaf(widened(fragment[2]), widened(b1), sum[0]), sum[1] = fmaf(widened(fragment[3]), widened(b1), sum[1]);
+#else
     multiply(sum, fragment, b0, b1);
+#endif
 }
 
 __device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int poll) {
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) {
         const int span = poll * CHUNK + c, k = depth_of(span);
-        words[c] = span < SPANS && row.source != ABSENT && k < WIDTH ? load_exchanged(row.data + k) : make_uint4(0, 0, 0, 0);
+        words[c] = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + k) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -103,7 +116,7 @@ __device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], Row row)
     bool missing = false;
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) missing |= is_unwritten(words[c]);
-    return __any_sync(EVERY_LANE, missing && row.source == EXCHANGED);
+    return __any_sync(EVERY_LANE, missing && row.polled);
 }
 
 __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int poll, Patience& patience) {
@@ -121,13 +134,13 @@ __device__ __forceinline__ uint4 rounded_narrowed(uint4 words, bool lost) {
 
 using InFlight = uint4[AHEAD][CHUNK];
 
-// Issues the first loads of a step, so that other work can be done while they travel. `row_of(row)` says where a batch row
-// of the block comes from.
+// Issues the first loads of a step, at the end of the step before: sooner they would only find what is not there yet, and
+// keep L2 busy. `row_of(row)` says where a batch row of the block comes from.
 template <class RowOf>
 __device__ __forceinline__ void begin_product(InFlight& words, RowOf row_of) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
-        load_item(words[item], row_of(item / POLLS * 8 + ((threadIdx.x & 31) >> 2)), item % POLLS);
+        load_item(words[item], row_of(row_of_lane(item / POLLS)), item % POLLS);
 }
 
 // Multiplies what has arrived, polls for the rest; `partial` is this warp's share of shared memory.
@@ -140,7 +153,7 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
     for (int item = 0; item < ITEMS; ++item) {
         const int group = item / POLLS, poll = item % POLLS;
         uint4(&here)[CHUNK] = words[item % AHEAD];
-        await_item(here, row_of(group * 8 + row), poll, patience);
+        await_item(here, row_of(row_of_lane(group)), poll, patience);
 #if ADDED_TO_ROUND
 #pragma unroll
         for (int c = 0; c < CHUNK; ++c) here[c] = rounded_narrowed(here[c], patience.lost);
@@ -149,7 +162,7 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
         for (int c = 0; c < CHUNK; ++c) {
             const int span = poll * CHUNK + c;
             if (span >= SPANS) continue;
-#if EXACT
+#if EXACT && !ONE_ROW
             // Tensor cores truncate as they accumulate: long sums are made outside, where adding rounds to nearest.
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -170,8 +183,18 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
             for (int tile = 0; tile < TILES; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
 #endif
         }
-        if (item + AHEAD < ITEMS) load_item(here, row_of((item + AHEAD) / POLLS * 8 + row), (item + AHEAD) % POLLS);
+        if (item + AHEAD < ITEMS) load_item(here, row_of(row_of_lane((item + AHEAD) / POLLS)), (item + AHEAD) % POLLS);
         if (poll == POLLS - 1) {
+#if ONE_ROW
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    sum[tile][i] += __shfl_xor_sync(EVERY_LANE, sum[tile][i], 1);
+                    sum[tile][i] += __shfl_xor_sync(EVERY_LANE, sum[tile][i], 2);
+                    if (pair == 0) partial[tile * 16 + i * 8 + row] = sum[tile][i];
+                }
+#else
             float* out = partial + (group * 8 + 2 * pair) * PARTIAL_STRIDE + row;
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
@@ -180,6 +203,7 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
                 out[tile * 16 + 8] = sum[tile][2];
                 out[tile * 16 + 8 + PARTIAL_STRIDE] = sum[tile][3];
             }
+#endif
         }
     }
 }

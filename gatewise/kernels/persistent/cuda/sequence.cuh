@@ -12,11 +12,20 @@ struct Place {
 
 __device__ __forceinline__ Place place_of(int cell) {
     const int index = threadIdx.x + cell * THREADS;
-    return {index / UNITS, index % UNITS, index < ROWS * UNITS};
+    return {index / UNITS, index % UNITS, (cell + 1) * THREADS <= ROWS * UNITS || index < ROWS * UNITS};
 }
 
 // Whether any lane of the warp owns such a cell; the same for all its lanes.
-__device__ __forceinline__ bool warp_owns(int cell) { return (int)(threadIdx.x & ~31) + cell * THREADS < ROWS * UNITS; }
+__device__ __forceinline__ bool warp_owns(int cell) {
+    return (cell + 1) * THREADS <= ROWS * UNITS || (int)(threadIdx.x & ~31) + cell * THREADS < ROWS * UNITS;
+}
+
+// Where step t begins in a tensor with so many values a step: in 32 bits but for the product, as addresses are made in
+// every step.
+__device__ __forceinline__ Value* step_of(Value* tensor, int t, u32 values) { return (Value*)((char*)tensor + (u64)(u32)t * (u32)(values * sizeof(Value))); }
+__device__ __forceinline__ const Value* step_of(const Value* tensor, int t, u32 values) {
+    return (const Value*)((const char*)tensor + (u64)(u32)t * (u32)(values * sizeof(Value)));
+}
 
 // Where each of the block's rows ends: `time` for all of them unless RAGGED, 0 beyond the batch.
 struct Ends {
