@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from gatewise import feeding
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.models.chunked_softmax import rows_of_a_chunk, weighted_token_loss
+from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.attention import Attention
 
@@ -229,19 +228,15 @@ class Seq2Seq(nn.Module):
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
-        halves = _scores_in_halves(rows)
-        # As many rows as of float32 scores, in half the memory: what the sums over chunks take besides must fit too.
-        chunk_rows = self.output_rows or (rows_of_a_chunk(self.output.out_features, rows.itemsize) if halves else 0)
-        with torch.autocast("cuda", torch.float16) if halves else nullcontext():
-            loss = weighted_token_loss(
-                rows,
-                self.output.weight,
-                self.output.bias,
-                targets,
-                shares,
-                chunk_rows=chunk_rows,
-                label_smoothing=self.label_smoothing if self.training else 0.0,
-            )
+        loss = weighted_token_loss(
+            rows,
+            self.output.weight,
+            self.output.bias,
+            targets,
+            shares,
+            chunk_rows=self.output_rows,
+            label_smoothing=self.label_smoothing if self.training else 0.0,
+        )
         return loss, None
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, DecoderState]:
@@ -339,10 +334,3 @@ class Seq2Seq(nn.Module):
 
     def _scores(self, attended: Tensor) -> Tensor:
         return self.output(self._narrowed(attended))
-
-
-def _scores_in_halves(rows: Tensor) -> bool:
-    """Whether the products of the softmax are float16: where float32 ones may be rounded to as many bits anyway."""
-    if not rows.is_cuda or rows.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
-        return False
-    return feeding.rounds_float32()

@@ -11,13 +11,12 @@ from gatewise.contract.errors import OutOfMemoryPredicted, sentence
 from gatewise.models import Seq2Seq
 from gatewise.planning.budget import AUTO, bytes_of
 from gatewise.planning.choose import Choice, Shape, choices, least, within
+from gatewise.planning.echo import NEARLY_FREE
 from gatewise.planning.plan import Plan
 from gatewise.planning.translation.step import training_step
 from gatewise.training.options import TrainingOptions
 
 _LARGEST = 1 << 24
-_UNNOTICED = 1.02
-"""How much slower "auto" may be than the fastest that fits, for less memory: less than predictions miss."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Planner:
     def plan(self, batching: Batching, budget: str = AUTO) -> Plan:
         """Return the fastest way to train that keeps to a budget.
 
-        With "auto" that is the memory of the device, CUDA graphs beside launched steps included; and what can be saved
-        for less time than predictions miss is saved.
+        With "auto" that is the memory of the device, CUDA graphs beside launched steps included; and on a GPU
+        what can be saved nearly for free is saved.
 
         Args:
             batching: The batches.
@@ -76,8 +75,8 @@ class Planner:
         chosen = within(found, room, twice=self._twice(batching.size, batching, budget))
         if chosen is None:
             raise OutOfMemoryPredicted(self._refusal(found, batching, budget, room or 0))
-        if budget == AUTO:
-            cheap = [each for each in found if each.seconds <= _UNNOTICED * chosen.seconds]
+        if budget == AUTO and self.device.kind == "cuda":
+            cheap = [each for each in found if each.seconds <= (1 + NEARLY_FREE) * chosen.seconds]
             chosen = min(cheap, key=lambda each: each.peak.bytes)
         return Plan(chosen, room, budget, found[0].seconds)
 

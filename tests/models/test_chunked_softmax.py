@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.models.chunked_softmax import CHUNK_BYTES, even_rows, rows_of_a_chunk, weighted_token_loss
+from gatewise.training.precision import arithmetic
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
 SIZES = [(1, 1, 2), (5, 3, 7), (4, 12, 9), (6, 8, 8), (9, 31, 200), (7, 200, 65), (64, 16, 24)]
@@ -79,6 +80,41 @@ def test_small_shares_of_many_rows_are_not_lost_in_16_bits():
     gradients = torch.autograd.grad(65536 * weighted_token_loss(*tensors, targets, shares), tensors[0])
     larger = torch.autograd.grad(0.065536 * weighted_token_loss(*tensors, targets, shares * 1e6), tensors[0])
     torch.testing.assert_close(gradients, larger, rtol=2e-3, atol=1e-6)
+
+
+def cut_to_tf32(tensor):
+    """Drop the bits that tensor cores do not read of a float32 number."""
+    return (tensor.float().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.2, 3.2])
+def test_float16_errs_no_more_than_products_in_tf32(spread):
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.tanh(torch.randn(128, 512, generator=generator))
+    weight = torch.randn(2000, 512, generator=generator) * spread / 512**0.5
+    bias = 0.5 * torch.randn(2000, generator=generator)
+    scores = hidden.double() @ weight.double().t() + bias
+    assert scores.abs().max() < 12
+    targets = torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(1)
+    shares = torch.full((128,), 1 / 128)
+    exact = [tensor.double().requires_grad_() for tensor in (hidden, weight, bias)]
+    truth = values(plain(exact, targets, shares), exact)
+    halves = [tensor.half().requires_grad_() for tensor in (hidden, weight, bias)]
+    found = errors(lambda each: weighted_token_loss(*each, targets, shares, chunk_rows=40), halves, truth)
+    logs = torch.log_softmax(cut_to_tf32(hidden) @ cut_to_tf32(weight).t() + bias, -1)
+    gradient = (logs.exp() - functional.one_hot(targets, 2000)) * 3 / 128
+    products = cut_to_tf32(gradient) @ cut_to_tf32(weight), cut_to_tf32(gradient.t()) @ cut_to_tf32(hidden)
+    for error, product, true in zip(found[1:3], products, truth[1:3], strict=True):
+        assert error <= float((product.double() - true).norm() / true.norm())
+
+
+def test_a_chunk_in_float16_has_no_more_rows_than_its_sums_can_hold():
+    hidden = torch.ones(70_000, 1, dtype=torch.float16, requires_grad=True)
+    weight = torch.tensor([[5.0], [-5.0]], dtype=torch.float16, requires_grad=True)
+    targets, shares = torch.ones(70_000, dtype=torch.int64), torch.full((70_000,), 1e-5)
+    loss = weighted_token_loss(hidden, weight, torch.zeros(2).half(), targets, shares, chunk_rows=70_000)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(gradient.flatten().float(), torch.tensor([0.7, -0.7]), rtol=2e-3, atol=0)
 
 
 def test_under_autocast_products_are_bfloat16_and_gradients_have_the_dtype_of_the_weights():
@@ -188,7 +224,7 @@ def test_chunks_are_of_about_one_size(count, most, rows):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(700, 512, 17_192), (35, 650, 33_278), (9, 31, 200), (640, 256, 512)], ids=str)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("kind", ["float32", "tf32", "bfloat16", "autocast"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [0, 64])
 def test_on_a_gpu_it_is_as_close_as_cross_entropy(sizes, kind, smoothing, chunk):
@@ -199,7 +235,10 @@ def test_on_a_gpu_it_is_as_close_as_cross_entropy(sizes, kind, smoothing, chunk)
     truth = values(plain(exact, targets, shares, smoothing), exact)
 
     def under_autocast(function):
-        with torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"):
+        with (
+            arithmetic("tf32" if kind == "tf32" else "float32"),
+            torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"),
+        ):
             return errors(function, tensors, truth)
 
     allowed = under_autocast(lambda each: plain(each, targets, shares, smoothing))
@@ -207,4 +246,4 @@ def test_on_a_gpu_it_is_as_close_as_cross_entropy(sizes, kind, smoothing, chunk)
         lambda each: weighted_token_loss(*each, targets, shares, chunk_rows=chunk, label_smoothing=smoothing)
     )
     for error, library in zip(found, allowed, strict=True):
-        assert error <= 2 * (library + (2.0**-24 if kind == "float32" else 2.0**-8))
+        assert error <= 2 * (library + {"float32": 2.0**-24, "tf32": 2.0**-11}.get(kind, 2.0**-8))

@@ -57,8 +57,8 @@ def test_a_larger_budget_is_used():
 
 def test_auto_takes_the_least_memory_that_costs_nearly_nothing():
     auto, fastest = planner().plan(batches(), "auto"), planner().plan(batches(), "100GB")
-    assert auto.peak_bytes < 0.9 * fastest.peak_bytes
-    assert auto.choice.seconds <= 1.02 * fastest.choice.seconds
+    assert auto.peak_bytes < 0.95 * fastest.peak_bytes
+    assert auto.choice.seconds <= 1.05 * fastest.choice.seconds
 
 
 def refusal(budget, size=128, **options):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gatewise.attention import Problem, Score, explain
 from gatewise.attention.choice import AUTO, kernel_named, seconds
 from gatewise.contract.decision import Decision
-from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import KernelRefused
 from gatewise.planning.translation.decoder import kept_bytes
 from gatewise.planning.translation.setting import Setting, parameter_bytes
@@ -49,7 +48,7 @@ def problem_of(setting: Setting) -> Problem:
         ragged=True,
         dtype=setting.dtype,
         needs_grad=True,
-        allow_tf32=setting.device.kind == "cuda" and setting.dtype.itemsize == 4 and tf32_allowed(),
+        allow_tf32=setting.rounds_float32,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from gatewise import feeding
-from gatewise.contract.device import tf32_allowed
 from gatewise.planning.translation.lstm import lstm
 from gatewise.planning.translation.setting import Setting, parameter_bytes
 from gatewise.planning.way import Part, Recomputation, Way
@@ -45,7 +44,7 @@ def sizes_of(setting: Setting) -> feeding.Sizes:
         dtype=setting.dtype,
         dropout=bool(model.dropout.p),
         layer_dropout=bool(model.layer_dropout.p),
-        allow_tf32=setting.device.kind == "cuda" and setting.dtype.itemsize == 4 and tf32_allowed(),
+        allow_tf32=setting.rounds_float32,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gatewise.contract.device import Device, tf32_allowed
-from gatewise.models.chunked_softmax import even_rows, rows_of_a_chunk
+import torch
+
+from gatewise.contract.device import Device
+from gatewise.models.chunked_softmax import HALF_ROWS, even_rows, rows_of_a_chunk
 from gatewise.planning.translation.setting import Setting
 from gatewise.planning.way import Part, Way
 
@@ -40,37 +42,42 @@ def rows_of(name: str) -> int:
 def _way(most: int, setting: Setting) -> Way:
     tokens = setting.shape.target * setting.shape.batch
     vocabulary, size = setting.model.output.weight.shape
-    element, hidden = setting.dtype.itemsize, setting.model.hidden_size
-    rows = even_rows(tokens, most)
+    number = _number(setting)
+    rows = even_rows(tokens, min(most, HALF_ROWS) if number == torch.float16 else most)
     chunks = -(-tokens // rows)
-    matrix = (vocabulary * size + vocabulary) * 4
+    weights = vocabulary * size + vocabulary
+    narrow = number.itemsize == 2
     # What the products give; without a program for it, the softmax of 16 bits is in float32, from a copy in float32.
-    plain = setting.autocast and not _has_program(setting.device)
-    scores = rows * vocabulary * (element + 8 * plain)
-    copies = setting.cast_bytes(setting.model.output.weight)
-    attended = tokens * hidden * element
+    scores = rows * vocabulary * (number.itemsize + 8 * (narrow and not _has_program(setting.device)))
+    # The weight in the products' dtype, and a chunk's share of its gradient before that is added to the sum in float32.
+    copies = narrow * vocabulary * size * number.itemsize * (1 + (chunks > 1))
+    attended = tokens * setting.model.hidden_size * setting.dtype.itemsize
     detail = f"{chunks} chunks of {rows:,} tokens" if chunks > 1 else f"all {tokens:,} tokens at once"
     return Way(
         str(most),
         detail,
-        _seconds(tokens, rows, chunks, setting),
+        _seconds(tokens, chunks, number, setting),
         # The gradients of hidden rows, weight and bias are made in the forward pass.
-        kept=matrix + tokens * size * element,
-        forward_scratch=scores + copies + attended + (chunks > 1) * setting.autocast * matrix,
-        backward_scratch=tokens * size * element,
+        kept=weights * (4 if chunks > 1 else number.itemsize) + tokens * size * number.itemsize,
+        forward_scratch=scores + copies + attended,
+        backward_scratch=tokens * size * setting.dtype.itemsize,
     )
 
 
-def _seconds(tokens: int, rows: int, chunks: int, setting: Setting) -> float:
+def _number(setting: Setting) -> torch.dtype:
+    """Return the dtype of the products."""
+    return torch.float16 if setting.rounds_float32 else setting.dtype
+
+
+def _seconds(tokens: int, chunks: int, number: torch.dtype, setting: Setting) -> float:
     vocabulary, size = setting.model.output.weight.shape
-    device, element = setting.device, setting.dtype.itemsize
-    tf32 = device.kind == "cuda" and tf32_allowed()
-    arithmetic = 6.0 * tokens * vocabulary * size / device.matmul_rate(setting.dtype, allow_tf32=tf32)
+    device = setting.device
+    arithmetic = 6.0 * tokens * vocabulary * size / device.matmul_rate(number)
     if _has_program(device):
         passes, launches = _PASSES, _LAUNCHES
     else:
-        passes, launches = _PLAIN_PASSES_16 if setting.autocast else _PLAIN_PASSES, _PLAIN_LAUNCHES
-    traffic = passes * tokens * vocabulary * element
+        passes, launches = _PLAIN_PASSES_16 if number.itemsize == 2 else _PLAIN_PASSES, _PLAIN_LAUNCHES
+    traffic = passes * tokens * vocabulary * number.itemsize
     sums = _SUM_BYTES * vocabulary * size * (chunks - 1)
     return arithmetic + (traffic + sums) / device.memory_bandwidth + launches * chunks * device.launch_seconds
 

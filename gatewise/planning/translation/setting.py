@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from gatewise.contract.device import Device
+from gatewise.contract.device import Device, tf32_allowed
 from gatewise.models import Seq2Seq
 from gatewise.planning.choose import Shape
 
@@ -34,6 +34,11 @@ class Setting:
     def autocast(self) -> bool:
         """Whether weights are copied to another dtype in the forward pass."""
         return self.dtype != torch.float32
+
+    @property
+    def rounds_float32(self) -> bool:
+        """Whether float32 products may be rounded to TF32; asked while the training's arithmetic is set."""
+        return self.device.kind == "cuda" and self.dtype == torch.float32 and tf32_allowed()
 
     @property
     def pace(self) -> Device:
