@@ -5,13 +5,17 @@ import math
 import pytest
 import torch
 
+from gatewise.attention.call import ALL as EVERYTHING
+from gatewise.attention.call import Needs
 from gatewise.attention.choice import ALL, decide
+from gatewise.attention.fused import fused
 from gatewise.attention.problem import Problem, Score
 from gatewise.attention.recompute import recompute, stretch_steps
 from gatewise.contract.device import Device
 from gatewise.testing.attention import budgets, check_kernel, make_gradients, make_inputs, run_kernel, textbook
 from gatewise.testing.budgets import relative_error
 
+QUERY = Needs(query=True, source=False)
 RAGGED = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
 SHAPES = {
     "ragged, a row of length 1": (RAGGED, [7, 1, 4, 3]),
@@ -73,6 +77,26 @@ def test_queries_and_keys_of_any_size(size, kernel, device):
     allowed = budgets(problem, inputs, gradients, exact, device)
     for name, value in exact.items():
         assert relative_error(found[name], value) <= allowed[name], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("steps", "source", "needs"), [(1, 40, QUERY), (1, 40, EVERYTHING), (6, 40, EVERYTHING), (6, 90, EVERYTHING)]
+)
+def test_gradients_of_scores_add_up_to_zero_to_the_last_bits(steps, source, needs, dtype, device):
+    """A bias of the keys sees nothing but their sum, however large the context, whose rounding must not get there."""
+    problem = RAGGED.replace(steps=steps, source=source, value_size=20, dtype=dtype)
+    skip_unless_accepted(fused, problem, device)
+    inputs, gradients = make_inputs(problem, [source, 1, 4, 33], device=device), make_gradients(problem, device=device)
+    # With a tanh of zero everywhere, the query's gradient is v times the sum of its scores' gradients, and a key's v
+    # times its own.
+    inputs = inputs._replace(query=0 * inputs.query, keys=0 * inputs.keys, values=inputs.values + 3)
+    result = fused.forward(problem, inputs)
+    dquery = fused.backward(problem, inputs, result, gradients[0], None, needs=needs).query.double()
+    single = textbook(problem, inputs, (gradients[0], 0 * gradients[1]), torch.float64, "cpu")
+    scale = gradients[0].double().cpu().norm(dim=-1) * inputs.v.double().cpu().norm()
+    assert single["dkeys"].norm() > 1e-2 * scale.norm() / source
+    assert (dquery.cpu().norm(dim=-1) <= 1e-5 * scale).all()
 
 
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)

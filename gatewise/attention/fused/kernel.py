@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gatewise.attention.call import ALL, Gradients, Inputs, Needs, Result
 from gatewise.attention.fused import launch
-from gatewise.attention.fused.tiles import input_tile, step_tile
+from gatewise.attention.fused.tiles import input_tile, short_gradient_tile, step_tile
 from gatewise.attention.kernel import Work
 from gatewise.attention.problem import Problem
 from gatewise.contract.criterion import Criterion
@@ -133,15 +133,20 @@ class _Fused:
             found = _new_source_gradients(inputs)
         if needs.query:
             found = found._replace(query=torch.empty_like(inputs.query) if dquery is None else dquery)
-        tile = step_tile(problem) if problem.steps == 1 else None
+        tile = step_tile(problem, source=needs.source) if problem.steps == 1 else None
+        short = short_gradient_tile(problem) if needs.source else None
+        dscores = torch.empty_like(result.kept[0])
         with _on(inputs.keys):
             if tile is not None:
-                launch.step_gradient(problem, inputs, result, above, found, parameters, needs, tile, add=add)
+                launch.step_gradient(problem, inputs, result, above, dscores, found, parameters, needs, tile, add=add)
             else:
-                dscores = torch.empty_like(result.kept[0])
-                launch.score_gradient(problem, inputs, result, above, dscores)
+                if short is not None:
+                    assert found.values is not None
+                    launch.short_gradient(problem, inputs, result, above, dscores, found.values, short, add=add)
+                else:
+                    launch.score_gradient(problem, inputs, result, above, dscores)
                 launch.input_gradient(problem, inputs, result, dscores, found, parameters, needs, add=add)
-                if needs.source:
+                if short is None and needs.source:
                     assert found.values is not None
                     launch.value_gradient(problem, inputs, result, above[0], found.values, add=add)
             if parameters is not None:

@@ -11,7 +11,9 @@ from torch import Tensor
 from gatewise.attention.call import EPSILON, Gradients, Inputs, Needs, Result
 from gatewise.attention.fused.tiles import (
     StepTile,
+    Tile,
     context_tile,
+    input_registers,
     input_tile,
     score_gradient_tile,
     score_tile,
@@ -75,6 +77,7 @@ def step_gradient(
     inputs: Inputs,
     result: Result,
     above: tuple[Tensor, Tensor | None],
+    dscores: Tensor,
     found: Gradients,
     parameters: Tensor | None,
     needs: Needs,
@@ -86,10 +89,10 @@ def step_gradient(
     scores, lse, statistics = (*result.kept, None)[:3]
     dcontext, dweights = above
     arguments = (
-        *inputs[:5], *inputs[6:], scores, lse, statistics, result.context, dcontext, dweights,
-        found.query, found.keys, found.values, parameters,
+        *inputs[:5], *inputs[6:], scores, lse, statistics, dcontext, dweights,
+        dscores, found.query, found.keys, found.values, parameters,
         problem.batch, problem.source, problem.hidden_size, problem.value_size,
-        inputs.query.stride(1), *inputs.keys.stride()[:2], *inputs.values.stride()[:2], result.context.stride(1),
+        inputs.query.stride(1), *inputs.keys.stride()[:2], *inputs.values.stride()[:2],
         dcontext.stride(1), *_strides(dweights)[1:], *_strides(found.query)[1:],
     )  # fmt: skip
     _launch(
@@ -99,20 +102,44 @@ def step_gradient(
     )  # fmt: skip
 
 
+def short_gradient(
+    problem: Problem,
+    inputs: Inputs,
+    result: Result,
+    above: tuple[Tensor, Tensor | None],
+    dscores: Tensor,
+    dvalues: Tensor,
+    tile: Tile,
+    *,
+    add: bool,
+) -> None:
+    """Write the gradients of scores and values, or add the values'."""
+    dcontext, dweights = above
+    arguments = (
+        inputs.values, inputs.lengths, *result.kept[:2], dcontext, dweights, dscores, dvalues,
+        problem.steps, problem.batch, problem.source, problem.value_size,
+        *inputs.values.stride()[:2], *dcontext.stride()[:2], *_strides(dweights),
+    )  # fmt: skip
+    _launch(
+        "short_gradient_program", (problem.batch,), arguments,
+        RAGGED=problem.ragged, WEIGHTS=dweights is not None, ADD=add, PRECISION=_precision(problem, dscores),
+        BT=tile.steps, BS=tile.positions, BV=tile.features, num_warps=tile.warps,
+    )  # fmt: skip
+
+
 def score_gradient(
     problem: Problem, inputs: Inputs, result: Result, above: tuple[Tensor, Tensor | None], dscores: Tensor
 ) -> None:
     """Write the gradients of the scores."""
     tile = score_gradient_tile(problem)
     dcontext, dweights = above
-    blocks = -(-problem.steps // tile.steps), -(-problem.source // tile.positions)
     arguments = (
-        inputs.values, inputs.lengths, *result.kept[:2], result.context, dcontext, dweights, dscores,
+        inputs.values, inputs.lengths, *result.kept[:2], dcontext, dweights, dscores,
         problem.steps, problem.batch, problem.source, problem.value_size,
-        *inputs.values.stride()[:2], *result.context.stride()[:2], *dcontext.stride()[:2], *_strides(dweights),
+        *inputs.values.stride()[:2], *dcontext.stride()[:2], *_strides(dweights),
     )  # fmt: skip
     _launch(
-        "score_gradient_program", (*blocks, problem.batch), arguments,
+        "score_gradient_program", (-(-problem.steps // tile.steps), problem.batch), arguments,
         RAGGED=problem.ragged, WEIGHTS=dweights is not None, PRECISION=_precision(problem, dscores),
         BT=tile.steps, BS=tile.positions, BV=tile.features, num_warps=tile.warps,
     )  # fmt: skip
@@ -161,7 +188,7 @@ def input_gradient(
         "input_gradient_program", (-(-problem.hidden_size // tile.features), problem.batch), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware(problem),
         QUERY=needs.query, SOURCE=needs.source, ADD=add, SUMS=sums is not None,
-        BS=tile.positions, BH=tile.features, num_warps=tile.warps,
+        BS=tile.positions, BH=tile.features, num_warps=tile.warps, maxnreg=input_registers(problem),
     )  # fmt: skip
 
 
@@ -177,7 +204,15 @@ def parameter_gradient(problem: Problem, parameters: Tensor, found: Gradients, *
     )  # fmt: skip
 
 
-def _launch(name: str, grid: tuple[int, ...], arguments: tuple, *, num_warps: int, **constants: Any) -> None:
+def _launch(
+    name: str,
+    grid: tuple[int, ...],
+    arguments: tuple,
+    *,
+    num_warps: int,
+    maxnreg: int | None = None,
+    **constants: Any,
+) -> None:
     """Launch a program, by the shortest way when it was launched before.
 
     Triton binds and looks up every argument by its name at each launch, which takes longer than all else that a call
@@ -188,17 +223,18 @@ def _launch(name: str, grid: tuple[int, ...], arguments: tuple, *, num_warps: in
         grid: Its numbers of programs.
         arguments: All but the constants, in order.
         num_warps: Of a program.
+        maxnreg: Registers that a thread may have; None for as many as it takes.
         constants: What it is compiled for, in order.
     """
     program, direct = _program(name)
     if not direct:
-        program[grid](*arguments, **constants, num_warps=num_warps)
+        program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
         return
     device = torch.cuda.current_device()
-    key = (name, device, num_warps, *constants.values(), *map(_trait, arguments))
+    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_trait, arguments))
     compiled = _compiled().get(key)
     if compiled is None:
-        _compiled()[key] = program[grid](*arguments, **constants, num_warps=num_warps)
+        _compiled()[key] = program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
     else:
         stream = torch._C._cuda_getCurrentRawStream(device)
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
@@ -254,8 +290,9 @@ def _strides(tensor: Tensor | None) -> tuple[int, ...]:
 def _of_step(tile: StepTile) -> dict[str, int]:
     return {
         "BS": tile.positions,
-        "BH": tile.features,
-        "BV": tile.values,
-        "STAGES": tile.stages,
+        "CH": tile.feature_pieces,
+        "WH": tile.features,
+        "CV": tile.value_pieces,
+        "WV": tile.values,
         "num_warps": tile.warps,
     }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from gatewise.attention.problem import Problem
 
 _LANES = 32
 _WIDEST_STEP = 1024  # features, and values, that a program for one step holds at once
+_SHORT = 64  # steps and positions of a sequence that one program holds at once
 _MOST_STEPS = 4  # that are computed one by one: more of them share what they read
 
 
@@ -31,43 +34,62 @@ class StepTile(NamedTuple):
     """The sizes of a tile of a single step; each a power of two.
 
     Attributes:
-        positions: BS, source positions.
-        features: BH, all of them.
-        values: BV, all of them.
+        positions: BS, source positions, spread over the warps.
+        feature_pieces: CH, pieces of a position's features.
+        features: WH, features of a piece, spread over the lanes of a warp.
+        value_pieces: CV, pieces of a position's values.
+        values: WV, values of a piece.
         warps: Of a program.
-        stages: Blocks of positions that are on their way or being computed.
     """
 
     positions: int
+    feature_pieces: int
     features: int
+    value_pieces: int
     values: int
     warps: int
-    stages: int
 
 
 def score_tile(problem: Problem) -> Tile:
     """Return the tile of the program that computes scores."""
-    # With layer norm a tile has three sums instead of one: half the steps, or registers are spilled.
-    steps = 1 if problem.steps == 1 else 2 if problem.steps <= 3 or problem.layer_norm else 4
     warps = 1
     while warps < 4 and warps * _LANES < problem.hidden_size:
         warps *= 2
-    return Tile(steps, 16, _LANES * warps, warps)
+    if problem.layer_norm:  # three sums instead of one: half the steps, or registers are spilled
+        return Tile(2, 16, _LANES * warps, warps)
+    if problem.dtype == torch.float32 and problem.source > 16:
+        warps = min(warps, 2)
+    positions = 16 if problem.source <= 16 or (problem.dtype != torch.float32 and problem.source > 64) else 8
+    return Tile(4, positions, _LANES * warps, warps)
 
 
 def context_tile(problem: Problem) -> Tile:
     """Return the tile of the context's product; its features are those of a value."""
-    return Tile(min(32, _power_of_two(problem.steps)), 32, 128, 4)
+    return Tile(min(32, _power_of_two(problem.steps)), 32, min(256, _power_of_two(problem.value_size)), 8)
+
+
+def short_gradient_tile(problem: Problem) -> Tile | None:
+    """Return the tile of the gradients of scores and values in one program; None for more than one block of each."""
+    if max(problem.steps, problem.source) > _SHORT:
+        return None
+    steps, positions = _power_of_two(problem.steps), _power_of_two(problem.source)
+    large = max(steps, positions) > 32
+    if problem.dtype == torch.float32:  # three products instead of one
+        return Tile(steps, positions, 16 if large else 32, 8)
+    return Tile(steps, positions, 64, 8 if large else 4)
 
 
 def score_gradient_tile(problem: Problem) -> Tile:
     """Return the tile of the product of values and the context's gradient; its features are those of a value."""
-    return Tile(min(32, _power_of_two(problem.steps)), min(64, _power_of_two(problem.source)), 64, 4)
+    steps, positions = min(64, _power_of_two(problem.steps)), min(64, _power_of_two(problem.source))
+    if problem.dtype == torch.float32:  # three products instead of one
+        return Tile(min(32, steps), positions, 32, 4)
+    return Tile(steps, positions, 64, 8 if steps == positions == 64 else 4)
 
 
 def value_gradient_tile(problem: Problem) -> Tile:
     """Return the tile of the values' gradient; its features are those of a value."""
-    return Tile(min(32, _power_of_two(problem.steps)), min(64, _power_of_two(problem.source)), 64, 4)
+    return Tile(16, min(64, _power_of_two(problem.source)), 128, 4)
 
 
 def input_tile(problem: Problem) -> Tile:
@@ -75,14 +97,30 @@ def input_tile(problem: Problem) -> Tile:
     return Tile(1, 32 if problem.source > 16 and not problem.layer_norm else 16, _LANES, 1)
 
 
-def step_tile(problem: Problem) -> StepTile | None:
-    """Return the tile of the programs of a single step; None where there are too many steps, or features."""
+def input_registers(problem: Problem) -> int | None:
+    """Return how many registers a thread of that program may have; None for as many as it takes.
+
+    B = 128 and H = 512 are 16 programs on each of 132 multiprocessors, whose registers hold them all at once at 128.
+    """
+    return None if problem.layer_norm else 128
+
+
+def step_tile(problem: Problem, *, source: bool = False) -> StepTile | None:
+    """Return the tile of the programs of a single step; None where there are too many steps, or features.
+
+    Args:
+        problem: What is computed.
+        source: Whether the gradients of keys and values are, too.
+    """
     features, values = _power_of_two(problem.hidden_size), _power_of_two(problem.value_size)
-    if problem.steps > _MOST_STEPS or max(features, values) > _WIDEST_STEP:
+    if problem.steps > _MOST_STEPS or max(features, values) > _WIDEST_STEP or (source and problem.layer_norm):
         return None
-    widest = max(features, values)
-    warps = max(1, min(16, widest * 16 // 512))
-    return StepTile(16 if problem.source > 8 else 8, features, values, warps, 2)
+    piece = _LANES * 16 // problem.dtype.itemsize  # a lane loads 16 bytes
+    # Two programs share a multiprocessor when there are more of them than multiprocessors.
+    few = source or problem.layer_norm or problem.source <= 8 or problem.batch * problem.steps > 128
+    warps = 8 if few else 16
+    wide, long = min(features, piece), min(values, piece)
+    return StepTile(warps, features // wide, wide, values // long, long, warps)
 
 
 def _power_of_two(size: int) -> int:

@@ -11,7 +11,11 @@
 
 from gatewise.attention.fused.programs.forward import context_program, score_program
 from gatewise.attention.fused.programs.input_gradient import input_gradient_program, parameter_gradient_program
-from gatewise.attention.fused.programs.softmax_gradient import score_gradient_program, value_gradient_program
+from gatewise.attention.fused.programs.softmax_gradient import (
+    score_gradient_program,
+    short_gradient_program,
+    value_gradient_program,
+)
 from gatewise.attention.fused.programs.step import step_gradient_program, step_program
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "parameter_gradient_program",
     "score_gradient_program",
     "score_program",
+    "short_gradient_program",
     "step_gradient_program",
     "step_program",
     "value_gradient_program",

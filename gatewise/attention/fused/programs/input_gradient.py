@@ -68,25 +68,23 @@ def sweep(
             squashed = tanh(normalised * gains[None, None, :] + shifts[None, None, :], HARDWARE)
             slope = vector[None, None, :] * (1.0 - squashed * squashed)
             if SOURCE:
-                dv += tl.sum(dscore * squashed, 0)
-                dshift += tl.sum(dscore * slope, 0)
-                dgain += tl.sum(dscore * slope * normalised, 0)
+                dv += tl.sum(dscore * squashed, 1)
+                dshift += tl.sum(dscore * slope, 1)
+                dgain += tl.sum(dscore * slope * normalised, 1)
             found = dscore * rstd * (slope * gains[None, None, :] - slope_mean - normalised * lean_mean)
         elif ADDITIVE and HARDWARE:
             squashed = tanh(q + k, HARDWARE)
             scaled = dscore * squashed
             if SOURCE:
-                dv += tl.sum(scaled, 0)
+                dv += tl.sum(scaled, 1)
             found = dscore - scaled * squashed
         elif ADDITIVE:
-            # With r = (1 - tanh) / 2: a step's gradients of scores add up to zero, so that dv is -2 times the sum of
-            # dscore r; and 1 - tanh^2 is 4 (r - r^2). The constants are multiplied at the end.
             power = query_power(q) * k_power if POWERS else exp2(SLOPE * (q + k))
-            half = reciprocal(1.0 + power)
-            scaled = dscore * half
+            squashed = 1.0 - 2.0 * reciprocal(1.0 + power)
+            scaled = dscore * squashed
             if SOURCE:
-                dv += tl.sum(scaled, 0)
-            found = scaled - scaled * half
+                dv += tl.sum(scaled, 1)
+            found = dscore - scaled * squashed
         else:
             found = dscore * q
         if SOURCE:
@@ -97,8 +95,6 @@ def sweep(
             dq = tl.sum(found, 1)
             if ADDITIVE and not NORM:
                 dq = dq * vector[None, :]
-                if not HARDWARE:
-                    dq = 4.0 * dq
             done = h_there[None, :]
             if SUMS:  # the source has more than one block of positions
                 dq += before
@@ -132,9 +128,9 @@ def input_gradient_program(
     if NORM:
         gains = tl.load(gain + h, h_there, 0.0).to(tl.float32)
         shifts = tl.load(shift + h, h_there, 0.0).to(tl.float32)
-    dv = tl.zeros([BS, BH], tl.float32)
-    dgain = tl.zeros([BS, BH], tl.float32)
-    dshift = tl.zeros([BS, BH], tl.float32)
+    dv = tl.zeros([1, BH], tl.float32)
+    dgain = tl.zeros([1, BH], tl.float32)
+    dshift = tl.zeros([1, BH], tl.float32)
     for s0 in range(0, S if SOURCE else length, BS):
         positions = s0 + tl.arange(0, BS)
         position_there = positions < length
@@ -154,7 +150,6 @@ def input_gradient_program(
                     s0, length, T, B, S, H, row, h, h_there, query_step, query_row, dquery_step, dquery_row,
                     ADDITIVE, NORM, HARDWARE, True, QUERY, SOURCE, SUMS, BS,
                 )  # fmt: skip
-            dk = 4.0 * dk
         else:
             dk, dv, dgain, dshift = sweep(
                 query, k, vector, gains, shifts, statistics, dscores, dquery, dquery_sums, dk, dv, dgain, dshift,
@@ -177,13 +172,10 @@ def input_gradient_program(
             out = dquery + (row * 0 + step) * dquery_step + row * dquery_row + h
             tl.store(out, tl.zeros([BH], tl.float32).to(dquery.dtype.element_ty), h_there)
     if SOURCE and ADDITIVE:
-        total = tl.sum(dv, 0)
-        if not NORM and not HARDWARE:
-            total = -2.0 * total
-        tl.store(parameters + row * H + h, total, h_there)
+        tl.store(parameters + row * H + h[None, :], dv, h_there[None, :])
     if SOURCE and NORM:
-        tl.store(parameters + (B + row) * H + h, tl.sum(dgain, 0), h_there)
-        tl.store(parameters + (2 * B + row) * H + h, tl.sum(dshift, 0), h_there)
+        tl.store(parameters + (B + row) * H + h[None, :], dgain, h_there[None, :])
+        tl.store(parameters + (2 * B + row) * H + h[None, :], dshift, h_there[None, :])
 
 
 @triton.jit

@@ -12,54 +12,57 @@ from gatewise.attention.fused.programs.pieces import length_of, product
 
 @triton.jit(do_not_specialize=["T", "S"])
 def score_gradient_program(
-    values, lengths, scores, lse, context, dcontext, dweights, dscores,
-    T, B, S, V, values_step, values_row, context_step, context_row, dcontext_step, dcontext_row,
-    dweights_step, dweights_row,
+    values, lengths, scores, lse, dcontext, dweights, dscores,
+    T, B, S, V, values_step, values_row, dcontext_step, dcontext_row, dweights_step, dweights_row,
     RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of a block of steps and positions: share * (above - mean of above)."""
-    row = tl.program_id(2).to(tl.int64)
+    """The gradient of the scores of a block of steps: share * (above - mean of above).
+
+    The mean is that of the very numbers it is subtracted from. The context's product with its gradient is the same but
+    for its rounding, and that would add up over the positions: a bias of the keys sees nothing but their sum.
+    """
+    row = tl.program_id(1).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
-    s0 = tl.program_id(1) * BS
-    if s0 < length:
-        steps = tl.program_id(0) * BT + tl.arange(0, BT)
-        step_there = steps < T
-        places = steps.to(tl.int64)
-        pair_row = (places * B + row) * S
-        normaliser = tl.load(lse + places * B + row, step_there, 0.0)
+    steps = tl.program_id(0) * BT + tl.arange(0, BT)
+    step_there = steps < T
+    places = steps.to(tl.int64)
+    pair_row = (places * B + row) * S
+    normaliser = tl.load(lse + places * B + row, step_there, 0.0)
+    mean = tl.zeros([BT], tl.float32)
+    for s0 in range(0, length, BS):
         positions = s0 + tl.arange(0, BS)
         position_there = positions < length
         within = step_there[:, None] & position_there[None, :]
         above = tl.zeros([BT, BS], tl.float32)
-        # The mean of what reaches the weights is the context's product with its own gradient.
-        means = tl.zeros([BT, BV], tl.float32)
         for c0 in range(0, V, BV):
             columns = c0 + tl.arange(0, BV)
-            there = step_there[:, None] & (columns < V)[None, :]
+            column_there = columns < V
             value = tl.load(
                 values + positions.to(tl.int64)[None, :] * values_step + row * values_row + columns[:, None],
-                position_there[None, :] & (columns < V)[:, None],
+                position_there[None, :] & column_there[:, None],
                 0.0,
             )
             given = tl.load(
-                dcontext + places[:, None] * dcontext_step + row * dcontext_row + columns[None, :], there, 0.0
+                dcontext + places[:, None] * dcontext_step + row * dcontext_row + columns[None, :],
+                step_there[:, None] & column_there[None, :],
+                0.0,
             )
-            found = tl.load(context + places[:, None] * context_step + row * context_row + columns[None, :], there, 0.0)
-            means += found.to(tl.float32) * given.to(tl.float32)
             above = product(given, value, above, PRECISION)
-        mean = tl.sum(means, 1)
         if WEIGHTS:
-            given_row = dweights + places * dweights_step + row * dweights_row
-            for r0 in range(0, length, BS):
-                others = r0 + tl.arange(0, BS)
-                there = step_there[:, None] & (others < length)[None, :]
-                share = tl.exp(tl.load(scores + pair_row[:, None] + others[None, :], there, 0.0) - normaliser[:, None])
-                given = tl.load(given_row[:, None] + others[None, :], there, 0.0).to(tl.float32)
-                mean += tl.sum(tl.where(there, share * given, 0.0), 1)
-            above += tl.load(given_row[:, None] + positions[None, :], within, 0.0).to(tl.float32)
+            given = dweights + places[:, None] * dweights_step + row * dweights_row + positions[None, :]
+            above += tl.load(given, within, 0.0).to(tl.float32)
         at = pair_row[:, None] + positions[None, :]
         share = tl.exp(tl.load(scores + at, within, 0.0) - normaliser[:, None])
+        mean += tl.sum(tl.where(within, share * above, 0.0), 1)
+        tl.store(dscores + at, above, within)
+    tl.debug_barrier()  # other threads of this program wrote what is read now
+    for s0 in range(0, length, BS):
+        positions = s0 + tl.arange(0, BS)
+        within = step_there[:, None] & (positions < length)[None, :]
+        at = pair_row[:, None] + positions[None, :]
+        share = tl.exp(tl.load(scores + at, within, 0.0) - normaliser[:, None])
+        above = tl.load(dscores + at, within, 0.0)
         tl.store(dscores + at, share * (above - mean[:, None]), within)
 
 
@@ -98,3 +101,48 @@ def value_gradient_program(
     if ADD:
         found += tl.load(dvalues + out, there, 0.0).to(tl.float32)
     tl.store(dvalues + out, found.to(dvalues.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=["T", "S"])
+def short_gradient_program(
+    values, lengths, scores, lse, dcontext, dweights, dscores, dvalues,
+    T, B, S, V, values_step, values_row, dcontext_step, dcontext_row, dweights_step, dweights_row,
+    RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of scores and values of a whole sequence, whose steps and positions fit one tile."""
+    row = tl.program_id(0).to(tl.int64)
+    length = length_of(lengths, row, S, RAGGED)
+    steps = tl.arange(0, BT)
+    step_there = steps < T
+    places = steps.to(tl.int64)
+    positions = tl.arange(0, BS)
+    position_there = positions < length
+    within = step_there[:, None] & position_there[None, :]
+    at = ((places * B + row) * S)[:, None] + positions[None, :]
+    normaliser = tl.load(lse + places * B + row, step_there, 0.0)
+    share = tl.where(within, tl.exp(tl.load(scores + at, within, 0.0) - normaliser[:, None]), 0.0)
+    turned = tl.trans(share).to(values.dtype.element_ty)
+    above = tl.zeros([BT, BS], tl.float32)
+    for c0 in range(0, V, BV):
+        columns = c0 + tl.arange(0, BV)
+        there = step_there[:, None] & (columns < V)[None, :]
+        value = tl.load(
+            values + positions.to(tl.int64)[None, :] * values_step + row * values_row + columns[:, None],
+            position_there[None, :] & (columns < V)[:, None],
+            0.0,
+        )
+        given = tl.load(dcontext + places[:, None] * dcontext_step + row * dcontext_row + columns[None, :], there, 0.0)
+        above = product(given, value, above, PRECISION)
+        dvalue = product(turned, given, tl.zeros([BS, BV], tl.float32), PRECISION)
+        dvalue = tl.where(position_there[:, None], dvalue, 0.0)
+        out = (positions.to(tl.int64)[:, None] * B + row) * V + columns[None, :]
+        there = (positions < S)[:, None] & (columns < V)[None, :]
+        if ADD:
+            dvalue += tl.load(dvalues + out, there, 0.0).to(tl.float32)
+        tl.store(dvalues + out, dvalue.to(dvalues.dtype.element_ty), there)
+    if WEIGHTS:
+        given_at = dweights + places[:, None] * dweights_step + row * dweights_row + positions[None, :]
+        above += tl.load(given_at, within, 0.0).to(tl.float32)
+    mean = tl.sum(share * tl.where(within, above, 0.0), 1)
+    tl.store(dscores + at, share * (above - mean[:, None]), within)

@@ -1,8 +1,9 @@
 """One decoder step: a program for each sequence, which reads keys and values once, whole positions at a time.
 
-At one step nothing can be shared between steps, so that reading keys and values is most of the work: a block of
-positions [BS, BH] with all their features, and their values [BS, BV], are on their way while the block before is
-computed.
+At one step nothing can be shared between steps, so that reading keys and values, and waiting for them, is all the work.
+A tile is [C * BS, W]: W features across the lanes of a warp, and row c * BS + s is piece c of position s, so that each
+warp has all pieces of its own positions. It then finds their scores, and their softmax as it grows, without the others:
+they meet once, at the end. The next block is on its way while one is computed.
 """
 
 # Annotations would be read by Triton's compiler as types.
@@ -15,22 +16,54 @@ import triton.language as tl
 from gatewise.attention.fused.programs.pieces import length_of, tanh
 
 
+@triton.jit
+def pieces_of(BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
+    """The position of each row of a tile [C * BS, 1], and the place of each of its elements in a vector."""
+    rows = tl.arange(0, C * BS)
+    return (rows % BS)[:, None], (rows // BS)[:, None] * W + tl.arange(0, W)[None, :]
+
+
+@triton.jit
+def over_features(x, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
+    """The sums over a tile's features, one for each position."""
+    return tl.sum(tl.sum(tl.reshape(x, [C, BS, W]), 0), 1)
+
+
+@triton.jit
+def over_positions(x, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
+    """The sums over a tile's positions [C, W]."""
+    return tl.sum(tl.reshape(x, [C, BS, W]), 1)
+
+
+@triton.jit
+def for_rows(x, BS: tl.constexpr, C: tl.constexpr):
+    """What is known of each position, for each row of a tile."""
+    return tl.reshape(tl.broadcast_to(x[None, :], [C, BS]), [C * BS])[:, None]
+
+
 @triton.jit(do_not_specialize=["S"])
 def step_program(
     query, keys, values, lengths, v, gain, shift, context, weights, scores, lse, statistics,
     B, S, H, V, epsilon,
     query_step, query_row, keys_step, keys_row, values_step, values_row, context_step, context_row,
     ADDITIVE: tl.constexpr, NORM: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr, WEIGHTS: tl.constexpr,
-    HARDWARE: tl.constexpr, BS: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
+    HARDWARE: tl.constexpr, BS: tl.constexpr, CH: tl.constexpr, WH: tl.constexpr, CV: tl.constexpr, WV: tl.constexpr,
 ):  # fmt: skip
     """The context of one step and sequence: scores, their softmax as it grows, and the sum of values."""
     row = tl.program_id(0).to(tl.int64)
     step = tl.program_id(1).to(tl.int64)
-    length = length_of(lengths, row, S, RAGGED)
-    h = tl.arange(0, BH)
+    slots = tl.arange(0, BS)
+    k_slots, h = pieces_of(BS, CH, WH)
+    value_slots, columns = pieces_of(BS, CV, WV)
     h_there = h < H
-    columns = tl.arange(0, BV)
     column_there = columns < V
+    # What all positions share is loaded for each of them: in a layout of its own it would be converted at every block.
+    k_at = keys + k_slots.to(tl.int64) * keys_step + row * keys_row + h
+    value_at = values + value_slots.to(tl.int64) * values_step + row * values_row + columns
+    # Not to wait for the length first: a key beyond it is loaded in vain, and its score is not looked at.
+    k_next = tl.load(k_at, (k_slots < S) & h_there, 0.0)
+    length = length_of(lengths, row, S, RAGGED)
+    value_next = tl.load(value_at, (value_slots < length) & column_there, 0.0)
     q = tl.load(query + step * query_step + row * query_row + h, h_there, 0.0).to(tl.float32)
     if ADDITIVE:
         vector = tl.load(v + h, h_there, 0.0).to(tl.float32)
@@ -38,62 +71,64 @@ def step_program(
         gains = tl.load(gain + h, h_there, 0.0).to(tl.float32)
         shifts = tl.load(shift + h, h_there, 0.0).to(tl.float32)
     pair_row = (step * B + row) * S
-    largest = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    found = tl.zeros([BS, BV], tl.float32)
-    for s0 in tl.range(0, length, BS, num_stages=STAGES):
-        positions = s0 + tl.arange(0, BS)
+    largest = tl.full([BS], -float("inf"), tl.float32)
+    total = tl.zeros([BS], tl.float32)
+    found = tl.zeros([CV * BS, WV], tl.float32)
+    for s0 in range(0, length, BS):
+        positions = s0 + slots
         there = positions < length
-        places = positions.to(tl.int64)[:, None]
-        k = tl.load(keys + places * keys_step + row * keys_row + h[None, :], there[:, None] & h_there[None, :], 0.0).to(
-            tl.float32
-        )
-        value = tl.load(
-            values + places * values_step + row * values_row + columns[None, :],
-            there[:, None] & column_there[None, :],
-            0.0,
-        ).to(tl.float32)
+        k = k_next.to(tl.float32)
+        value = value_next.to(tl.float32)
+        further = row * 0 + (s0 + BS)  # in 64 bits
+        k_next = tl.load(k_at + further * keys_step, (s0 + BS + k_slots < length) & h_there, 0.0)
+        value_next = tl.load(value_at + further * values_step, (s0 + BS + value_slots < length) & column_there, 0.0)
         if NORM:
-            total_in = q[None, :] + k
-            mean = tl.sum(total_in, 1) / H
-            centred = tl.where(h_there[None, :], total_in - mean[:, None], 0.0)
-            rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / H + epsilon)
-            normalised = centred * rstd[:, None]
-            squashed = tanh(normalised * gains[None, :] + shifts[None, :], HARDWARE)
-            score = tl.sum(squashed * vector[None, :], 1)
+            total_in = q + k
+            mean = over_features(total_in, BS, CH, WH) / H
+            centred = tl.where(h_there, total_in - for_rows(mean, BS, CH), 0.0)
+            rstd = 1.0 / tl.sqrt(over_features(centred * centred, BS, CH, WH) / H + epsilon)
+            normalised = centred * for_rows(rstd, BS, CH)
+            squashed = tanh(normalised * gains + shifts, HARDWARE)
+            score = over_features(squashed * vector, BS, CH, WH)
             if KEEP:
-                slope = vector[None, :] * gains[None, :] * (1.0 - squashed * squashed)
+                slope = vector * gains * (1.0 - squashed * squashed)
                 at = statistics + (step * 4 * B + row) * S + positions
                 apart = (row * 0 + B) * S
                 tl.store(at, mean, there)
                 tl.store(at + apart, rstd, there)
-                tl.store(at + 2 * apart, tl.sum(slope, 1) / H, there)
-                tl.store(at + 3 * apart, tl.sum(slope * normalised, 1) / H, there)
+                tl.store(at + 2 * apart, over_features(slope, BS, CH, WH) / H, there)
+                tl.store(at + 3 * apart, over_features(slope * normalised, BS, CH, WH) / H, there)
         elif ADDITIVE:
-            score = tl.sum(tanh(q[None, :] + k, HARDWARE) * vector[None, :], 1)
+            score = over_features(tanh(q + k, HARDWARE) * vector, BS, CH, WH)
         else:
-            score = tl.sum(q[None, :] * k, 1)
+            score = over_features(q * k, BS, CH, WH)
         if KEEP or WEIGHTS:
             tl.store(scores + pair_row + positions, score, there)
         score = tl.where(there, score, -float("inf"))
-        larger = tl.maximum(largest, tl.max(score, 0))
+        larger = tl.maximum(largest, score)
         base = tl.where(larger == -float("inf"), 0.0, larger)
         shrunk = tl.exp(largest - base)
         share = tl.exp(score - base)
-        total = total * shrunk + tl.sum(share, 0)
-        found = found * shrunk + share[:, None] * value
+        total = total * shrunk + share
+        found = found * for_rows(shrunk, BS, CV) + for_rows(share, BS, CV) * value
         largest = larger
+    highest = tl.max(largest, 0)
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    shrunk = tl.exp(largest - base)
+    sums = tl.sum(total * shrunk, 0)
     # Of a sequence without source the sum is zero; a NaN must stay one.
-    total = tl.where(total == 0.0, 1.0, total)
-    normaliser = largest + tl.log(total)
+    sums = tl.where(sums == 0.0, 1.0, sums)
+    normaliser = highest + tl.log(sums)
     if KEEP:
         tl.store(lse + step * B + row, normaliser)
+    found = over_positions(found * for_rows(shrunk / sums, BS, CV), BS, CV, WV)
+    columns = tl.arange(0, CV)[:, None] * WV + tl.arange(0, WV)[None, :]
     out = context + step * context_step + row * context_row + columns
-    tl.store(out, (tl.sum(found, 0) / total).to(context.dtype.element_ty), column_there)
+    tl.store(out, found.to(context.dtype.element_ty), columns < V)
     if WEIGHTS:
         tl.debug_barrier()  # other threads of this program wrote the scores that are read now
         for s0 in range(0, S, BS):
-            positions = s0 + tl.arange(0, BS)
+            positions = s0 + slots
             there = positions < length
             share = tl.exp(tl.load(scores + pair_row + positions, there, 0.0) - normaliser)
             share = tl.where(there, share, 0.0)
@@ -102,21 +137,30 @@ def step_program(
 
 @triton.jit(do_not_specialize=["S"])
 def step_gradient_program(
-    query, keys, values, lengths, v, gain, shift, scores, lse, statistics, context, dcontext, dweights,
-    dquery, dkeys, dvalues, parameters,
+    query, keys, values, lengths, v, gain, shift, scores, lse, statistics, dcontext, dweights,
+    dscores, dquery, dkeys, dvalues, parameters,
     B, S, H, V,
-    query_row, keys_step, keys_row, values_step, values_row, context_row, dcontext_row, dweights_row, dquery_row,
+    query_row, keys_step, keys_row, values_step, values_row, dcontext_row, dweights_row, dquery_row,
     ADDITIVE: tl.constexpr, NORM: tl.constexpr, RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, QUERY: tl.constexpr,
     SOURCE: tl.constexpr, ADD: tl.constexpr, HARDWARE: tl.constexpr,
-    BS: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
+    BS: tl.constexpr, CH: tl.constexpr, WH: tl.constexpr, CV: tl.constexpr, WV: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one step and sequence: the query's, the source's, or both."""
     row = tl.program_id(0).to(tl.int64)
-    length = length_of(lengths, row, S, RAGGED)
-    h = tl.arange(0, BH)
+    slots = tl.arange(0, BS)
+    k_slots, h = pieces_of(BS, CH, WH)
+    value_slots, columns = pieces_of(BS, CV, WV)
     h_there = h < H
-    columns = tl.arange(0, BV)
     column_there = columns < V
+    # What all positions share is loaded for each of them: in a layout of its own it would be converted at every block.
+    k_at = keys + k_slots.to(tl.int64) * keys_step + row * keys_row + h
+    value_at = values + value_slots.to(tl.int64) * values_step + row * values_row + columns
+    # Not to wait for the length first: a value beyond it is loaded in vain, and what comes of it is not looked at.
+    value_next = tl.load(value_at, (value_slots < S) & column_there, 0.0)
+    normaliser = tl.load(lse + row)
+    length = length_of(lengths, row, S, RAGGED)
+    score_next = tl.load(scores + row * S + slots, slots < length, 0.0)
+    k_next = tl.load(k_at, (k_slots < length) & h_there, 0.0)
     q = tl.load(query + row * query_row + h, h_there, 0.0).to(tl.float32)
     given = tl.load(dcontext + row * dcontext_row + columns, column_there, 0.0).to(tl.float32)
     if ADDITIVE:
@@ -124,85 +168,90 @@ def step_gradient_program(
     if NORM:
         gains = tl.load(gain + h, h_there, 0.0).to(tl.float32)
         shifts = tl.load(shift + h, h_there, 0.0).to(tl.float32)
-    normaliser = tl.load(lse + row)
-    # What the softmax subtracts, the mean of what reaches the weights, is the context's product with its gradient.
-    mean_above = tl.sum(tl.load(context + row * context_row + columns, column_there, 0.0).to(tl.float32) * given, 0)
-    if WEIGHTS:
-        for s0 in range(0, length, BS):
-            positions = s0 + tl.arange(0, BS)
-            there = positions < length
-            share = tl.exp(tl.load(scores + row * S + positions, there, 0.0) - normaliser)
-            above = tl.load(dweights + row * dweights_row + positions, there, 0.0).to(tl.float32)
-            mean_above += tl.sum(tl.where(there, share * above, 0.0), 0)
-    dq = tl.zeros([BS, BH], tl.float32)
-    dv = tl.zeros([BS, BH], tl.float32)
-    dgain = tl.zeros([BS, BH], tl.float32)
-    dshift = tl.zeros([BS, BH], tl.float32)
-    for s0 in tl.range(0, S if SOURCE else length, BS, num_stages=STAGES):
-        positions = s0 + tl.arange(0, BS)
+    # First what reaches the weights, and its mean: of the very numbers that it is subtracted from (see
+    # `score_gradient_program`).
+    mean_above = tl.zeros([BS], tl.float32)
+    for s0 in range(0, length, BS):
+        positions = s0 + slots
         there = positions < length
-        places = positions.to(tl.int64)[:, None]
-        value = tl.load(
-            values + places * values_step + row * values_row + columns[None, :],
-            there[:, None] & column_there[None, :],
-            0.0,
-        ).to(tl.float32)
-        k = tl.load(keys + places * keys_step + row * keys_row + h[None, :], there[:, None] & h_there[None, :], 0.0).to(
-            tl.float32
-        )
-        share = tl.exp(tl.load(scores + row * S + positions, there, 0.0) - normaliser)
-        share = tl.where(there, share, 0.0)
-        above = tl.sum(value * given[None, :], 1)
+        value = value_next.to(tl.float32)
+        share = tl.where(there, tl.exp(score_next - normaliser), 0.0)
+        further = row * 0 + (s0 + BS)  # in 64 bits
+        value_next = tl.load(value_at + further * values_step, (s0 + BS + value_slots < length) & column_there, 0.0)
+        score_next = tl.load(scores + row * S + positions + BS, positions + BS < length, 0.0)
+        above = over_features(value * given, BS, CV, WV)
         if WEIGHTS:
             above += tl.load(dweights + row * dweights_row + positions, there, 0.0).to(tl.float32)
-        dscore = (share * (above - mean_above))[:, None]
+        mean_above += tl.where(there, share * above, 0.0)
+        tl.store(dscores + row * S + positions, above, there)
+    mean_above = tl.sum(mean_above, 0)
+    tl.debug_barrier()  # other threads of this program wrote what is read now
+    score_next = tl.load(scores + row * S + slots, slots < length, 0.0)
+    above_next = tl.load(dscores + row * S + slots, slots < length, 0.0)
+    dq = tl.zeros([CH * BS, WH], tl.float32)
+    dv = tl.zeros([CH * BS, WH], tl.float32)
+    dgain = tl.zeros([CH * BS, WH], tl.float32)
+    dshift = tl.zeros([CH * BS, WH], tl.float32)
+    for s0 in range(0, S if SOURCE else length, BS):
+        positions = s0 + slots
+        there = positions < length
+        inside = s0 + k_slots < length
+        k = k_next.to(tl.float32)
+        share = tl.where(there, tl.exp(score_next - normaliser), 0.0)
+        dscore = for_rows(tl.where(there, share * (above_next - mean_above), 0.0), BS, CH)
+        further = row * 0 + (s0 + BS)  # in 64 bits
+        k_next = tl.load(k_at + further * keys_step, (s0 + BS + k_slots < length) & h_there, 0.0)
+        score_next = tl.load(scores + row * S + positions + BS, positions + BS < length, 0.0)
+        above_next = tl.load(dscores + row * S + positions + BS, positions + BS < length, 0.0)
         if NORM:
             at = statistics + row * S + positions
             apart = (row * 0 + B) * S
-            mean = tl.load(at, there, 0.0)[:, None]
-            rstd = tl.load(at + apart, there, 0.0)[:, None]
-            slope_mean = tl.load(at + 2 * apart, there, 0.0)[:, None]
-            lean_mean = tl.load(at + 3 * apart, there, 0.0)[:, None]
+            mean = for_rows(tl.load(at, there, 0.0), BS, CH)
+            rstd = for_rows(tl.load(at + apart, there, 0.0), BS, CH)
+            slope_mean = for_rows(tl.load(at + 2 * apart, there, 0.0), BS, CH)
+            lean_mean = for_rows(tl.load(at + 3 * apart, there, 0.0), BS, CH)
             # Zeros where nothing is looked at: a NaN in the query must not get there.
-            normalised = tl.where(there[:, None], (q[None, :] + k - mean) * rstd, 0.0)
-            squashed = tanh(normalised * gains[None, :] + shifts[None, :], HARDWARE)
-            slope = vector[None, :] * (1.0 - squashed * squashed)
+            normalised = tl.where(inside, (q + k - mean) * rstd, 0.0)
+            squashed = tanh(normalised * gains + shifts, HARDWARE)
+            slope = vector * (1.0 - squashed * squashed)
             if SOURCE:
                 dv += dscore * squashed
                 dshift += dscore * slope
                 dgain += dscore * slope * normalised
-            dkey = dscore * rstd * (slope * gains[None, :] - slope_mean - normalised * lean_mean)
+            dkey = dscore * rstd * (slope * gains - slope_mean - normalised * lean_mean)
             dq += dkey
         elif ADDITIVE:
-            squashed = tanh(tl.where(there[:, None], q[None, :] + k, 0.0), HARDWARE)
+            squashed = tanh(tl.where(inside, q + k, 0.0), HARDWARE)
             scaled = dscore * squashed
             if SOURCE:
                 dv += scaled
             dkey = dscore - scaled * squashed
             dq += dkey
-            dkey = dkey * vector[None, :]
+            dkey = dkey * vector
         else:
-            dkey = tl.where(there[:, None], dscore * q[None, :], 0.0)
+            dkey = tl.where(inside, dscore * q, 0.0)
             dq += dscore * k
         if SOURCE:
-            out = (places * B + row) * H + h[None, :]
-            within = (positions < S)[:, None] & h_there[None, :]
+            out = ((row * 0 + s0 + k_slots) * B + row) * H + h
+            within = (s0 + k_slots < S) & h_there
             if ADD:
                 dkey += tl.load(dkeys + out, within, 0.0).to(tl.float32)
             tl.store(dkeys + out, dkey.to(dkeys.dtype.element_ty), within)
-            dvalue = tl.where(there[:, None], share[:, None] * given[None, :], 0.0)
-            out = (places * B + row) * V + columns[None, :]
-            within = (positions < S)[:, None] & column_there[None, :]
+            dvalue = tl.where(s0 + value_slots < length, for_rows(share, BS, CV) * given, 0.0)
+            out = ((row * 0 + s0 + value_slots) * B + row) * V + columns
+            within = (s0 + value_slots < S) & column_there
             if ADD:
                 dvalue += tl.load(dvalues + out, within, 0.0).to(tl.float32)
             tl.store(dvalues + out, dvalue.to(dvalues.dtype.element_ty), within)
+    h = tl.arange(0, CH)[:, None] * WH + tl.arange(0, WH)[None, :]
+    h_there = h < H
     if QUERY:
-        found = tl.sum(dq, 0)
+        found = over_positions(dq, BS, CH, WH)
         if ADDITIVE and not NORM:
-            found = found * vector
+            found = found * tl.load(v + h, h_there, 0.0).to(tl.float32)
         tl.store(dquery + row * dquery_row + h, found.to(dquery.dtype.element_ty), h_there)
     if SOURCE and ADDITIVE:
-        tl.store(parameters + row * H + h, tl.sum(dv, 0), h_there)
+        tl.store(parameters + row * H + h, over_positions(dv, BS, CH, WH), h_there)
     if SOURCE and NORM:
-        tl.store(parameters + (B + row) * H + h, tl.sum(dgain, 0), h_there)
-        tl.store(parameters + (2 * B + row) * H + h, tl.sum(dshift, 0), h_there)
+        tl.store(parameters + (B + row) * H + h, over_positions(dgain, BS, CH, WH), h_there)
+        tl.store(parameters + (2 * B + row) * H + h, over_positions(dshift, BS, CH, WH), h_there)
