@@ -55,9 +55,12 @@ class _Fused:
         return (_TRITON, _CAPABILITY, _DTYPE)
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """A tanh for each element of the map in each pass; a float32 one takes an exponential and a reciprocal."""
+        """A result of the special function units for each element of the map in each pass, and a few more."""
         size, element = problem.hidden_size, problem.dtype.itemsize
-        tanhs = problem.pairs * size * problem.additive * (2.0 if problem.dtype == torch.float32 else 1.0)
+        few = step_tile(problem) is not None
+        # In float32: an exponential and a reciprocal; where steps are computed together, they share the exponentials.
+        each = 1.0 if problem.dtype != torch.float32 else 2.0 if few or problem.layer_norm else 1.25
+        tanhs = problem.pairs * size * problem.additive * each
         rows = problem.steps * problem.batch
         source = problem.source * problem.batch * (size + problem.value_size) * element
         steps = rows * (size + problem.value_size) * element
@@ -65,7 +68,7 @@ class _Fused:
             matmul_flops=2.0 * problem.pairs * (problem.value_size + (0 if problem.additive else size)),
             tanhs=tanhs,
             bytes_moved=source * -(-problem.steps // 16) + steps + 8.0 * problem.pairs,
-            launches=1,
+            launches=1 if few else 2,
             operators=4,
             workspace_bytes=4 * problem.pairs,
         )
@@ -80,8 +83,8 @@ class _Fused:
             matmul_flops=4.0 * problem.pairs * (problem.value_size + (0 if problem.additive else size)),
             tanhs=tanhs,
             bytes_moved=2 * source + 2 * steps + again + 16.0 * problem.pairs,
-            launches=5,
-            operators=16,
+            launches=2 if problem.steps == 1 else 3 if short_gradient_tile(problem) is not None else 4,
+            operators=14,
             workspace_bytes=4 * problem.pairs + 4 * rows * size + 4 * 3 * problem.batch * size,
         )
 
