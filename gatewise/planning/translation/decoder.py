@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from gatewise import feeding
 from gatewise.planning.translation.lstm import lstm
 from gatewise.planning.translation.setting import Setting, parameter_bytes
@@ -68,9 +70,7 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
     sizes, element = sizes_of(setting), setting.dtype.itemsize
     embedded = rows * model.target_embedding.embedding_dim
     stretch = feeding.workspace_bytes(sizes, recompute=recompute)
-    # Products of float16 numbers copy their operands: seen were four times the gates' gradients of a stretch.
-    halves = sizes.halves and setting.device.kind == "cuda"
-    copies = 4 * 2 * 4 * model.hidden_size * rows if halves and not recompute else stretch if halves else 0
+    copies = _copied_bytes(setting) if not recompute else _copied_bytes(setting) // 6
     return Way(
         AGAIN if recompute else KEPT,
         "a step at a time, gates made again" if recompute else "a step at a time",
@@ -81,6 +81,16 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
         # Gradients of what comes out and of the embeddings.
         backward_scratch=stretch + copies + (rows * model.hidden_size + embedded) * element,
     )
+
+
+def _copied_bytes(setting: Setting) -> int:
+    """Return what the products after the loop copy of their operands, on a GPU."""
+    sizes, rows = sizes_of(setting), setting.shape.target * setting.shape.batch
+    if setting.device.kind != "cuda" or setting.dtype != torch.float32:
+        return 0
+    if sizes.halves:  # what two layers' gates' gradients are multiplied with, in float16, times the rows' scales
+        return 2 * rows * (2 * sizes.units + sizes.embedding_size) * torch.float16.itemsize
+    return 4 * rows * 4 * sizes.units * 2  # seen on an H200
 
 
 def _loop_seconds(setting: Setting) -> float:
