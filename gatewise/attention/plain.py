@@ -20,7 +20,7 @@ from gatewise.attention.problem import Problem
 
 
 class Map(NamedTuple):
-    """What the adjoint needs of a stretch: its feature map, the softmax, and the layer norm's two.
+    """What the adjoint needs of a stretch: the softmax, its feature map, and the layer norm's two.
 
     Attributes:
         weights: [t, B, S].
@@ -64,8 +64,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def forward(problem: Problem, inputs: Inputs, source: Source, query: Tensor) -> tuple[Tensor, Map]:
-    """Return the context of a stretch of decoder steps and what its adjoint needs.
+def score(
+    problem: Problem, inputs: Inputs, source: Source, query: Tensor
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """Return the scores of a stretch of decoder steps [t, B, S], and its feature map as in `replay`.
 
     Args:
         problem: What is computed.
@@ -73,12 +75,15 @@ def forward(problem: Problem, inputs: Inputs, source: Source, query: Tensor) -> 
         source: Keys and values.
         query: Of the stretch [t, B, H].
     """
-    tanh, normalised, rstd = replay(problem, inputs, source, query)
-    if tanh is None:
-        scores = torch.bmm(query.transpose(0, 1), source.keys.permute(1, 2, 0)).transpose(0, 1)
-    else:
-        assert inputs.v is not None
-        scores = torch.matmul(tanh, inputs.v).transpose(1, 2)
+    found = replay(problem, inputs, source, query)
+    if found[0] is None:
+        return torch.bmm(query.transpose(0, 1), source.keys.permute(1, 2, 0)).transpose(0, 1), found
+    assert inputs.v is not None
+    return torch.matmul(found[0], inputs.v).transpose(1, 2), found
+
+
+def look_up(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return context [t, B, V] and weights [t, B, S] from scores."""
     if source.beyond is not None:
         scores = scores.masked_fill(source.beyond, -torch.inf)
     weights = torch.softmax(scores.to(wide(scores.dtype)), -1)
@@ -86,8 +91,7 @@ def forward(problem: Problem, inputs: Inputs, source: Source, query: Tensor) -> 
         # A sequence without any source: the softmax of nothing is NaN, and has to be zero.
         weights = weights.masked_fill(source.beyond, 0)
     weights = weights.to(problem.dtype)
-    context = torch.bmm(weights.transpose(0, 1), source.values.transpose(0, 1)).transpose(0, 1)
-    return context, Map(weights, tanh, normalised, rstd)
+    return torch.bmm(weights.transpose(0, 1), source.values.transpose(0, 1)).transpose(0, 1), weights
 
 
 def replay(
@@ -107,31 +111,26 @@ def replay(
     return total.tanh_(), normalised, rstd
 
 
-def backward(
+def look_up_backward(
     problem: Problem,
-    inputs: Inputs,
     source: Source,
-    query: Tensor,
-    kept: Map,
+    weights: Tensor,
     dcontext: Tensor,
     dweights: Tensor | None,
     sums: Gradients,
     needs: Needs,
-) -> Tensor | None:
-    """Add a stretch's gradients to the sums and return that of its query.
+) -> Tensor:
+    """Return the gradients of scores [t, B, S], and add the values' to its sum.
 
     Args:
         problem: What was computed.
-        inputs: As in `forward`.
-        source: As in `forward`.
-        query: As in `forward`.
-        kept: What `forward` returned.
-        dcontext: Gradient of the context of the stretch [t, B, V].
-        dweights: Gradient of its weights [t, B, S]; None for zero.
-        sums: Gradients of keys, values, v and layer norm, added to in place; not looked at where they are not needed.
+        source: As in `look_up`.
+        weights: What `look_up` returned.
+        dcontext: Gradient of the context [t, B, V].
+        dweights: Gradient of the weights [t, B, S]; None for zero.
+        sums: The gradient of values is added to in place; not looked at where it is not needed.
         needs: Which gradients are wanted.
     """
-    weights = kept.weights
     if needs.source:
         assert sums.values is not None
         sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
@@ -142,7 +141,31 @@ def backward(
     if source.beyond is not None:
         above = above.masked_fill(source.beyond, 0)
     share = weights.to(above.dtype)
-    dscores = (share * (above - (share * above).sum(-1, keepdim=True))).to(problem.dtype)
+    return (share * (above - (share * above).sum(-1, keepdim=True))).to(problem.dtype)
+
+
+def score_backward(
+    problem: Problem,
+    inputs: Inputs,
+    source: Source,
+    query: Tensor,
+    kept: Map,
+    dscores: Tensor,
+    sums: Gradients,
+    needs: Needs,
+) -> Tensor | None:
+    """Add a stretch's gradients to the sums and return that of its query.
+
+    Args:
+        problem: What was computed.
+        inputs: As in `score`.
+        source: As in `score`.
+        query: As in `score`.
+        kept: The stretch's map.
+        dscores: Gradients of its scores [t, B, S].
+        sums: Gradients of keys, v and layer norm, added to in place; not looked at where they are not needed.
+        needs: Which gradients are wanted.
+    """
     if kept.tanh is None:
         if needs.source:
             assert sums.keys is not None
@@ -152,6 +175,7 @@ def backward(
         return torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
     into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
     dtype = wide(problem.dtype)
+    assert inputs.v is not None
     # v is the same at all steps and positions: their sums are multiplied, not a map.
     factor = inputs.v if kept.normalised is None else torch.ones((), dtype=dtype, device=into.device)
     if needs.source:

@@ -1,7 +1,8 @@
 """The `recompute` kernel: partial forward propagation, in plain torch, on any device.
 
-It keeps the inputs and the attention weights, 1/H of the map. Both passes go over the decoder steps in stretches whose
-map fits a workspace; the backward pass makes the map of a stretch again, then runs its adjoint in the same workspace.
+It keeps the inputs and the attention weights, 1/H of the map. Scores and their adjoint go over the decoder steps in
+stretches whose map fits a workspace; the backward pass makes the map of a stretch again. What has no map, from the
+scores to the context and back, is done for all steps at once.
 
 Source: Zheng et al., "Echo: Compiler-based GPU Memory Footprint Reduction for LSTM RNN Training", ISCA 2020.
 """
@@ -50,8 +51,10 @@ class _Recompute:
             bytes_moved=work.bytes_moved * count,
             launches=work.launches * stretches,
             operators=work.operators * stretches,
-            # The map that is replayed lives while the adjoint makes its own.
-            workspace_bytes=work.workspace_bytes + one.map_bytes * (1 + one.layer_norm) * problem.needs_grad,
+            # The map that is replayed lives while the adjoint makes its own; scores are those of all steps.
+            workspace_bytes=work.workspace_bytes
+            + one.map_bytes * (1 + one.layer_norm) * problem.needs_grad
+            + 4 * (problem.pairs - one.pairs) * plain.wide(problem.dtype).itemsize,
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -65,15 +68,10 @@ class _Recompute:
     ) -> Result:
         """Run stretch after stretch and keep the outputs alone."""
         source = plain.Source.of(inputs)
-        contexts, weights = [], []
-        for query in inputs.query.split(stretch_steps(problem)):
-            context, found = plain.forward(problem, inputs, source, query)
-            contexts.append(context)
-            weights.append(found.weights)
-            del found  # before the next stretch makes its own map
-        every = torch.cat(weights) if need_weights or problem.needs_grad else None
-        kept = (every,) if every is not None and problem.needs_grad else ()
-        return plain.written(Result(torch.cat(contexts), every if need_weights else None, kept), out)
+        scores = [plain.score(problem, inputs, source, each)[0] for each in inputs.query.split(stretch_steps(problem))]
+        context, weights = plain.look_up(problem, source, torch.cat(scores))
+        kept = (weights,) if problem.needs_grad else ()
+        return plain.written(Result(context, weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -91,15 +89,15 @@ class _Recompute:
         totals = sums.begun(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
         (weights,) = result.kept
+        dscores = plain.look_up_backward(problem, source, weights, dcontext, dweights, totals, needs)
         steps = stretch_steps(problem)
         made = []
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
             query = inputs.query[these]
             found = plain.Map(weights[these], *plain.replay(problem, inputs, source, query))
-            above = None if dweights is None else dweights[these]
-            made.append(plain.backward(problem, inputs, source, query, found, dcontext[these], above, totals, needs))
-            del found
+            made.append(plain.score_backward(problem, inputs, source, query, found, dscores[these], totals, needs))
+            del found  # before the next stretch makes its own map
         return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
 
 

@@ -89,7 +89,10 @@ class _Reference:
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
         """Run all steps as one stretch."""
-        context, found = plain.forward(problem, inputs, plain.Source.of(inputs), inputs.query)
+        source = plain.Source.of(inputs)
+        scores, made = plain.score(problem, inputs, source, inputs.query)
+        context, weights = plain.look_up(problem, source, scores)
+        found = plain.Map(weights, *made)
         kept = tuple(tensor for tensor in found if tensor is not None) if problem.needs_grad else ()
         return plain.written(Result(context, found.weights if need_weights else None, kept), out)
 
@@ -108,7 +111,8 @@ class _Reference:
         """Run the adjoint of that stretch."""
         totals = sums.begun(problem, inputs, into, needs)
         source, found = plain.Source.of(inputs), plain.Map(*result.kept)
-        made = plain.backward(problem, inputs, source, inputs.query, found, dcontext, dweights, totals, needs)
+        dscores = plain.look_up_backward(problem, source, found.weights, dcontext, dweights, totals, needs)
+        made = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, totals, needs)
         return sums.ended(problem, totals, into, made, dquery)
 
 

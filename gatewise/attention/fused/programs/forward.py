@@ -7,7 +7,7 @@ thread, and a sum over features is done once, at the end of its loop.
 """
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

@@ -6,7 +6,7 @@ leaves registers for a block of positions, whose sums are all there is to keep.
 """
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

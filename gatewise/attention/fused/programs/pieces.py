@@ -1,7 +1,7 @@
 """What several programs use: functions of the special function units, products, and the length of a source."""
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # ruff: noqa: ANN001, ANN201
 
 import os

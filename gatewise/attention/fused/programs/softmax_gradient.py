@@ -1,7 +1,7 @@
 """Back through the softmax of all decoder steps: the gradients of scores and values, products on the tensor cores."""
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

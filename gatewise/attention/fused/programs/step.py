@@ -7,7 +7,7 @@ they meet once, at the end. The next block is on its way while one is computed.
 """
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # ruff: noqa: ANN001, ANN201
 
 import triton
