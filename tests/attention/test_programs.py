@@ -1,4 +1,4 @@
-"""The Triton programs compile for GPUs that are not there, and keep the feature map in registers, spilling nothing."""
+"""The Triton programs compile for GPUs that are not there, and keep the feature map in registers."""
 
 import json
 import os
@@ -84,7 +84,7 @@ print(json.dumps(found))
     ("architecture", "dtype", "norm"),
     [(80, "bf16", False), (90, "bf16", False), (90, "fp32", False), (90, "bf16", True), (90, "fp32", True)],
 )
-def test_programs_compile_without_spilling(architecture, dtype, norm):
+def test_programs_compile_and_spill_next_to_nothing(architecture, dtype, norm):
     pytest.importorskip("triton", reason="needs Triton: pip install triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     outcome = subprocess.run(
@@ -93,6 +93,7 @@ def test_programs_compile_without_spilling(architecture, dtype, norm):
     )  # fmt: skip
     assert outcome.returncode == 0, outcome.stderr
     found = json.loads(outcome.stdout)
-    # What a cap of registers spills is for the pass over keys that are far from zero, and what surrounds the loops.
-    assert {name: stack for name, (_, stack) in found.items() if stack > 256} == {}
+    # A few words are for what surrounds the loops; the program with a cap of registers trades more of them for warps.
+    allowed = {name: 512 if name.startswith("input_gradient") else 128 for name in found}
+    assert {name: stack for name, (_, stack) in found.items() if stack > allowed[name]} == {}
     assert all(0 < registers <= 255 for registers, _ in found.values())
