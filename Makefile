@@ -30,7 +30,7 @@ TRAIN_READY := $(VENV)/.ready-train
 DEV_READY := $(VENV)/.ready-dev
 endif
 
-.PHONY: help demo test lint format gpu-test sanitize bench docs clean
+.PHONY: help demo test lint format gpu-test sanitize bench records docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,17 @@ sanitize: $(DEV_READY) ## small cases under compute-sanitizer, which comes with 
 
 bench: $(TRAIN_READY) ## the classic table: words per second of a language model, one row per way to compute it
 	$(RUN) -m gatewise bench lm
+
+records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and refresh the pages that show them
+	$(RUN) -m gatewise bench lstm
+	$(RUN) -m gatewise bench lm
+	$(RUN) -m gatewise bench attention
+	$(RUN) -m gatewise bench nmt
+	for page in README.md docs/benchmarks.md; do \
+		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
+		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
+	$(RUN) -m gatewise bench report attention --into docs/attention.md
+	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
 
 docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict
