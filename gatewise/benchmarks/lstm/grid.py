@@ -43,7 +43,9 @@ class Settings:
         seconds: Time spent on each measured quantity, after which its samples end.
         least: Samples of each quantity, however long they take.
         most: Samples of each quantity, however short they are.
-        warmups: Calls of each before the first sample.
+        warmups: Calls of each before the calls of a sample are counted.
+        rounds: Samples of each, in turn, that are thrown away on a GPU before the first that counts. Only then does
+            memory come back at the same addresses, as in a training loop, on which calls are replayed.
         sample: Seconds of a sample, of as many calls as fit and at least one. Nothing waits between its calls, as in a
             training loop, so that what the CPU does for one call overlaps with the device's work for the one before.
     """
@@ -58,6 +60,7 @@ class Settings:
     least: int = 5
     most: int = 50
     warmups: int = 2
+    rounds: int = 3
     sample: float = 0.01
 
 
@@ -256,6 +259,9 @@ class _Cell:
         with torch.set_grad_enabled(training):
             calls = {name: self._calls(functions[key]) for name, key in keys.items()}
             repeated = {name: _repeated(functions[key], calls[name]) for name, key in keys.items()}
+            for _ in range(settings.rounds if settings.device.type == "cuda" else 0):
+                for several in repeated.values():
+                    several()
             began = time.perf_counter()
             for name, seconds in sample_in_turn(
                 repeated, device=settings.device, runs=settings.most, warmups=0, calls=1
