@@ -49,7 +49,7 @@ class Replays:
         self._most_graphs = most_graphs
         self._failures = 0
         self._graphs: OrderedDict[Hashable, driver.Graph] = OrderedDict()
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, bool] = OrderedDict()
 
     def play(self, key: Hashable, device: torch.device, issue: Callable[[], None]) -> None:
         """Issue work on the current stream, or replay it.
@@ -77,10 +77,9 @@ class Replays:
         rarely = self.replayed < _FREELY * (self.recorded - _FREELY)
         if not self._most_graphs or self._failures >= _MOST_FAILURES or rarely:
             return False
-        if key in self._seen:
-            del self._seen[key]
+        if self._seen.pop(key, False):  # in one step: calls come from several threads
             return True
-        self._seen[key] = None
+        self._seen[key] = True
         if len(self._seen) > _MOST_REMEMBERED:
             self._seen.popitem(last=False)
         return False
