@@ -7,6 +7,8 @@ Example:
     >>> decision = gatewise.explain(lstm, (5, 2, 4))
 """
 
+from types import ModuleType as _ModuleType
+
 from gatewise import functional
 from gatewise._version import __version__
 from gatewise.contract.capture import for_cuda_graph
@@ -55,3 +57,12 @@ __all__ = [
     "use_kernel",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> _ModuleType:
+    # `gatewise.attention` is there without an import of its own, and costs nothing where it is not used.
+    if name == "attention":
+        import importlib
+
+        return importlib.import_module("gatewise.attention")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,6 +52,15 @@ print(json.dumps([seconds, sorted(n for n in set(sys.modules) - before if n.part
     assert others == [], "modules that torch alone would not have loaded"
 
 
+def test_attention_is_there_and_loaded_when_it_is_used() -> None:
+    program = """
+import sys, gatewise
+loaded = "gatewise.attention" in sys.modules
+print(loaded, gatewise.attention.attend.__name__, gatewise.nn.Attention.__name__, hasattr(gatewise, "atention"))
+"""
+    assert in_new_process(program).split() == ["False", "attend", "Attention", "False"]
+
+
 def test_public_names_are_the_declared_ones() -> None:
     program = "import json, gatewise; print(json.dumps([n for n in vars(gatewise) if not n.startswith('_')]))"
     bound = set(json.loads(in_new_process(program)))

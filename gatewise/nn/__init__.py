@@ -1,9 +1,24 @@
 """The layers, and how a finished model gets them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from gatewise.nn.acceleration import Swap, accelerate, planned_swaps
-from gatewise.nn.attention import Attention
 from gatewise.nn.cell import LSTMCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.verification import Verification, verify
 
+if TYPE_CHECKING:
+    from gatewise.nn.attention import Attention
+
 __all__ = ["LSTM", "Attention", "LSTMCell", "Swap", "Verification", "accelerate", "planned_swaps", "verify"]
+
+
+def __getattr__(name: str) -> type[Attention]:
+    # Attention is a quarter of the package's import time, and most programs have none.
+    if name == "Attention":
+        from gatewise.nn.attention import Attention
+
+        return Attention
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
