@@ -126,6 +126,7 @@ def new_stream(device: torch.device) -> int:
         return int(_check(driver.cuStreamCreate(flags), "a stream"))  # type: ignore[call-overload]
 
 
+@functools.cache
 def _driver() -> ModuleType:
     try:
         from cuda.bindings import driver
