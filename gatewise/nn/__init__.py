@@ -16,7 +16,7 @@ __all__ = ["LSTM", "Attention", "LSTMCell", "Swap", "Verification", "accelerate"
 
 
 def __getattr__(name: str) -> type[Attention]:
-    # Attention is a quarter of the package's import time, and most programs have none.
+    # Most programs have no attention, and need not wait for its import.
     if name == "Attention":
         from gatewise.nn.attention import Attention
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional import lstm
+from gatewise.functional.validate import check_memory
 from gatewise.nn import init
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
@@ -323,8 +324,7 @@ def _check_options(bias: bool, batch_first: bool, dropout: float, kernel: str, m
     if not isinstance(kernel, str):
         advice = "gatewise.kernel_names() lists them."
         raise ArgumentError(sentence("kernel", "'auto' or the name of a kernel", repr(kernel), advice))
-    if memory not in ("normal", "lean"):
-        raise ArgumentError(sentence("memory", "'normal' or 'lean'", repr(memory)))
+    check_memory(memory)
 
 
 def _check_pair(hx: tuple[Tensor, Tensor], rank: int, form: str, batch: int | None = None) -> None:
