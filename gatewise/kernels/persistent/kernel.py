@@ -24,7 +24,7 @@ _SEGMENT_SECONDS = 8e-6  # until the weights of one more launch are on the chip
 
 
 class _Persistent:
-    """Forward and backward of a layer each in one cooperative launch.
+    """Forward and backward of a layer each in one cooperative launch; with lean memory, in one a segment.
 
     Weights are loaded into registers once; hidden states (backward: gradients of the gate sums) travel between
     multiprocessors through L2, where the data itself is the signal that it has arrived.

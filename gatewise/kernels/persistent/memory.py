@@ -9,7 +9,6 @@ from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import longest
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
-_RAGGED = (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS, Layout.PACKED)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -143,12 +142,11 @@ def _width(problem: Problem) -> int:
 
 
 def _largest_input(problem: Problem) -> int:
-    return max(problem.layer_input_size(layer) for layer in range(problem.num_layers))
+    return max(_inputs(problem))
 
 
 def _widened_input(problem: Problem) -> int:
-    sizes = {problem.layer_input_size(layer) for layer in range(problem.num_layers)}
-    return max((hidden_of(size) for size in sizes if size % 8), default=0)
+    return max((hidden_of(size) for size in _inputs(problem) if size % 8), default=0)
 
 
 def _fitted_matrix(problem: Problem) -> int:
@@ -161,4 +159,4 @@ def _is_odd(problem: Problem) -> bool:
 
 
 def _is_ragged(problem: Problem) -> bool:
-    return problem.layout in _RAGGED
+    return problem.layout is not Layout.DENSE

@@ -158,7 +158,7 @@ def weight_gradients(
                     before = _joined([outputs[1:], last], tokens, scratch)
                 parts = [(sums, columns_widened(before, scratch))]
                 if direction == 1 and lengths is not None:
-                    ends = _last_steps(tokens.flat(share), lengths, tokens, scratch)
+                    ends = _rows_at_last_steps(tokens.flat(share), lengths, tokens, scratch)
                     parts.append((ends.t(), columns_widened(states[1], scratch)))
                 _product(*parts[0], size, w_hh, scratch, *parts[1:])
             if bias is not None and both:
@@ -205,7 +205,7 @@ def _joined(parts: list[Tensor], tokens: Tokens, scratch: Scratch) -> Tensor:
     return joined
 
 
-def _last_steps(flat: Tensor, lengths: Tensor, tokens: Tokens, scratch: Scratch) -> Tensor:
+def _rows_at_last_steps(flat: Tensor, lengths: Tensor, tokens: Tokens, scratch: Scratch) -> Tensor:
     # A reversed sequence begins at its own last step; one of length 0 has zeros everywhere.
     rows = torch.arange(tokens.batch, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).mul_(tokens.row)
     steps = torch.sub(lengths, 1, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).clamp_(min=0)
