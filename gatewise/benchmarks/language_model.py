@@ -13,6 +13,7 @@ from gatewise.benchmarks import rivals
 from gatewise.benchmarks.agreement import Judge
 from gatewise.benchmarks.cases import QUICK_LANGUAGE_MODEL, LanguageModelCase
 from gatewise.benchmarks.observer import Observer
+from gatewise.benchmarks.outcome import Outcome, first_line
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import AGREED, FAILED, REFUSED, WRONG, Record, Run
 from gatewise.benchmarks.rivals import Loop, Way
@@ -57,20 +58,7 @@ class Settings:
     only: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run found.
-
-    Attributes:
-        records: One a row, table by table.
-        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
-    """
-
-    records: list[Record]
-    interrupted: bool
-
-
-def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = None) -> Outcome:
+def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = None) -> Outcome[Record]:
     """Check every way, time those that agree, and describe each in a record.
 
     Args:
@@ -150,7 +138,7 @@ class _Tables:
         except KernelRefused as refusal:
             return self._record(way, precision, REFUSED, self._reason(way, precision, refusal)), None
         except RuntimeError as error:  # out of memory, or a library's own error: the other ways still run
-            return self._record(way, precision, FAILED, _first_line(error)), None
+            return self._record(way, precision, FAILED, first_line(error)), None
 
     def _sample(self, steps: dict[str, TrainingStep], samples: dict[str, list[float]], observer: Observer) -> None:
         settings = self._settings
@@ -189,7 +177,7 @@ class _Tables:
             refusals = decision.verdict(way.kernel).refusals
             if refusals:
                 return str(refusals[0])
-        return _first_line(refusal)
+        return first_line(refusal)
 
     def _record(self, way: Way, precision: Precision, status: str, note: str) -> Record:
         settings, case = self._settings, self._settings.case
@@ -213,10 +201,6 @@ class _Tables:
 
 def _wanted(way: Way, only: Sequence[str]) -> bool:
     return not only or any(part.lower() in way.name.lower() for part in only)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _batches(settings: Settings, vocabulary: int) -> list[Window]:

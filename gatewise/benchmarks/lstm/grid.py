@@ -19,6 +19,7 @@ from gatewise.benchmarks.lstm.floor import Products, floor
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, RIVAL, TRAIN, LayerRecord
 from gatewise.benchmarks.lstm.side import Side, gatewise_side, rival_side
 from gatewise.benchmarks.observer import Observer
+from gatewise.benchmarks.outcome import Outcome, first_line
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
 from gatewise.contract.capture import for_cuda_graph
@@ -64,20 +65,7 @@ class Settings:
     sample: float = 0.01
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run found.
-
-    Attributes:
-        records: In the order of the settings.
-        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
-    """
-
-    records: list[LayerRecord]
-    interrupted: bool
-
-
-def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome:
+def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome[LayerRecord]:
     """Check every kernel on every case, time those that agree, and describe each in a record.
 
     Args:
@@ -140,7 +128,7 @@ class _Cell:
             rival = rival_side(call, precision.dtype)
             rival_errors = agreement.errors(rival.evidence(training), truth)
         except RuntimeError as error:  # out of memory, or a library's own error: the other cells still run
-            note = f"nn.LSTM: {_first_line(error)}"
+            note = f"nn.LSTM: {first_line(error)}"
             return [dataclasses.replace(blank, kernel=kernel, status=FAILED, note=note) for kernel in kernels]
         rows: dict[str, LayerRecord] = {}
         sides: dict[str, Side] = {}
@@ -190,7 +178,7 @@ class _Cell:
                     with for_cuda_graph():
                         found = agreement.larger(found, agreement.errors(side.evidence(training), truth))
         except (RuntimeError, GatewiseError) as error:  # as above
-            return dataclasses.replace(row, status=FAILED, note=_first_line(error)), None
+            return dataclasses.replace(row, status=FAILED, note=first_line(error)), None
         finding = agreement.agreement(found, rival_errors, precision)
         ours, theirs = agreement.by_kind(found), agreement.by_kind(rival_errors)
         row = dataclasses.replace(
@@ -211,7 +199,7 @@ class _Cell:
             graphs, complaints = self._graphs(everyone, training)
             timings = self._sampled(functions | graphs, training)
         except (RuntimeError, GatewiseError) as error:
-            return {kernel: {"status": FAILED, "note": _first_line(error)} for kernel in sides}
+            return {kernel: {"status": FAILED, "note": first_line(error)} for kernel in sides}
         found = {}
         for kernel, side in sides.items():
             pair = {OURS: kernel, RIVAL: RIVAL}
@@ -245,7 +233,7 @@ class _Cell:
                     with torch.set_grad_enabled(training), for_cuda_graph():
                         graphs[GRAPH, name] = captured(_step(side, training), warmups=2)
                 except (RuntimeError, GatewiseError) as error:
-                    complaints[name] = f"No CUDA graph of {name}: {_first_line(error)}."
+                    complaints[name] = f"No CUDA graph of {name}: {first_line(error)}."
                 side.forget()
         return graphs, complaints
 
@@ -333,10 +321,6 @@ def _finite(value: float) -> float | None:
 
 def _short_timing(timing: Timing) -> Timing:
     return Timing(_short(timing.median), _short(timing.q20), _short(timing.q80), timing.runs)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.ways import OWN, Way, starting_weights
 from gatewise.benchmarks.observer import Observer
+from gatewise.benchmarks.outcome import Outcome, first_line
 from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
 from gatewise.contract.errors import GatewiseError, KernelRefused, OutOfMemoryPredicted
@@ -65,20 +66,9 @@ class Settings:
     most_steps: int = 1000
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run found.
-
-    Attributes:
-        records: In the order of the settings.
-        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
-    """
-
-    records: list[TranslationRecord]
-    interrupted: bool
-
-
-def run(settings: Settings, observer: Observer, keep: Callable[[TranslationRecord], None]) -> Outcome:
+def run(
+    settings: Settings, observer: Observer, keep: Callable[[TranslationRecord], None]
+) -> Outcome[TranslationRecord]:
     """Check every way on every case, measure those that agree, and describe each in a record.
 
     Args:
@@ -132,7 +122,7 @@ def _largest(settings: Settings, precision: Precision, about: Run, observer: Obs
         except (KernelRefused, OutOfMemoryPredicted) as refusal:
             status, note = REFUSED, _reason(refusal)
         except (RuntimeError, GatewiseError) as error:  # as below
-            status, note = FAILED, _first_line(error)
+            status, note = FAILED, first_line(error)
         found = dataclasses.replace(case, name=name, batch=batch or 0)
         alone = dataclasses.replace(settings, loss=None, seconds=settings.seconds / len(_within_budget(settings)))
         cell = _Cell(alone, found, precision, about, None, budget)
@@ -185,7 +175,7 @@ class _Cell:
             try:
                 check = Check(self._case, self._precision, device)
             except RuntimeError as error:  # out of memory, or a library's own error: the other cases still run
-                note = f"plain PyTorch: {_first_line(error)}"
+                note = f"plain PyTorch: {first_line(error)}"
                 return [dataclasses.replace(self.blank(way), status=FAILED, note=note) for way in ways]
             for way in ways:
                 self._tell(way.name)
@@ -241,7 +231,7 @@ class _Cell:
         except (KernelRefused, OutOfMemoryPredicted) as refusal:
             return dataclasses.replace(row, status=REFUSED, note=_reason(refusal)), None
         except (RuntimeError, GatewiseError) as error:  # as above
-            return dataclasses.replace(row, status=FAILED, note=_first_line(error)), None
+            return dataclasses.replace(row, status=FAILED, note=first_line(error)), None
 
     def _time(self, rows: dict[str, TranslationRecord], sides: Mapping[str, Side]) -> None:
         settings = self._settings
@@ -262,7 +252,7 @@ class _Cell:
                     break
         except (RuntimeError, GatewiseError) as error:
             for name in sides:
-                rows[name] = dataclasses.replace(rows[name], status=FAILED, note=_first_line(error))
+                rows[name] = dataclasses.replace(rows[name], status=FAILED, note=first_line(error))
             return
         for name in sides:
             times = {how: _short(Timing.of(samples[key])) for key, (whose, how) in keys.items() if whose == name}
@@ -282,7 +272,7 @@ class _Cell:
                 side.evidence(replayed=how == GRAPH)  # libraries and graph are ready, the weights still at their start
                 found = seconds_to_loss(_steps(side, device)[how], loss, settings.most_steps, device)
             except RuntimeError as error:  # as above
-                row = dataclasses.replace(row, note=f"{row.note} Training, {how}: {_first_line(error)}.")
+                row = dataclasses.replace(row, note=f"{row.note} Training, {how}: {first_line(error)}.")
                 continue
             if found is not None:
                 seconds[how], steps[how] = found
@@ -307,14 +297,10 @@ def _reason(refusal: GatewiseError) -> str:
     lines = str(refusal).splitlines()
     first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("- ")), None)
     if first is None:
-        return _first_line(refusal)
+        return first_line(refusal)
     indent = lines[first].index("- ") + 2
     more = itertools.takewhile(lambda line: line.startswith(" " * indent), lines[first + 1 :])
     return " ".join([lines[first].strip(" -"), *(line.strip() for line in more)])
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextlib.contextmanager
