@@ -10,8 +10,6 @@ from gatewise.data.pair_filters import PairFilter
 from gatewise.data.sentences import VOCABULARIES
 from gatewise.training.options import TrainingOptions
 
-PHRASES = "phrases"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:

@@ -2,7 +2,7 @@
 
 A pair is about one of a few topics; each topic has words of its own on either side, and every word of a sentence is
 drawn from those. Who knows nothing needs as many nats a word as the logarithm of the vocabulary, who knows which words
-there are at all the logarithm of their number, and who sees the topic the logarithm of a topic's words: `LEARNT`.
+there are at all the logarithm of their number, and who sees the topic the logarithm of a topic's words: `floor`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
 from gatewise.models import Seq2Seq
 from gatewise.planning import Plan
-from gatewise.training.graph import WARMUPS, Capture, ReplayedStep, cuda_graph
+from gatewise.training.graph import WARMUPS, ReplayedStep, cuda_graph
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.step import Step
 
@@ -32,7 +33,6 @@ class Side:
         batches: Used in turn.
         start: Weights by the names of `Seq2Seq`; None to keep those that a model starts with.
         budget: Bytes that a planned way is to keep to; None for what the device has.
-        capture: Records the work of a step and returns what repeats it.
 
     Attributes:
         plan: How a planned way's memory is planned; None in others.
@@ -49,10 +49,8 @@ class Side:
         batches: Sequence[PairBatch],
         start: Mapping[str, Tensor] | None,
         budget: int | None = None,
-        capture: Capture = cuda_graph,
     ) -> None:
         self.way = way
-        self.case = case
         self._batches = itertools.cycle(batches)
         self._first = batches[0]
         device = batches[0].source.device
@@ -80,7 +78,7 @@ class Side:
             self._optimizer = build_optimizer(self.model.parameters(), options)
             step = Step(_Loss(self.model), self._optimizer, options.clip, options.precision, device)
         self._step = step
-        self._replayed = ReplayedStep(step, capture, lambda sentence: None, list(self._weights.values()))
+        self._replayed = ReplayedStep(step, cuda_graph, lambda sentence: None, list(self._weights.values()))
 
     @property
     def refusal(self) -> str:
@@ -112,7 +110,7 @@ class Side:
         Args:
             replayed: Whether the step is replayed, and recorded before where it was not.
         """
-        with self._standing_still():
+        with _standing_still(self._optimizer):
             step: Callable[[PairBatch, None], tuple[Tensor, None]] = self._step
             if replayed:
                 self.record()
@@ -123,26 +121,19 @@ class Side:
         self.forget()
         return found
 
-    def _standing_still(self):  # noqa: ANN202
-        return _Rate(self._optimizer, 0.0)
 
-
-class _Rate:
-    """Sets the learning rate for a while."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        self._rates = [group["lr"] for group in optimizer.param_groups]
-        self._rate = rate
-        self._before: list[Tensor] = []
-
-    def __enter__(self) -> None:
-        self._before = [rate.clone() for rate in self._rates]
-        for rate in self._rates:
-            rate.fill_(self._rate)
-
-    def __exit__(self, *_: object) -> None:
-        for rate, before in zip(self._rates, self._before, strict=True):
-            rate.copy_(before)
+@contextlib.contextmanager
+def _standing_still(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the learning rate be 0 for a while."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    before = [rate.clone() for rate in rates]
+    for rate in rates:
+        rate.zero_()
+    try:
+        yield
+    finally:
+        for rate, value in zip(rates, before, strict=True):
+            rate.copy_(value)
 
 
 class _Loss(nn.Module):
