@@ -9,42 +9,10 @@ from gatewise.benchmarks.nmt.cases import TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.record import TranslationRecord
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS, Settings
 from gatewise.benchmarks.nmt.ways import Way
-from gatewise.benchmarks.record import Run
+from gatewise.benchmarks.record import Record
 from gatewise.selection.timing import Timing
 
 CPU = torch.device("cpu")
-RUN = Run(
-    date="2026-01-02T03:04:05+00:00",
-    command="gatewise bench nmt",
-    device="NVIDIA H200",
-    driver="570.1",
-    python="3.12.1",
-    torch="2.9.0",
-    cuda="12.8",
-    cudnn=91900,
-    gatewise="0.1.0",
-    commit="0123456789abcdef",
-    dirty=False,
-)
-
-
-class Silent:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.announced = 0
-        self.steps: list[str] = []
-
-    def begin(self, table: str, steps: int) -> None:
-        self.announced += steps
-
-    def step(self, doing: str) -> None:
-        self.steps.append(doing)
-
-
-@pytest.fixture
-def observer() -> Silent:
-    return Silent()
 
 
 @pytest.fixture(params=TINY_CASES, ids=lambda case: case.name)
@@ -68,7 +36,7 @@ def settings() -> Settings:
 
 
 @pytest.fixture
-def plain() -> TranslationRecord:
+def plain(row: Record) -> TranslationRecord:
     """A measured row of plain PyTorch that others are made from."""
     return TranslationRecord(
         benchmark="nmt",
@@ -80,7 +48,7 @@ def plain() -> TranslationRecord:
         lstm="nn.LSTM",
         status="measured",
         note="loss is within.",
-        run=RUN,
+        run=row.run,
         times={"eager": Timing(0.05, 0.049, 0.052, 5), "graph": Timing(0.025, 0.025, 0.025, 5)},
         peak_bytes={"eager": 3_500_000_000, "graph": 3_600_000_000},
         parts={
