@@ -192,6 +192,12 @@ def explain(problem: Problem, device: Device | torch.device | str = "cpu", kerne
         device: A device of this machine, or the name of one that need not be there, such as "h200".
         kernel: A name, or "auto".
 
+    Returns:
+        The decision; it prints as a table, and refusals are in it rather than raised.
+
+    Raises:
+        KernelRefused: No kernel has that name.
+
     Example:
         >>> from gatewise.attention import Problem, explain
         >>> print(explain(Problem(50, 50, 128, 512, 512, needs_grad=True), "h200"))  # doctest: +ELLIPSIS
@@ -220,7 +226,7 @@ class _Attend(torch.autograd.Function):
         result, saved = explicit.run_forward(
             problem, inputs, need_weights=need_weights, kernel=kernel, memory_budget=memory_budget
         )
-        ctx.call = (saved.kernel, problem, len(result.kept))
+        ctx.call = saved.kernel, problem
         ctx.save_for_backward(*inputs, result.context, *result.kept)
         ctx.set_materialize_grads(False)
         return result.context, result.weights
@@ -230,11 +236,11 @@ class _Attend(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, dcontext: Tensor | None, dweights: Tensor | None
     ) -> tuple:
-        kernel, problem, _ = ctx.call
+        kernel, problem = ctx.call
         tensors = ctx.saved_tensors
         inputs, (context, *kept) = Inputs(*tensors[: len(Inputs._fields)]), tensors[len(Inputs._fields) :]
         if dcontext is None and dweights is None:
-            return (None,) * 5 + (None,) * 7
+            return (None,) * 12
         dcontext = torch.zeros_like(context) if dcontext is None else dcontext
         saved = Saved(kernel, problem, inputs, Result(context, None, tuple(kept)))
         found: Gradients = explicit.run_backward(saved, dcontext, dweights)

@@ -9,6 +9,7 @@ from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, choose, kernel_named
 from gatewise.attention.problem import Problem, Score
 from gatewise.attention.steps import Steps
+from gatewise.attention.sums import zeros
 from gatewise.contract.device import Device
 
 
@@ -72,21 +73,7 @@ def new_sums(saved: Saved | Steps) -> Gradients:
     Args:
         saved: A call or a decoder's steps, for their inputs.
     """
-    wide = torch.float64 if saved.problem.dtype == torch.float64 else torch.float32
-
-    def like(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
-
-    inputs = saved.inputs
-    return Gradients(
-        None,
-        like(inputs.keys),
-        like(inputs.values),
-        like(inputs.v),
-        like(inputs.weight),
-        like(inputs.norm_weight),
-        like(inputs.norm_bias),
-    )
+    return zeros(saved.problem, saved.inputs)
 
 
 def _projected(inputs: Inputs) -> Inputs:

@@ -21,7 +21,7 @@ class Work:
 
     Attributes:
         matmul_flops: Floating-point operations in matrix products; a multiply-add counts two.
-        tanhs: Results of the special function units: one for a hyperbolic tangent in a 16-bit format, two for float32.
+        tanhs: Results of the special function units: as many for each hyperbolic tangent as the kernel takes.
         bytes_moved: Bytes read from and written to device memory.
         launches: Device kernels that run one after another.
         operators: PyTorch operators (and Triton launches) that the CPU issues.

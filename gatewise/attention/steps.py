@@ -81,6 +81,9 @@ def new_steps(
         contexts: Where each step's context is written [T, B, V]; may be a part of a wider tensor. None makes it.
         needs_grad: Whether gradients are asked for later.
 
+    Returns:
+        What `attend_step`, `query_gradient_step` and `source_gradients` take.
+
     Raises:
         ArgumentError: The score is "general", or as `attend` does.
         KernelRefused: As `attend` does.
@@ -89,7 +92,7 @@ def new_steps(
         DtypeError: As `attend` does.
         DeviceError: As `attend` does.
     """
-    if Score.GENERAL in (score, getattr(Score, str(score).upper(), None)):
+    if score in (Score.GENERAL, Score.GENERAL.value):
         advice = "Multiply the keys by the weight once, and use 'dot'."
         raise ArgumentError(sentence("score", "'additive' or 'dot' step by step", "'general'", advice))
     if not isinstance(steps, int) or steps < 1:
@@ -128,6 +131,9 @@ def attend_step(steps: Steps, step: int) -> Tensor:
     Args:
         steps: What `new_steps` returned.
         step: t, from 0 to T - 1.
+
+    Raises:
+        ShapeError: There is no such step.
     """
     problem, inputs, result = steps.at(_step(steps, step))
     with torch.no_grad():
@@ -142,6 +148,12 @@ def query_gradient_step(steps: Steps, step: int, dcontext: Tensor, out: Tensor |
         step: t.
         dcontext: Gradient of the context of the step [B, V].
         out: Where it is written [B, H]; None makes it.
+
+    Raises:
+        ArgumentError: The steps were made without gradients, or rows of `out` are not contiguous.
+        ShapeError: There is no such step, or a shape does not fit.
+        DtypeError: A dtype is not the keys'.
+        DeviceError: A tensor is on another device.
     """
     _check_needs_grad(steps)
     problem, inputs, result = steps.at(_step(steps, step))
@@ -164,6 +176,12 @@ def source_gradients(steps: Steps, dcontexts: Tensor, *, into: Gradients | None 
         steps: What `new_steps` returned, after all its steps.
         dcontexts: Gradients of all contexts [T, B, V].
         into: Float32 (or wider) tensors that the gradients are added to, in place; None for new ones.
+
+    Raises:
+        ArgumentError: The steps were made without gradients.
+        ShapeError: `dcontexts` is not shaped as the contexts.
+        DtypeError: Its dtype is not the keys'.
+        DeviceError: It is on another device.
     """
     _check_needs_grad(steps)
     _check("dcontexts", dcontexts, tuple(steps.contexts.shape), steps.inputs.values)

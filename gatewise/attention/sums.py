@@ -1,4 +1,4 @@
-"""Where kernels in plain torch add up the gradients that all decoder steps share."""
+"""Where the gradients that all decoder steps share are added up."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs
         return into
     if not needs.source:
         return Gradients()
+    return zeros(problem, inputs)
+
+
+def zeros(problem: Problem, inputs: Inputs) -> Gradients:
+    """Return zeros for the gradients of all inputs but the query, in the dtype that sums are kept in."""
     dtype = plain.wide(problem.dtype)
 
     def like(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
 
-    return Gradients(
-        keys=like(inputs.keys),
-        values=like(inputs.values),
-        v=like(inputs.v),
-        norm_weight=like(inputs.norm_weight),
-        norm_bias=like(inputs.norm_bias),
-    )
+    return Gradients(None, *(like(tensor) for tensor in (inputs.keys, inputs.values, *inputs[4:])))
 
 
 def ended(

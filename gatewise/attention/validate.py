@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gatewise.attention.call import Inputs
 from gatewise.attention.problem import Problem, Score
+from gatewise.contract.device import tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -52,7 +53,7 @@ def prepare(
         "norm_weight": (norm_weight, (hidden,)),
         "norm_bias": (norm_bias, (hidden,)),
     }
-    if not torch.is_floating_point(keys) or keys.dtype not in _FLOATS:
+    if keys.dtype not in _FLOATS:
         raise DtypeError(sentence("keys", "a float tensor", str(keys.dtype)))
     for name, (tensor, shape) in expected.items():
         if tensor is None:
@@ -76,17 +77,10 @@ def prepare(
         ragged=lengths is not None,
         dtype=keys.dtype,
         needs_grad=needs_grad,
-        allow_tf32=keys.is_cuda and _tf32_allowed(),
+        allow_tf32=keys.is_cuda and tf32_products_allowed(),
     )
     checked = None if lengths is None else _lengths(lengths, source, batch, keys.device)
     return problem, Inputs(query, keys, values, checked, v, weight, norm_weight, norm_bias)
-
-
-def _tf32_allowed() -> bool:
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # chosen by the newer setting, which the older one cannot tell
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _score(score: str | Score) -> Score:

@@ -191,6 +191,14 @@ def tf32_allowed() -> bool:
         return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
+def tf32_products_allowed() -> bool:
+    """Tell whether the user's PyTorch settings let matrix products on a GPU round float32 numbers to TF32."""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # chosen by the newer setting, which the older one cannot tell
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 @functools.lru_cache(maxsize=1)
 def _probe_cpu() -> Device:
     cores = torch.get_num_threads()

@@ -7,6 +7,5 @@ reference of what stands between a step's products; on CUDA devices it is a laun
 from gatewise.feeding.call import LayerWeights, Weights
 from gatewise.feeding.decoder import State, attended_outputs
 from gatewise.feeding.memory import Sizes, kept, workspace_bytes
-from gatewise.feeding.products import rounds_float32
 
-__all__ = ["LayerWeights", "Sizes", "State", "Weights", "attended_outputs", "kept", "rounds_float32", "workspace_bytes"]
+__all__ = ["LayerWeights", "Sizes", "State", "Weights", "attended_outputs", "kept", "workspace_bytes"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights, wide
-from gatewise.feeding.elementwise import Elementwise, Planes, operands_in
+from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights
+from gatewise.feeding.elementwise import Elementwise, Planes, operands_in, wide
 from gatewise.feeding.products import multiply, multiply_planes
 from gatewise.feeding.weight_sums import WeightSums
 

@@ -244,8 +244,3 @@ def stretch_steps(time: int) -> int:
 def at(dropout: Dropout | None, step: int) -> Dropout | None:
     """Return the dropout of one step."""
     return None if dropout is None else dropout._replace(mask=dropout.mask[step])
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that states are carried in between steps."""
-    return torch.float32 if dtype.itemsize == 2 else dtype

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gatewise.contract.device import tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
@@ -124,7 +125,7 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     libraries have had fast kernels for them in one layout alone.
     """
     features = 0 if weights.query is None else len(weights.query)
-    units, rounded = weights.attended.shape[0], products.rounds_float32()
+    units, rounded = weights.attended.shape[0], tf32_products_allowed()
     if device.type != "cuda" or not fit_halves(dtype, units, features, rounded=rounded):
         return False
     from gatewise.feeding import launches

@@ -155,7 +155,7 @@ class Plain:
 
     def activate(self, gates: Tensor) -> None:
         """Replace sums of gates by the activated gates."""
-        sums = gates.to(_wide(gates.dtype))
+        sums = gates.to(wide(gates.dtype))
         _activated(sums)
         gates.copy_(sums)
 
@@ -203,7 +203,7 @@ class Plain:
         self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
     ) -> None:
         """Write the attended output."""
-        found = torch.add(context.to(_wide(context.dtype)), state).tanh_()
+        found = torch.add(context.to(wide(context.dtype)), state).tanh_()
         found = found if dropout is None else _dropped(found, dropout)
         fed.copy_(found)
         if output is not None:
@@ -213,7 +213,7 @@ class Plain:
         self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
         """Write the gradient of the sum."""
-        squashed = output.to(_wide(output.dtype))
+        squashed = output.to(wide(output.dtype))
         d = torch.zeros_like(squashed) if dy is None else dy.to(squashed.dtype)
         d = d if later is None else d + _sum(later, squashed)
         if dropout is not None:
@@ -225,6 +225,11 @@ class Plain:
 def operands_in(gates: Tensor) -> Tensor:
     """Return the float16 numbers in the first half of the memory of each row of float32 gates [..., 4H]."""
     return gates.view(torch.float16)[..., : gates.shape[-1]]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that is computed in between products, and that states are carried in between steps."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def _activated(sums: Tensor) -> tuple[Tensor, ...]:
@@ -244,7 +249,3 @@ def _sum(found: Planes, like: Tensor) -> Tensor:
     planes = found.planes.to(like.dtype)
     total = planes[0] if len(planes) == 1 else planes.sum(0)
     return total if found.scale is None else total * found.scale.unsqueeze(1)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 2 else dtype

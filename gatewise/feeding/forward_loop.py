@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from gatewise import attention
 from gatewise.feeding.attending import Apart, Attending, Places
-from gatewise.feeding.call import Inputs, Kept, Options, wide
-from gatewise.feeding.elementwise import Elementwise
+from gatewise.feeding.call import Inputs, Kept, Options
+from gatewise.feeding.elementwise import Elementwise, wide
 from gatewise.feeding.products import multiply
 
 

@@ -48,11 +48,3 @@ def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
 def widens() -> bool:
     """Whether PyTorch's products can have a wider result on a GPU: from 2.8 on."""
     return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))
-
-
-def rounds_float32() -> bool:
-    """Whether float32 products on a GPU may be rounded to TensorFloat-32."""
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # chosen by the newer setting, which the older one cannot tell
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"

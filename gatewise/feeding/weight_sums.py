@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gatewise.feeding.call import Inputs, Kept, LayerWeights, wide
-from gatewise.feeding.elementwise import operands_in
+from gatewise.feeding.call import Inputs, Kept, LayerWeights
+from gatewise.feeding.elementwise import operands_in, wide
 from gatewise.feeding.products import multiply
 
 

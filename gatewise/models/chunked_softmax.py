@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gatewise.contract.device import Device
-from gatewise.feeding import rounds_float32
+from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.models.softmax import product_dtype
 from gatewise.models.widening import copied, is_aligned, widened
 
@@ -76,7 +75,7 @@ def weighted_token_loss(
 def dtype_of_products(hidden: Tensor) -> torch.dtype:
     """Return the dtype in which the scores of these rows are computed here and now."""
     dtype = product_dtype(hidden)
-    rounded = dtype == torch.float32 and hidden.is_cuda and rounds_float32()
+    rounded = dtype == torch.float32 and hidden.is_cuda and tf32_products_allowed()
     return torch.float16 if rounded else dtype
 
 

@@ -174,8 +174,8 @@ def test_operands_in_float16_err_as_ten_bits_do(options, recompute, monkeypatch)
         assert (found[name] - expected).norm() <= 10 * 2.0**-11 * expected.norm(), name
     for name in ("embedded", "keys", "first cell"):
         for row in range(4):
-            of_row = expected = wanted[name][:, row]
-            assert (found[name][:, row] - expected).norm() <= 20 * 2.0**-11 * of_row.norm(), (name, row)
+            expected = wanted[name][:, row]
+            assert (found[name][:, row] - expected).norm() <= 20 * 2.0**-11 * expected.norm(), (name, row)
         assert not found[name][:, 4].any()
 
 

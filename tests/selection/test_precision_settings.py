@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise import LSTM, explain
-from gatewise.contract.device import tf32_allowed
+from gatewise.contract.device import tf32_allowed, tf32_products_allowed
 
 newer = pytest.mark.skipif(
     not hasattr(torch.backends.cudnn.rnn, "fp32_precision"), reason="this PyTorch has only the older setting"
@@ -23,3 +23,20 @@ def test_the_older_setting(allowed):
 def test_the_newer_setting(monkeypatch, precision, allowed):
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", precision)
     assert tf32_allowed() == allowed
+
+
+@pytest.fixture(params=["allow_tf32", pytest.param("fp32_precision", marks=newer)])
+def setting(request):
+    """A setting of matrix products, put back by the test's end."""
+    before = getattr(torch.backends.cuda.matmul, request.param)
+    yield request.param
+    setattr(torch.backends.cuda.matmul, request.param, before)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_matrix_products_have_settings_of_their_own(setting, allowed):
+    value = allowed if setting == "allow_tf32" else "tf32" if allowed else "ieee"
+    setattr(torch.backends.cuda.matmul, setting, value)
+    with torch.backends.cudnn.flags(allow_tf32=not allowed):
+        assert tf32_products_allowed() == allowed
+        assert tf32_allowed() != allowed

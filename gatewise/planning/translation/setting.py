@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from gatewise.contract.device import Device, tf32_allowed
+from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.models import Seq2Seq
 from gatewise.planning.choose import Shape
 
@@ -38,7 +38,7 @@ class Setting:
     @property
     def rounds_float32(self) -> bool:
         """Whether float32 products may be rounded to TF32; asked while the training's arithmetic is set."""
-        return self.device.kind == "cuda" and self.dtype == torch.float32 and tf32_allowed()
+        return self.device.kind == "cuda" and self.dtype == torch.float32 and tf32_products_allowed()
 
     @property
     def pace(self) -> Device:
