@@ -61,7 +61,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             "Memory of a training step by part, and samples a second by batch, of plain PyTorch and of gatewise",
             (lambda prefix: nmt_picture.draw(trained, prefix)) if nmt_picture.drawable(trained) else None,
         )
-    if benchmark == attention.BENCHMARK:
+    if benchmark in (attention.BENCHMARK, attention.QUICK_BENCHMARK):
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)

@@ -39,13 +39,16 @@ def bench_attention(
         if name not in known:
             raise ArgumentError(sentence("--dtype", f"one of {', '.join(known)}", repr(name)))
     record.check_writable(results)
-    path = record.path_of(results, f"{attention.BENCHMARK}{'_quick' if quick else ''}")
-    console, rows = Console(), []
-    with Console(stderr=True).status("starting") as status:
-        dtypes = tuple(known[name] for name in dict.fromkeys(names))
-        for row in attention.run(where, dtypes, quick=quick, budget=seconds, begin=status.update):
-            record.append_line(dataclasses.asdict(row), path)
-            rows.append(row)
+    path = record.path_of(results, attention.QUICK_BENCHMARK if quick else attention.BENCHMARK)
+    console, rows, interrupted = Console(), [], False
+    dtypes = tuple(known[name] for name in dict.fromkeys(names))
+    try:
+        with Console(stderr=True).status("starting") as status:
+            for row in attention.run(where, dtypes, quick=quick, budget=seconds, begin=status.update):
+                record.append_line(dataclasses.asdict(row), path)
+                rows.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
     console.print(Markdown(attention_report.markdown(rows)))
     console.print(f"[dim]Recorded in {path}[/]")
-    finish(False, rows)
+    finish(interrupted, rows)

@@ -5,9 +5,12 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from gatewise.benchmarks import attention, attention_report
+from gatewise.benchmarks.publication import publication
 from gatewise.benchmarks.record import MEASURED, REFUSED, WRONG, append_line, read_lines
+from gatewise.cli.bench import app
 
 
 @pytest.fixture
@@ -24,6 +27,26 @@ def test_every_way_is_measured_and_read_back(few, tmp_path):
     for row in rows:
         append_line(dataclasses.asdict(row), tmp_path / "attention.jsonl")
     assert read_lines(tmp_path / "attention.jsonl", attention.AttentionRecord) == rows
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_trial_can_be_reported_and_an_interrupted_one_keeps_its_rows(few, tmp_path, monkeypatch, stopped):
+    every = attention.run
+
+    def run(*args, **kwargs):
+        yield next(rows := every(*args, **kwargs))
+        if stopped:
+            raise KeyboardInterrupt
+        yield from rows
+
+    monkeypatch.setattr(attention, "run", run)
+    words = ["attention", "--quick", "--device", "cpu", "--seconds", "0", "--results", str(tmp_path)]
+    assert CliRunner().invoke(app, words).exit_code == (130 if stopped else 0)
+    shown = publication(attention.QUICK_BENCHMARK, tmp_path)
+    rows = read_lines(tmp_path / "attention_quick.jsonl", attention.AttentionRecord)
+    assert len(rows) == (1 if stopped else len(few) * len(attention.QUICK_SIZES))
+    assert {row.benchmark for row in rows} == {attention.QUICK_BENCHMARK}
+    assert shown.report.count("float32") == len(rows)
 
 
 def test_a_wrong_way_gets_no_time(few, monkeypatch):
