@@ -66,7 +66,7 @@ def weighted_token_loss(
     """
     dtype = dtype_of_products(hidden)
     rows = chunk_rows or rows_of_a_chunk(weight.shape[0], hidden.itemsize)
-    rows = even_rows(len(hidden), min(rows, HALF_ROWS) if dtype == torch.float16 else rows)
+    rows = even_rows(len(hidden), rows, dtype)
     # In no_grad mode a function is not told that nothing follows.
     follows = torch.is_grad_enabled()
     return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)  # type: ignore[no-any-return]
@@ -85,9 +85,15 @@ def rows_of_a_chunk(vocabulary: int, itemsize: int) -> int:
     return max(1, rows if rows < _TILE else rows - rows % _TILE)
 
 
-def even_rows(count: int, chunk_rows: int) -> int:
-    """Return the rows of a chunk when no chunk has more than `chunk_rows`, and none is much smaller than the others."""
-    chunks = -(-count // chunk_rows)
+def even_rows(count: int, chunk_rows: int, dtype: torch.dtype) -> int:
+    """Return the rows of a chunk when none has more than `chunk_rows`, and none is much smaller than the others.
+
+    Args:
+        count: Rows of all chunks together.
+        chunk_rows: Most rows of a chunk; in float16 at most `HALF_ROWS` whatever it says.
+        dtype: Of the products.
+    """
+    chunks = -(-count // (min(chunk_rows, HALF_ROWS) if dtype == torch.float16 else chunk_rows))
     return -(-count // chunks) if chunks else 1
 
 

@@ -219,7 +219,12 @@ def test_a_chunk_is_as_large_as_it_may_be(vocabulary, itemsize):
     ("count", "most", "rows"), [(6400, 896, 800), (7, 5, 4), (5, 100, 5), (5, 5, 5), (1, 1, 1), (0, 3, 1)]
 )
 def test_chunks_are_of_about_one_size(count, most, rows):
-    assert even_rows(count, most) == rows
+    assert even_rows(count, most, torch.bfloat16) == rows
+
+
+def test_a_chunk_in_float16_is_short_enough_for_its_sums():
+    assert even_rows(20_000, 20_000, torch.float16) == 6667
+    assert even_rows(20_000, 20_000, torch.bfloat16) == 20_000
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gatewise.contract.device import Device
-from gatewise.models.chunked_softmax import HALF_ROWS, even_rows, rows_of_a_chunk
+from gatewise.models.chunked_softmax import even_rows, rows_of_a_chunk
 from gatewise.planning.translation.setting import Setting
 from gatewise.planning.way import Part, Way
 
@@ -43,7 +43,7 @@ def _way(most: int, setting: Setting) -> Way:
     tokens = setting.shape.target * setting.shape.batch
     vocabulary, size = setting.model.output.weight.shape
     number = _number(setting)
-    rows = even_rows(tokens, min(most, HALF_ROWS) if number == torch.float16 else most)
+    rows = even_rows(tokens, most, number)
     chunks = -(-tokens // rows)
     weights = vocabulary * size + vocabulary
     narrow = number.itemsize == 2
