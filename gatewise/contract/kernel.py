@@ -111,6 +111,15 @@ class Kernel(Protocol):
         ...
 
     @property
+    def sets_up_in_captures(self) -> bool:
+        """Whether its first call may come while a CUDA graph is captured.
+
+        PyTorch's operators set up a library's handle in each thread that first calls it, autograd's too, where a
+        capture forbids it.
+        """
+        ...
+
+    @property
     def traces(self) -> Traces:
         """What it leaves in a profile; `gatewise.verify` holds a real call to it."""
         ...

@@ -35,6 +35,7 @@ class _Eager:
     summary = "plain torch operators, any device and float dtype"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     single_use = False
+    sets_up_in_captures = False
     traces = Traces(frozenset({"aten::addcmul"}), frozenset({"aten::addcmul"}))  # the cell, and its adjoint
 
     def criteria(self) -> Sequence[Criterion]:

@@ -52,8 +52,8 @@ class LSTM(nn.Module):
         dtype: Of the parameters.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps the cell states and nothing
-            that can be computed again from them, the input and the outputs: a training step takes a third of the memory
-            of `torch.nn.LSTM`'s, and somewhat longer.
+            that can be computed again from them, the input and the outputs: a training step takes less memory, and
+            longer.
 
     Raises:
         ArgumentError: An argument is of the wrong type or out of its range.

@@ -15,9 +15,6 @@ from gatewise.selection.preference import AUTO, Preference, preference
 
 _log = logging.getLogger(__name__)
 
-# What a library does once, PyTorch's own kernels do in autograd's thread too, where a capture forbids it.
-_SET_UP_IN_CAPTURES = ("persistent", "stepwise")
-
 
 def decide(
     problem: Problem, device: Device, kernel: str | Preference = AUTO, memory_budget: float | None = None
@@ -102,7 +99,11 @@ def predicted(problem: Problem, device: Device) -> Decision:
     accepted = able = [verdict for verdict in verdicts if verdict.seconds is not None]
     if problem.captured and not problem.announced:
         launched = predicted(problem.replace(captured=False), device).chosen
-        able = [verdict for verdict in accepted if verdict.kernel in (launched, *_SET_UP_IN_CAPTURES)]
+        able = [
+            verdict
+            for verdict in accepted
+            if verdict.kernel == launched or admit.kernel_named(verdict.kernel).sets_up_in_captures
+        ]
     best = min(able, key=lambda verdict: verdict.seconds or 0.0)
     least = "least predicted time of the device" if problem.captured else "least predicted time"
     reason = "the only kernel that accepts" if len(accepted) == 1 else least

@@ -36,6 +36,7 @@ class _Aten:
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     single_use = False
+    sets_up_in_captures = False
     # oneDNN; the loop's fused cell on a GPU; on a CPU the loop has only the split of its gates to itself.
     traces = Traces(
         frozenset({"aten::mkldnn_rnn_layer", "aten::_thnn_fused_lstm_cell", "aten::unsafe_chunk"}),

@@ -34,6 +34,7 @@ class _Cudnn:
     summary = "cuDNN through PyTorch's operators"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     single_use = True  # cuDNN's backward writes into the reserve
+    sets_up_in_captures = False
     traces = Traces(frozenset({"aten::_cudnn_rnn"}), frozenset({"aten::_cudnn_rnn_backward"}))
 
     def criteria(self) -> Sequence[Criterion]:

@@ -34,6 +34,7 @@ class _Persistent:
     summary = "recurrent weights on the chip, one launch a layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     single_use = False
+    sets_up_in_captures = True
     traces = Traces(frozenset({"lstm_forward"}), frozenset({"lstm_backward"}))  # the entry points in cuda/*.cu
 
     def criteria(self) -> Sequence[Criterion]:
