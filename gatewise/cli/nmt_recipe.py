@@ -35,8 +35,8 @@ class PairOptions:
         vocabulary_size: Largest vocabulary, of each side when they are separate; 0 keeps every word or character, and
             is 2,000 for bpe.
         longest: Training pairs with more tokens than this on a side are left out.
-        ratio: Training pairs with this many times as many tokens on one side as on the other are left out; 0 keeps
-            all.
+        ratio: Training pairs with more than this many times as many tokens on one side as on the other are left out; 0
+            keeps all.
         batch_tokens: Most tokens in a batch on either side, padding included, over all processes.
         evaluation_batch_tokens: The same for validation and test.
     """
@@ -140,12 +140,12 @@ class TranslationOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationExpectation:
-    """What the run should reach, compared and printed at its end: `[expect]`.
+    """What the run should reach: `[expect]`. Scores are compared and printed at its end; the rest is for readers.
 
     Attributes:
         test_bleu: At least this on the test set; 0 expects nothing.
         test_exact: At least this share of test sentences translated exactly as written; 0 expects nothing.
-        minutes: Duration on the device named in `on`; 0 expects nothing.
+        minutes: Duration on the device named in `on`; 0 says nothing.
         on: The device of `minutes`, in words.
     """
 

@@ -86,7 +86,7 @@ CASES = (
     ),
 )
 
-# A look that ends in under a minute on an H200.
+# A look.
 QUICK_CASES = (IWSLT,)
 
 # Small enough for a CPU and a test: every path is taken, no figure means anything.

@@ -161,7 +161,7 @@ def slow_products_seconds(problem: Problem, device: Device) -> float:
     """Predict what the products over all steps take beyond products of the same size at full rate.
 
     Gradients of the weights are sums over all steps and rows, the outer axis of both operands, for which the library
-    has no fast kernel in TF32: 265 TFLOP/s of 390 were measured. Rows that begin anywhere cost it several times as much.
+    has no fast kernel in TF32: 265 TFLOP/s of 390 were measured. Rows that begin anywhere cost several times as much.
     """
     kind = products_of(problem)
     if kind is Products.EXACT:
