@@ -51,6 +51,7 @@ def plot_curves(
     if floor is not None:
         left.axhline(floor, color="#666666", linestyle=":", linewidth=1, label="token frequencies alone")
     left.set(title=measure.name, xlabel="epoch", yscale="log")
+    left.margins(y=0.12)  # room for the figure below the best epoch
     low, high = left.get_ylim()
     if high < _DECADE * low:  # otherwise the labels would cover each other
         left.yaxis.set_major_formatter(ScalarFormatter())
