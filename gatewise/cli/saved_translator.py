@@ -121,7 +121,5 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
             f"{file} is not a translation model: {error}. Give a run folder of gatewise train nmt."
         ) from error
     load_weights(model, tensors)
-    # That recorded steps agree with launched ones was shown on a GPU with input feeding only.
-    recorded = device.type == "cuda" and model.input_feeding
-    graphs = GreedyGraphs(model, cuda_graphs()) if recorded else None
+    graphs = GreedyGraphs(model, cuda_graphs()) if device.type == "cuda" else None
     return Translator(model.eval(), source, target, graphs)
