@@ -1,16 +1,12 @@
-"""Work that is recorded in a CUDA graph: knowing of it, and doing there what a library does once."""
+"""Knowing whether work is recorded in a CUDA graph."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 
 import torch
-
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 # What `for_cuda_graph` set for the running context; None where nothing is said.
 _announced: ContextVar[bool | None] = ContextVar("gatewise_for_cuda_graph", default=None)
@@ -48,30 +44,3 @@ def state() -> str:
     if announced is None:
         return "noticed" if torch.cuda.is_current_stream_capturing() else ""
     return "announced" if announced else ""
-
-
-@contextlib.contextmanager
-def set_up_permitted() -> Iterator[None]:
-    """Let the calling thread, during a capture, load code and reserve memory: what a kernel does in its first call.
-
-    Calls that warm up a capture may have run other kernels than the one that is captured. What is set up is not part of
-    the graph. Nothing changes for other threads, nor where there is no CUDA driver.
-    """
-    driver = _driver()
-    if driver is None:
-        yield
-        return
-    mode = ctypes.c_int(_RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:  # none, or a system that names it differently: first calls then belong before the capture
-        return None
