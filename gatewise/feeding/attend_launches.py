@@ -29,7 +29,7 @@ SOURCE = Path(__file__).parent / "cuda" / "attend.cu"
 _WARPS = 16  # of a block, as in attend.cu
 _WIDEST = 1024  # features, or values: 32 for each lane of a warp
 _LONGEST = 2048  # positions, as in attend.cu
-_VECTOR_BYTES = 16
+_VECTOR_BYTES, _LEAST_BYTES = 16, 4  # that a thread reads at once
 _PLACE_BYTES = 128  # of registers for the positions that a thread holds
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -159,15 +159,27 @@ class AtOnce:
         driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, self._shape, arguments, self._device)
 
 
-def possible(inputs: Inputs, steps: attention.Steps) -> bool:
-    """Whether a call's steps can be computed so: additive scores by the kernel "fused", on a GPU, of bounded sizes."""
+def possible(inputs: Inputs, steps: attention.Steps, *, halves: bool) -> bool:
+    """Whether a call's steps can be computed so: additive scores by the kernel "fused", on a GPU, of bounded sizes.
+
+    Args:
+        inputs: Of the decoder.
+        steps: Of attention.
+        halves: Whether keys and values are read in float16.
+    """
     keys, additive = inputs.keys, inputs.query_size > 0
     if not additive or steps.kernel.name != "fused" or inputs.weights.norm_weight is not None:
         return False
     if not keys.is_cuda or keys.dtype == torch.float64 or not available(keys.device):
         return False
+    return fits(inputs, torch.float16 if halves else keys.dtype)
+
+
+def fits(inputs: Inputs, operand: torch.dtype) -> bool:
+    """Whether rows are short enough, and a thread reads at least four bytes of keys and values in this dtype."""
+    keys = inputs.keys
     narrow = max(keys.shape[2], inputs.units) <= _WIDEST and len(keys) <= _LONGEST
-    return narrow and _width(inputs, keys.dtype) * keys.dtype.itemsize >= 4
+    return narrow and _width(inputs, operand) * operand.itemsize >= _LEAST_BYTES
 
 
 def macros_of(inputs: Inputs, operand: torch.dtype, *, halves: bool) -> tuple[tuple[str, int], ...]:

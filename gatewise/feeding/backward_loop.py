@@ -7,6 +7,8 @@ embeddings, keys and values are products over all steps, from operands that were
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -85,6 +87,9 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
             above = gradient(layer, step, from_below)
         if step == steps.start:
             weight_sums.add(steps, gates, None if scales is None else scales[:, steps])
+    # The source's gradients need as much again as the keys and values: not beside what no one needs any more.
+    del gates, dgates, memory
+    kept.gates.clear()
     of_source = attention.source_gradients(kept.steps, dsums)
     assert of_source.keys is not None
     assert of_source.values is not None
@@ -129,7 +134,7 @@ def _weights_gradient(
 
 def _gates(
     options: Options, inputs: Inputs, kept: Kept, steps: slice, parts: Elementwise, memory: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+) -> Sequence[Tensor]:
     """Return the activated gates of each layer at some steps [t, B, 4H]: those kept, or computed again."""
     if not options.recompute:
         return kept.gates

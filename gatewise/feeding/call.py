@@ -193,7 +193,8 @@ class Kept(NamedTuple):
         operands: For each layer what each step's product multiplies, [T + 1, B, 2H]: what comes from below, then the
             layer's hidden state before the step. From below comes the attended output of the step before to the first
             layer, to the others the hidden state of the layer below.
-        gates: Activated gates of each layer [T, B, 4H]; the backward pass uses them up. Empty where it computes them.
+        gates: Activated gates of each layer [T, B, 4H]; the backward pass uses them up and empties the list, which is
+            empty where it computes them.
         cells: Cell states of each layer [T, B, H].
         outputs: The attended outputs [T, B, H]; a part of the first layer's operands where those have their dtype.
         joined: [T, B, A + H + A] of the additive score, [T, B, H + H] of the dot score: the query where a product
@@ -204,7 +205,7 @@ class Kept(NamedTuple):
     """
 
     operands: tuple[Tensor, ...]
-    gates: tuple[Tensor, ...]
+    gates: list[Tensor]
     cells: tuple[Tensor, ...]
     outputs: Tensor
     joined: Tensor

@@ -40,6 +40,8 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     )
     joined = new(time, batch, 2 * query_size + units if query_size else 2 * units)
     made, hidden = joined[..., : query_size + units], operands[top][1:, :, units:]
+    # Nothing asks for a context when its step is over: all steps write theirs to one place.
+    contexts = new(1, batch, units).expand(time, -1, -1)
     steps = attention.new_steps(
         time,
         inputs.keys,
@@ -48,6 +50,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
         score=options.score,
         **inputs.score_parameters(),
         queries=made[..., :query_size] if query_size else hidden,
+        contexts=contexts,
         needs_grad=options.needs_grad,
         kernel=options.attention_kernel,
     )
@@ -78,7 +81,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
             )
         multiply(hidden[step], joining, made[step])
         attending.forward(step)
-    return Kept(operands, gates if all_gates else (), cells, outputs, joined, attending, steps)
+    return Kept(operands, list(gates) if all_gates else [], cells, outputs, joined, attending, steps)
 
 
 def attending_for(
@@ -88,6 +91,6 @@ def attending_for(
     if inputs.keys.is_cuda:
         from gatewise.feeding import attend_launches
 
-        if attend_launches.possible(inputs, steps):
+        if attend_launches.possible(inputs, steps, halves=options.halves):
             return attend_launches.AtOnce(inputs, steps, places, halves=options.halves)
     return Apart(inputs, steps, places, parts)

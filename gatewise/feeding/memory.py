@@ -102,7 +102,7 @@ def kept(
         "gates": () if recompute else numbers(*planes, 4 * units, count=sizes.layers),
         "cells": numbers(*planes, units, count=sizes.layers),
         "queries": numbers(*planes, 2 * features + units if features else 2 * units),
-        "contexts": numbers(*planes, units),
+        "contexts": numbers(batch, units),
         "attention": tuple(chosen.kept(sizes.attention, device)),
         "values": numbers(sizes.source, batch, units),
         # Keys and values as each step reads them, where attention and what surrounds it are one launch.

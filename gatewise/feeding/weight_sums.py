@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ class WeightSums:
         ]
         self.embedded = torch.empty_like(inputs.embedded, dtype=inputs.embedded_dtype)
 
-    def add(self, steps: slice, dgates: tuple[Tensor, ...], scales: Tensor | None) -> None:
+    def add(self, steps: slice, dgates: Sequence[Tensor], scales: Tensor | None) -> None:
         """Add what a stretch of steps gives.
 
         Args:

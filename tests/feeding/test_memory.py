@@ -46,7 +46,7 @@ def test_the_call_keeps_what_is_stated(options, recompute, kernel):
         "gates": kept.gates,
         "cells": kept.cells,
         "queries": [kept.joined],
-        "contexts": [kept.steps.contexts],
+        "contexts": [kept.steps.contexts[0]],
         "attention": kept.steps.result.kept,
         "values": [inputs.values],
         "masks": masks,

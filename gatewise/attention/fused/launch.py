@@ -21,6 +21,8 @@ from gatewise.attention.fused.tiles import (
 )
 from gatewise.attention.problem import Problem
 
+_MOST_COMPILED = 1024  # programs that are remembered; Triton has a store of its own for those that are forgotten
+
 
 def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> None:
     """Write context, weights and what is kept of a few steps, each computed by itself."""
@@ -232,9 +234,12 @@ def _launch(
         return
     device = torch.cuda.current_device()
     key = (name, device, num_warps, maxnreg, *constants.values(), *map(_trait, arguments))
-    compiled = _compiled().get(key)
+    known = _compiled()
+    compiled = known.get(key)
     if compiled is None:
-        _compiled()[key] = program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
+        if len(known) >= _MOST_COMPILED:
+            known.clear()
+        known[key] = program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
     else:
         stream = torch._C._cuda_getCurrentRawStream(device)
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
