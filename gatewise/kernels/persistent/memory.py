@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import longest
@@ -47,12 +49,14 @@ def workspace_bytes(problem: Problem) -> int:
 def _laid_out_forward(problem: Problem) -> int:
     # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn.
     tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
+    # In float32 the initial state is copied without NaNs that rounding would change.
+    state = problem.batch * width * (odd + (problem.dtype == torch.float32))
     below = tokens * problem.output_size * (problem.num_layers > 1)
     layers = [
         4 * tokens * width
         + tokens * features * (problem.dropout > 0)
         + _widened(tokens, features)
-        + max(_matrix(problem, features), tokens * width * odd)
+        + max(_matrix(problem, features), tokens * width * odd + state)
         for features in _inputs(problem)
     ]
     return below + max(layers) + _masks(problem)
