@@ -12,6 +12,7 @@ from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.largest import largest_batch
 from gatewise.benchmarks.nmt.memory import WEIGHTS, parts_of_step
 from gatewise.benchmarks.nmt.planned import largest_predicted
+from gatewise.benchmarks.nmt.record import EAGER, GRAPH
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.ways import Way, seq2seq
 from gatewise.benchmarks.precision import Precision
@@ -41,6 +42,25 @@ def peaks_by_batch(
             return step_peak(side, device) - before
 
     return peak_of
+
+
+def weighed(side: Side, device: torch.device, before: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the peak of a step, eager and captured as a graph, and what the parts take at the eager one's.
+
+    A graph keeps its gradients between two replays, which an eager step does not: that is weighed first.
+
+    Args:
+        side: A way that was not captured yet; its weights stay as they are.
+        device: A GPU.
+        before: Bytes that lay there before the side was made, which do not count.
+    """
+    with side.standing_still():
+        eager, parts = step_peak(side, device) - before, step_parts(side, device, before)
+        torch.cuda.reset_peak_memory_stats(device)
+        side.record()
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.max_memory_allocated(device) - before
+    return {EAGER: eager, GRAPH: graph}, parts
 
 
 def step_peak(side: Side, device: torch.device) -> int:

@@ -102,6 +102,19 @@ class Side:
         """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Let the learning rate be 0 for a while: steps leave the weights as they are."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        before = [rate.clone() for rate in rates]
+        for rate in rates:
+            rate.zero_()
+        try:
+            yield
+        finally:
+            for rate, value in zip(rates, before, strict=True):
+                rate.copy_(value)
+
     def evidence(self, replayed: bool = False) -> dict[str, Tensor]:
         """Return what one step computes on the first batch, by name: the loss, and each weight's clipped gradient.
 
@@ -110,7 +123,7 @@ class Side:
         Args:
             replayed: Whether the step is replayed, and recorded before where it was not.
         """
-        with _standing_still(self._optimizer):
+        with self.standing_still():
             step: Callable[[PairBatch, None], tuple[Tensor, None]] = self._step
             if replayed:
                 self.record()
@@ -120,20 +133,6 @@ class Side:
             found |= {f"gradient of {name}": gradient_of(weight) for name, weight in self._weights.items()}
         self.forget()
         return found
-
-
-@contextlib.contextmanager
-def _standing_still(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the learning rate be 0 for a while."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    before = [rate.clone() for rate in rates]
-    for rate in rates:
-        rate.zero_()
-    try:
-        yield
-    finally:
-        for rate, value in zip(rates, before, strict=True):
-            rate.copy_(value)
 
 
 class _Loss(nn.Module):

@@ -15,7 +15,7 @@ from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.learning import seconds_to_loss
-from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, step_parts, step_peak
+from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, weighed
 from gatewise.benchmarks.nmt.planned import ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
@@ -204,15 +204,14 @@ class _Cell:
             side = check.side(way, self._budget)
             finding = check.finding(side)
             replays = device.type == "cuda"
-            peaks: dict[str, int] = {}
             if finding.agrees and replays:
-                torch.cuda.reset_peak_memory_stats(device)
+                if not self._case.dropout:
+                    row = self._weighed(row, side, before)
                 replayed = check.finding(side, replayed=True)
-                peaks[GRAPH] = torch.cuda.max_memory_allocated(device) - before
                 finding = max(finding, replayed, key=lambda each: each.error / each.allowed)
             row = dataclasses.replace(row, note=f"{finding}.", error=finding.error, allowed=finding.allowed)
             if not finding.agrees:
-                return dataclasses.replace(row, status=WRONG), None
+                return dataclasses.replace(row, status=WRONG, peak_bytes={}, parts={}), None
             if side.plan is not None:
                 note = f"{row.note} Planned: {ways_of(side.plan)}."
                 row = dataclasses.replace(row, note=note, predicted_bytes=side.plan.peak_bytes)
@@ -223,15 +222,16 @@ class _Cell:
                 clear(device)
                 side = Side(way, self._case, self._precision, check.batches, check.start, self._budget)
                 if replays:
-                    side.record()
-            if replays:
-                peaks = {EAGER: step_peak(side, device) - before} | peaks
-                row = dataclasses.replace(row, peak_bytes=peaks, parts=step_parts(side, device, before))
+                    row = self._weighed(row, side, before)
             return row, side
         except (KernelRefused, OutOfMemoryPredicted) as refusal:
             return dataclasses.replace(row, status=REFUSED, note=_reason(refusal)), None
         except (RuntimeError, GatewiseError) as error:  # as above
             return dataclasses.replace(row, status=FAILED, note=first_line(error)), None
+
+    def _weighed(self, row: TranslationRecord, side: Side, before: int) -> TranslationRecord:
+        peaks, parts = weighed(side, self._settings.device, before)
+        return dataclasses.replace(row, peak_bytes=peaks, parts=parts)
 
     def _time(self, rows: dict[str, TranslationRecord], sides: Mapping[str, Side]) -> None:
         settings = self._settings
