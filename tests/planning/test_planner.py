@@ -211,3 +211,14 @@ def test_what_is_no_budget_is_refused_before_anything(budget):
 def test_where_nothing_speaks_for_another_kernel_attention_stays_a_choice(device):
     plan = planner(device).plan(batches(16), "30GB")
     assert plan.way("attention").name == "auto"
+
+
+def test_triton_s_interpreter_is_no_way_to_save_memory():
+    cpu = Device.probe("cpu").replace(triton=True)
+
+    def refused(device):
+        with pytest.raises(OutOfMemoryPredicted) as caught:
+            planner(device, {"precision": "float32"}).plan(batches(4, 6), "1MB")
+        return str(caught.value)
+
+    assert refused(cpu) == refused(cpu.replace(triton=False))
