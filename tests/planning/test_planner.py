@@ -218,7 +218,7 @@ def test_triton_s_interpreter_is_no_way_to_save_memory():
 
     def refused(device):
         with pytest.raises(OutOfMemoryPredicted) as caught:
-            planner(device, {"precision": "float32"}).plan(batches(4, 6), "1MB")
+            planner(device, {"precision": "float32"}, hidden_size=16, embedding_size=16).plan(batches(100, 30), "1MB")
         return str(caught.value)
 
     assert refused(cpu) == refused(cpu.replace(triton=False))
