@@ -52,43 +52,52 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     memory = tuple(new(stretch, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
     weight_sums = WeightSums(inputs, kept, whole=stretch >= time)
 
-    def gradient(layer: int, step: int, columns: slice) -> Planes | None:
+    # Views of all steps at once: made one by one they would take as long as the launches.
+    sides = [each.split(units, 2) for each in through]
+    of_rows = None if scales is None else [each.unbind() for each in scales]
+    of_cells = [each.unbind() for each in kept.cells]
+    of_dy, of_behind, of_dcell = dy.unbind(), behind.unbind(), dcell.unbind()
+
+    def gradient(layer: int, step: int, side: int) -> Planes | None:
         """Return what a layer's product made of a step's gradients, which there are not before the last step."""
         if step == time:
             return None
-        return Planes(through[layer][..., columns], None if scales is None else scales[layer, step])
+        return Planes(sides[layer][side], None if of_rows is None else of_rows[layer][step])
 
-    from_below, beside = slice(units), slice(units, None)
+    from_below, beside = 0, 1
     for step in reversed(range(time)):
         if step == time - 1 or (step + 1) % stretch == 0:
             steps = slice(step // stretch * stretch, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
-        kept.attending.backward(step, dy[step], gradient(0, step + 1, from_below))
+            of_gates = [each.unbind() for each in gates]
+            factors = [
+                (each if scales is None else operands_in(each)).unflatten(2, (count, -1)).transpose(1, 2).unbind()
+                for each in gates
+            ]
+        kept.attending.backward(step, of_dy[step], gradient(0, step + 1, from_below))
         if back_count == 1:
-            torch.mm(behind[step, 0], joining[0], out=back[0])
+            torch.mm(of_behind[step][0], joining[0], out=back[0])
         else:
-            torch.bmm(behind[step], joining, out=back)
+            torch.bmm(of_behind[step], joining, out=back)
         above = Planes(back)
         for layer in reversed(range(top + 1)):
-            dgates = gates[layer][step - steps.start]
             parts.cell_gradient(
-                dgates,
-                kept.cells[layer][step],
-                kept.cells[layer][step - 1] if step else inputs.cell[layer],
-                dcell[layer],
+                of_gates[layer][step - steps.start],
+                of_cells[layer][step],
+                of_cells[layer][step - 1] if step else inputs.cell[layer],
+                of_dcell[layer],
                 above=above,
                 beside=Planes(dqueries[step : step + 1]) if layer == top and not query_size else None,
                 later=gradient(layer, step + 1, beside),
                 dropout=inputs.between_at(layer, step),
-                scale=None if scales is None else scales[layer, step],
+                scale=None if of_rows is None else of_rows[layer][step],
             )
-            dgates = dgates if scales is None else operands_in(dgates)
-            multiply_planes(dgates.unflatten(1, (count, -1)).transpose(0, 1), weights[layer], through[layer])
+            multiply_planes(factors[layer][step - steps.start], weights[layer], through[layer])
             above = gradient(layer, step, from_below)
         if step == steps.start:
             weight_sums.add(steps, gates, None if scales is None else scales[:, steps])
     # The source's gradients need as much again as the keys and values: not beside what no one needs any more.
-    del gates, dgates, memory
+    del gates, of_gates, factors, memory
     kept.gates.clear()
     of_source = attention.source_gradients(kept.steps, dsums)
     assert of_source.keys is not None

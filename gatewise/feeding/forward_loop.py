@@ -64,22 +64,28 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
         operand[0, :, units:] = state
     weights = [layer.weight.t() for layer in inputs.layers]
     joining = inputs.joining.to(options.operand).t()
+    # Views of all steps at once: made one by one they would take as long as the launches.
+    read = [each.unbind() for each in operands]
+    written = [each[1:, :, units:].unbind() for each in operands]
+    above = [each[:, :, :units].unbind() for each in operands[1:]]
+    of_gates, of_cells, of_layer = [each.unbind() for each in gates], [each.unbind() for each in cells], cell.unbind()
+    of_hidden, of_made = hidden.unbind(), made.unbind()
     for step in range(time):
         if step % stretch == 0:
             inputs.sums_of_embeddings(slice(step, min(step + stretch, time)), out=gates[0])
         for layer in range(top + 1):
-            multiply(operands[layer][step], weights[layer], product)
+            multiply(read[layer][step], weights[layer], product)
             parts.cell(
-                gates[layer][step % len(gates[layer])],
+                of_gates[layer][step % len(of_gates[layer])],
                 product,
                 inputs.layers[layer].bias if layer else None,
-                cell[layer],
-                operands[layer][step + 1, :, units:],
-                kept=cells[layer][step] if keep else None,
-                above=operands[layer + 1][step, :, :units] if layer < top else None,
+                of_layer[layer],
+                written[layer][step],
+                kept=of_cells[layer][step] if keep else None,
+                above=above[layer][step] if layer < top else None,
                 dropout=inputs.between_at(layer, step),
             )
-        multiply(hidden[step], joining, made[step])
+        multiply(of_hidden[step], joining, of_made[step])
         attending.forward(step)
     return Kept(operands, list(gates) if all_gates else [], cells, outputs, joined, attending, steps)
 
