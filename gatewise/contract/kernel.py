@@ -47,6 +47,7 @@ class Work:
         operators: PyTorch operators that the CPU issues from Python or C++, each with its dispatch.
         exchanges: Times that one resident kernel waits for data from another multiprocessor.
         workspace_bytes: The largest scratch memory alive at once, besides inputs, outputs and what is kept.
+        held_bytes: Of it, what stays allocated between calls, so that only the first of them allocates it.
     """
 
     matmul_flops: float = 0.0
@@ -55,9 +56,10 @@ class Work:
     operators: int = 0
     exchanges: int = 0
     workspace_bytes: int = 0
+    held_bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Work done one after the other: sums, and the larger workspace."""
+        """Work done one after the other: sums, and the larger memory."""
         return Work(
             self.matmul_flops + other.matmul_flops,
             self.bytes_moved + other.bytes_moved,
@@ -65,6 +67,7 @@ class Work:
             self.operators + other.operators,
             self.exchanges + other.exchanges,
             max(self.workspace_bytes, other.workspace_bytes),
+            max(self.held_bytes, other.held_bytes),
         )
 
 

@@ -8,6 +8,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.aten.kernel import aten
 from gatewise.kernels.cudnn.kernel import cudnn
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.selection import cost
 
 H200 = Device.named("h200")
@@ -27,6 +28,11 @@ MEASURED = [
     (cudnn, Problem(100, 64, 2048, 2048, dtype=torch.bfloat16, needs_grad=True), 13.99),
     (cudnn, Problem(35, 20, 1500, 1500, num_layers=2, allow_tf32=True, needs_grad=True), 55.85),
     (cudnn, Problem(70, 80, 1150, 1150, num_layers=3, allow_tf32=True), 12.37),
+    # Of stepwise, with what its recordings hold between calls.
+    (stepwise, Problem(35, 20, 1500, 1500, num_layers=2, allow_tf32=True, needs_grad=True), 21.17),
+    (stepwise, Problem(100, 64, 2048, 2048, dtype=torch.bfloat16), 5.43),
+    (stepwise, Problem(50, 128, 512, 512, num_layers=2, bidirectional=True), 5.60),
+    (stepwise, Problem(70, 80, 1150, 1150, num_layers=3), 6.02),
     (aten, Problem(1, 64, 512, 512, dtype=torch.bfloat16), 11.0),
 ]
 

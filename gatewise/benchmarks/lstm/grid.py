@@ -170,6 +170,8 @@ class _Cell:
             row = _decided(row, decision)
             if decision.chosen is None:
                 return row, None
+            work = decision.verdict(decision.chosen).work
+            side = dataclasses.replace(side, held_bytes=0 if work is None else work.held_bytes)
             found = agreement.errors(side.evidence(training), truth)
             if decision.device.kind == "cuda":
                 inside = explain(side.module, side.x, lengths=lengths, captured=True)  # type: ignore[arg-type]
@@ -221,7 +223,8 @@ class _Cell:
         with torch.set_grad_enabled(training):
             peak = peak_memory(_step(side, training), self._settings.device)
         side.forget()
-        return peak
+        # Earlier calls allocated what is held between them.
+        return None if peak is None else peak + side.held_bytes
 
     def _graphs(
         self, everyone: Mapping[str, Side], training: bool

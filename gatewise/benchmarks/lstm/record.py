@@ -43,7 +43,7 @@ class LayerRecord:
         predicted_bytes: Peak memory beyond inputs and weights that it predicts.
         times: "eager" and "graph", for "gatewise" and "nn.LSTM"; empty when not measured.
         floor: What no kernel can go below; None on a CPU.
-        peak_bytes: Of both sides, beyond inputs and weights; empty on a CPU.
+        peak_bytes: Of both sides, beyond inputs and weights, with what is held between calls; empty on a CPU.
         owned_bytes: Of both sides, the outputs and in training the gradients: part of `peak_bytes`.
         errors: Of every kind of tensor, the share of its norm that each side is from float64; None for no number.
         error_ratio: The largest ratio of a kind's errors, gatewise's over nn.LSTM's.

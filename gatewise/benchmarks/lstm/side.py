@@ -31,6 +31,7 @@ class Side:
         call: Computes (y arranged as x, h_n, c_n).
         padded: Brings a tensor arranged as x to [T, B, features], zero after the ends.
         leaves: Everything that gets a gradient: x, h0, c0 and the weights.
+        held_bytes: What its calls leave allocated for the next ones, by the kernel's statement.
     """
 
     module: nn.Module
@@ -41,6 +42,7 @@ class Side:
     call: Callable[[], Outputs]
     padded: Callable[[Tensor], Tensor]
     leaves: tuple[Tensor, ...]
+    held_bytes: int = 0
 
     def prepare(self, training: bool) -> None:
         """Set the layer's mode and say of the inputs whether they need a gradient."""

@@ -11,7 +11,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.stepwise.criteria import CRITERIA
-from gatewise.kernels.stepwise.plan import form_of, memory_bytes, runs_of, slow_products_seconds, step
+from gatewise.kernels.stepwise.plan import form_of, held_bytes, memory_bytes, runs_of, slow_products_seconds, step
 
 
 class _Stepwise:
@@ -55,6 +55,7 @@ class _Stepwise:
             operators=layers * launches * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
             exchanges=round(seconds / device.exchange_seconds),
             workspace_bytes=self._workspace_bytes(problem),
+            held_bytes=held_bytes(problem),
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -70,7 +71,10 @@ class _Stepwise:
     def _workspace_bytes(self, problem: Problem) -> int:
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference nobody keeps the gates; where a call is compiled, their gradients do not take their place.
-        return memory_bytes(problem) + (4 * planes if problem.traced or not problem.needs_grad else 0)
+        gates = 4 * planes if problem.traced or not problem.needs_grad else 0
+        # Between two layers: the output of the one below, in training the gradient of it.
+        between = problem.time * problem.batch * problem.output_size * problem.element_bytes
+        return memory_bytes(problem) + gates + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         from gatewise.kernels.stepwise import layer  # with the toolchain; not needed to choose, nor on a CPU

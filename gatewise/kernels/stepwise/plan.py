@@ -18,6 +18,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise.form import Form
 
 RUNS = (32, 16, 8, 4, 2, 1)
+FEWEST_STEPS = 4  # that are worth recording: below, entering costs more than launches do
 
 
 class Products(enum.Enum):
@@ -142,6 +143,12 @@ def memory_bytes(problem: Problem) -> int:
     return problem.num_directions * (
         (states + weights) * problem.element_bytes + 4 * problem.batch * problem.hidden_size
     )
+
+
+def held_bytes(problem: Problem) -> int:
+    """Return the bytes that recorded steps share and that stay allocated between calls; 0 where none are recorded."""
+    is_recorded = problem.time >= FEWEST_STEPS and not (problem.proj_size or problem.captured)
+    return memory_bytes(problem) if is_recorded else 0
 
 
 def runs_of(time: int) -> list[int]:

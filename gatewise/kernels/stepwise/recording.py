@@ -27,12 +27,11 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.launch import Backward, Forward, Launch
-from gatewise.kernels.stepwise.plan import runs_of
+from gatewise.kernels.stepwise.plan import FEWEST_STEPS, runs_of
 
 _MOST_RECORDERS, _MOST_GRAPHS = 4, 64
 _ALIGNMENT = 256
 _TABLE_BYTES = 512
-_FEWEST_STEPS = 4  # below, entering costs more than launches do
 
 OneStep = Callable[[Callable[[int], None], int], None]
 
@@ -137,7 +136,7 @@ def recorder(device: torch.device, time: int, needed: int) -> Iterator[Recorder 
         time: T; few steps are not worth a recording.
         needed: Bytes that the call lays out in the recorder's memory.
     """
-    if device.type != "cuda" or time < _FEWEST_STEPS or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or time < FEWEST_STEPS or torch.cuda.is_current_stream_capturing():
         yield None
         return
     found = _recorders(device.index).lend(torch.cuda.current_stream(device).cuda_stream)
