@@ -100,9 +100,7 @@ def _play(replays: Replays, like: Tensor, tensors: Sequence[Tensor | None], issu
             replays.scratch_bytes = scratch.needed
             return
         memory = like.new_empty(size, dtype=torch.uint8)
-        places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        key = (*places, memory.data_ptr(), *product_settings())
-        replays.play(key, device, lambda: issue(Scratch(like, memory)))
+        replays.play(product_settings(), (*tensors, memory), device, lambda: issue(Scratch(like, memory)))
 
 
 def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:

@@ -87,7 +87,7 @@ def module():
 @pytest.fixture
 def launched(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(whole.Replays, "play", lambda self, key, device, issue: issue())
+        patch.setattr(whole.Replays, "play", lambda self, settings, tensors, device, issue: issue())
         return losses(module(), 10)
 
 
