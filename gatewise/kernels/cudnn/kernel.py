@@ -119,8 +119,8 @@ def _call(problem: Problem, inputs: Inputs) -> Result:
 
 def _workspace_bytes(problem: Problem, device: Device) -> int:
     # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run beside
-    # each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM in the 156 dense cells
-    # but bf16 of `gatewise bench lstm` on an H200 (record of commit 191f4af): met within 3 % in all but two decode cells.
+    # each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200 (record of
+    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %.
     tokens = problem.time * problem.batch * problem.num_directions
     layers = problem.num_layers * problem.num_directions
     if criteria.runs_persistent(problem, device):
