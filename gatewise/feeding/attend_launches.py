@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,6 +69,19 @@ class AttendGradient(ctypes.Structure):
     ]
 
 
+class _Step(NamedTuple):
+    """What one step reads and writes: see `Places` and `attention.Steps`."""
+
+    query: Tensor
+    context: Tensor
+    state: Tensor
+    output: Tensor
+    fed: Tensor
+    dquery: Tensor
+    scores: Tensor | None = None
+    normaliser: Tensor | None = None
+
+
 class AtOnce:
     """Both in one launch; see `possible`. The methods are those of `Attending`.
 
@@ -82,7 +96,11 @@ class AtOnce:
     """
 
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, *, halves: bool) -> None:
-        self._inputs, self._steps, self._places = inputs, steps, places
+        self._inputs = inputs
+        # Views of all steps at once: made one by one they would take as long as the launches.
+        tensors = steps.queries, steps.contexts, *places, *steps.result.kept[:2]
+        self._steps = [_Step(*each) for each in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
+        self._fed_alone = places.outputs is places.fed
         self._device = inputs.keys.device
         # Each step reads all keys and values, which takes half as long in half as many bytes.
         operand = torch.float16 if halves else inputs.keys.dtype
@@ -108,23 +126,19 @@ class AtOnce:
 
     def forward(self, step: int) -> None:
         """Write the attended output of a step."""
-        places, steps = self._places, self._steps
-        query, state, fed = steps.queries[step], places.states[step], places.fed[step]
-        output = None if places.outputs is places.fed else places.outputs[step]
-        context = steps.contexts[step]
-        scores, normaliser = (each[step] for each in steps.result.kept[:2]) if steps.result.kept else (None, None)
+        query, context, state, output, fed, _, scores, normaliser = self._steps[step]
         arguments = Attend(
             query=address(query),
             state=address(state),
             scores=address(scores),
             normaliser=address(normaliser),
             context=address(context),
-            output=address(output),
+            output=None if self._fed_alone else address(output),
             fed=address(fed),
             query_row=query.stride(0),
             state_row=state.stride(0),
             context_row=context.stride(0),
-            output_row=0 if output is None else output.stride(0),
+            output_row=output.stride(0),
             fed_row=fed.stride(0),
             **of_dropout(at(self._inputs.dropout, step)),
         )
@@ -132,10 +146,7 @@ class AtOnce:
 
     def backward(self, step: int, dy: Tensor | None, later: Planes | None) -> None:
         """Write the gradients of the query and of the sum of context and state."""
-        places, steps = self._places, self._steps
-        query, output = steps.queries[step], places.outputs[step]
-        dsums, dquery = places.states[step], places.dqueries[step]
-        scores, normaliser = (each[step] for each in steps.result.kept[:2])
+        query, _, dsums, output, _, dquery, scores, normaliser = self._steps[step]
         arguments = AttendGradient(
             query=address(query),
             scores=address(scores),
