@@ -49,7 +49,10 @@ class _Cudnn:
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
-        traffic = passes * (12 * tokens * problem.hidden_size + problem.parameter_count) * problem.element_bytes
+        # Weights are read once, by then mostly from L2; in training also turned around, and their gradients cleared,
+        # summed and handed over.
+        weights = problem.parameter_count * (5 if problem.needs_grad else 0.4)
+        traffic = (passes * 12 * tokens * problem.hidden_size + weights) * problem.element_bytes
         # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
         recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
         traffic += passes * steps * recurrent // 10

@@ -12,6 +12,7 @@ import torch
 
 from gatewise.contract.problem import Problem
 
+_FEW_ROWS, _NARROW = 16, 256
 _SMALL = 192  # hidden units, up to which one multiprocessor's memory holds a row group's weights
 
 BESIDE = 0.66
@@ -55,6 +56,10 @@ class _Standard(NamedTuple):
         together: Of it, what remains for each of several layers and directions, which run beside each other.
         training_misaligned: What is added for rows that begin anywhere, forward and backward together.
         inference_misaligned: The same, forward alone.
+        training_of_few: Forward and backward of few rows together, where they are multiplied otherwise.
+        inference_of_few: The same, forward alone.
+        narrow: Of `together`, what remains up to 256 hidden units.
+        alone: What of it a call of a single step takes.
     """
 
     training: _Fit
@@ -62,6 +67,17 @@ class _Standard(NamedTuple):
     together: float
     training_misaligned: _Misaligned
     inference_misaligned: _Misaligned
+    training_of_few: _Fit | None = None
+    inference_of_few: _Fit | None = None
+    narrow: float = 1.0
+    alone: float = 1.0
+
+    def fit(self, problem: Problem) -> _Fit:
+        """Return that of a problem's direction and rows."""
+        few = problem.batch <= _FEW_ROWS
+        if problem.needs_grad:
+            return self.training_of_few if few and self.training_of_few else self.training
+        return self.inference_of_few if few and self.inference_of_few else self.inference
 
 
 _SIXTEEN_BITS = _Standard(
@@ -70,19 +86,31 @@ _SIXTEEN_BITS = _Standard(
 _TF32 = _Standard(
     _Fit(7.7, 9.2, 9.3, 0.047), _Fit(1, 0, 6, 0.012), 0.6, _Misaligned(1.6, 0.02), _Misaligned(0.9, 0.002)
 )
-_EXACT = _Standard(_Fit(0, 14, 18, 0.12), _Fit(0, 5, 7, 0.045), 0.9, _Misaligned(1.2, 0), _Misaligned(0.7, 0))
+_EXACT = _Standard(
+    _Fit(4, 40, 0, 0.03),
+    _Fit(0, 20, -4, 0.01),
+    0.9,
+    _Misaligned(1.2, 0),
+    _Misaligned(0.7, 0),
+    _Fit(-6, 40, 0, 0),
+    _Fit(0, 0, 16, 0),
+    narrow=0.5,
+    alone=0.7,
+)
 
 
 def waiting_seconds(problem: Problem) -> float:
     """Return what a step of the standard algorithm takes beyond its launches and arithmetic."""
     if problem.element_bytes == 2 or problem.batch == 1:  # a single row is multiplied by a kernel of its own
-        fit = _SIXTEEN_BITS
+        standard = _SIXTEEN_BITS
     else:
-        fit = _TF32 if problem.dtype == torch.float32 and problem.allow_tf32 else _EXACT
-    microseconds = fit.training.at(problem) if problem.needs_grad else fit.inference.at(problem)
+        standard = _TF32 if problem.dtype == torch.float32 and problem.allow_tf32 else _EXACT
+    microseconds = standard.fit(problem).at(problem)
     if is_stacked(problem):
-        microseconds *= fit.together
-    misaligned = fit.training_misaligned if problem.needs_grad else fit.inference_misaligned
+        microseconds *= standard.together * (standard.narrow if problem.hidden_size <= _NARROW else 1.0)
+    if problem.time == 1:
+        microseconds *= standard.alone
+    misaligned = standard.training_misaligned if problem.needs_grad else standard.inference_misaligned
     return (microseconds + misaligned.at(problem)) * 1e-6
 
 
