@@ -62,11 +62,13 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
         *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
         for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
             _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
-        for axes in left[:1]:
-            axes.legend(
-                fontsize="x-small", loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(PARTS), frameon=False
-            )
         _throughput(right, rows, ways)
+        # Below all axes, not below their own: as wide as one is, the axes would move apart for it.
+        for axes, place, columns in (*((axes, "left", len(PARTS)) for axes in left[:1]), (right, "right", 3)):
+            handles, labels = axes.get_legend_handles_labels()
+            figure.legend(
+                handles, labels, fontsize="x-small", loc=f"outside lower {place}", ncols=columns, frameon=False
+            )
         where = rows[-1].run.device
         figure.suptitle(
             f"Training a translation model with attention, {rows[0].dtype}, on one {where}", fontsize="medium"
@@ -118,7 +120,7 @@ def _throughput(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[st
         own = [row for row in alike if row.way == way]
         if own and own[0].plain:
             points = _points(own, EAGER)
-            axes.plot(*zip(*points, strict=True), color=colour, linestyle=":", label=f"{way}, launched")
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=":", marker=".", label=f"{way}, launched")
             points = _points(own, GRAPH)
         else:
             points = sorted((row.batch, row.fastest or 0.0) for row in own)
@@ -129,7 +131,6 @@ def _throughput(axes: Axes, rows: Sequence[TranslationRecord], ways: Sequence[st
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("sentence pairs a batch", fontsize="small")
     axes.set_title(f"samples/s, lengths {first['source']}/{first['target']}, as a CUDA graph", fontsize="small")
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)
     _plain_frame(axes, "both")
 
 

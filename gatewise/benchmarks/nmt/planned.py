@@ -10,6 +10,7 @@ from gatewise.contract.device import Device
 from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape, apply
 from gatewise.planning.budget import AUTO
+from gatewise.planning.translation.step import CUBLAS
 from gatewise.training.options import TrainingOptions
 
 
@@ -46,6 +47,11 @@ def largest_predicted(
 ) -> int:
     """Return the largest batch that a plan keeps to a budget; 0 when there is none."""
     return _planner(model, case, precision, device).largest(_batching(case), _text(budget))
+
+
+def predicted_bytes(plan: Plan) -> int:
+    """Return the predicted peak but for the memory of cuBLAS, which lies there before any way is measured."""
+    return plan.peak_bytes - dict(plan.choice.step.at_rest).get(CUBLAS, 0)
 
 
 def ways_of(plan: Plan) -> str:

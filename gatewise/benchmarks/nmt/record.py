@@ -35,9 +35,10 @@ class TranslationRecord:
         note: Why, when not measured; otherwise how well it agreed, and what could not be done.
         run: Where, when and with what.
         times: A step "eager", launch by launch, and "graph", replayed; empty when not measured.
-        peak_bytes: What a step allocates at most, weights and optimizer included, "eager" and "graph"; empty on a CPU.
+        peak_bytes: What a step allocates at most, weights and optimizer included, "eager" (before there is a graph) and
+            "graph" (while it is captured); without cuBLAS's own memory. Empty on a CPU.
         parts: Bytes of each part at the peak of an eager step (`gatewise.benchmarks.nmt.memory`); empty on a CPU.
-        predicted_bytes: The peak that a plan of memory predicted; None without a plan.
+        predicted_bytes: The peak that a plan of memory predicted for an eager step; None without a plan.
         budget_bytes: The budget that a largest batch fits; None for another case.
         loss: The loss that training was to reach; None when that was not tried.
         seconds_to_loss: How long it took, "eager" and "graph"; without what did not come so far.

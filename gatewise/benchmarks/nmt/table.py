@@ -16,7 +16,7 @@ from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.learning import seconds_to_loss
 from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, weighed
-from gatewise.benchmarks.nmt.planned import ways_of
+from gatewise.benchmarks.nmt.planned import predicted_bytes, ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.ways import OWN, Way, starting_weights
@@ -214,7 +214,7 @@ class _Cell:
                 return dataclasses.replace(row, status=WRONG, peak_bytes={}, parts={}), None
             if side.plan is not None:
                 note = f"{row.note} Planned: {ways_of(side.plan)}."
-                row = dataclasses.replace(row, note=note, predicted_bytes=side.plan.peak_bytes)
+                row = dataclasses.replace(row, note=note, predicted_bytes=predicted_bytes(side.plan))
             if side.refusal:
                 row = dataclasses.replace(row, note=f"{row.note} No CUDA graph: {side.refusal}.")
             if self._case.dropout:

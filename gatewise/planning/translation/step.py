@@ -17,6 +17,7 @@ from gatewise.planning.way import Part, Way
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic
 
+CUBLAS = "cuBLAS"
 CUBLAS_BYTES = 40 << 20
 """What cuBLAS takes through PyTorch's allocator on a GPU, for good: measured on an H200, others take less."""
 
@@ -86,6 +87,6 @@ def _at_rest(
         ("averages", copies * weights),
         ("gradients that processes exchange", weights * (processes > 1)),
         ("training text", text_bytes),
-        ("cuBLAS", CUBLAS_BYTES * (device.kind == "cuda")),
+        (CUBLAS, CUBLAS_BYTES * (device.kind == "cuda")),
     )
     return tuple((name, count) for name, count in items if count)
