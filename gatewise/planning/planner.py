@@ -108,7 +108,7 @@ class Planner:
 
     def _twice(self, size: int, batching: Batching, budget: str) -> bool:
         """Tell whether graphs and launched steps have memory of their own, of which the device must hold both."""
-        graphs = self.training.cuda_graph and self.device.kind == "cuda" and self.processes == 1
+        graphs = self.training.cuda_graph and self.device.kind == "cuda"
         return budget == AUTO and graphs and len(batching.shapes(size)) > 1
 
     def _refusal(self, found: Sequence[Choice], batching: Batching, budget: str, room: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from gatewise.contract.capture import for_cuda_graph
 from gatewise.training.carried import flatten, unflatten
-from gatewise.training.processes import Processes
+from gatewise.training.processes import ALONE, Processes
 
 WARMUPS = 3
 """Steps of one shape that run as usual before the capture, so that libraries, caches and moments are there."""
@@ -35,17 +36,16 @@ def refusal(wanted: bool, processes: Processes) -> str:
         return f"there are none on a {processes.device.type.upper()}"
     if not wanted:
         return "`cuda_graph` is off"
-    if processes.count > 1:
-        return f"{processes.count} processes exchange gradients within a step"
     return ""
 
 
-def cuda_graph(work: Work, pool: Any = None) -> Work:
+def cuda_graph(work: Work, pool: Any = None, mode: str = "global") -> Work:
     """Record what a function would do on the current CUDA device, without doing it; return what does it.
 
     Args:
         work: What to record.
         pool: Memory that several graphs share, from `torch.cuda.graph_pool_handle`; None takes memory of its own.
+        mode: As `capture_error_mode` of `torch.cuda.graph`.
 
     Raises:
         RuntimeError: The function does something that cannot be recorded, such as waiting for the device.
@@ -53,7 +53,7 @@ def cuda_graph(work: Work, pool: Any = None) -> Work:
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             work()
     except RuntimeError:
         # PyTorch does not tell the generator that a failed capture is over: go on with a copy, which was never told.
@@ -62,12 +62,17 @@ def cuda_graph(work: Work, pool: Any = None) -> Work:
     return graph.replay
 
 
-def cuda_graphs() -> Capture:
+def cuda_graphs(processes: Processes = ALONE) -> Capture:
     """Return what records functions that never run at the same time, nor read what another one has left.
 
     They share one pool of memory, which grows to what the largest needs, not to the sum of all.
+
+    Args:
+        processes: Those that run the functions together.
     """
-    return functools.partial(cuda_graph, pool=torch.cuda.graph_pool_handle())
+    # Among several, a thread of PyTorch's looks after their collectives meanwhile, which must not end a capture.
+    mode = "global" if processes.count == 1 else "thread_local"
+    return functools.partial(cuda_graph, pool=torch.cuda.graph_pool_handle(), mode=mode)
 
 
 class ReplayedStep:
@@ -80,11 +85,16 @@ class ReplayedStep:
     A captured step repeats its device work and none of its Python: the model must do the same work for every batch of
     a shape.
 
+    Several processes capture and replay at the same steps, as what they exchange within a graph must meet its like:
+    their batches may have different shapes, and what counts as a shape here are those of all of them. They tell each
+    other at every step, from host to host. What one of them cannot capture, none replays.
+
     Args:
         step: What is captured; what it writes must stay where it is.
         capture: Records a function and returns what repeats it, as `cuda_graphs` makes it.
         told: Called with a sentence once it is settled whether steps are replayed, and when shapes are left out.
         weights: What the step trains; after a replay they hold its gradients, as after the step itself.
+        processes: Who takes the step together.
 
     Attributes:
         refusal: Why a shape could not be captured, after which none is tried; empty when all were, or none was tried.
@@ -96,8 +106,10 @@ class ReplayedStep:
         capture: Capture,
         told: Callable[[str], None],
         weights: Sequence[torch.nn.Parameter] = (),
+        processes: Processes = ALONE,
     ) -> None:
         self._step = step
+        self._processes = processes
         self._gradients = _Gradients(weights)
         self._capture = capture
         self._told = told
@@ -115,29 +127,50 @@ class ReplayedStep:
         with for_cuda_graph(False):  # a replay has the bits of a step that is launched
             return self._train(batch, state)
 
+    def close(self) -> None:
+        """Forget all graphs: NCCL does not let go of processes while a graph holds what they exchange."""
+        for recorded in self._recorded.values():
+            recorded.close()
+        self._recorded.clear()
+
     def _train(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
         leaves, shape = flatten(state)
-        signature = _signature(batch, leaves, shape)
-        if self._seen.get(signature, 0) >= WARMUPS and signature not in self._recorded and self._may_record():
+        signature = self._together(_signature(batch, leaves, shape))
+        if self._may_record(signature) and self._seen.get(signature, 0) >= WARMUPS:
             self._record(signature, batch, state)
         if signature in self._recorded:
             return self._recorded[signature].replay(batch, leaves)
         loss, after = self._step(batch, state)
-        if _forms(after) == _forms(state):
+        if self._may_record(signature) and not self._processes.any(_forms(after) != _forms(state)):
             self._seen[signature] = self._seen.get(signature, 0) + 1
         return loss, after
 
-    def _may_record(self) -> bool:
-        return not self.refusal and len(self._recorded) < MOST_SHAPES
+    def _together(self, own: Signature) -> Signature:
+        """Return what stands for the signatures of all processes, the same in all of them."""
+        if self._processes.count == 1:
+            return own
+        digest = hashlib.blake2b(repr(own).encode(), digest_size=7).digest()
+        return self._processes.numbers(int.from_bytes(digest))
+
+    def _may_record(self, signature: Signature) -> bool:
+        return not self.refusal and signature not in self._recorded and len(self._recorded) < MOST_SHAPES
 
     def _record(self, signature: Signature, batch: Any, state: Any) -> None:
+        recorded, reason = None, ""
         try:
             recorded = _Recorded(self._step, self._capture, batch, state, self._gradients)
         except RuntimeError as error:
-            self.refusal = _first_cause(error)
+            reason = _first_cause(error)
+        if self._processes.any(recorded is None):
+            self.refusal = _first_of(self._processes.shared(reason))
+            if recorded is not None:
+                recorded.close()
+            if not self._recorded:
+                self._gradients.forget()
             which = "steps of further shapes" if self._recorded else "steps"
             self._told(f"{which} are not captured as a CUDA graph: {self.refusal}")
             return
+        assert recorded is not None
         self._recorded[signature] = recorded
         if len(self._recorded) == 1:
             self._told("steps are replayed as one CUDA graph")
@@ -172,6 +205,10 @@ class _Gradients:
         if copied:
             torch._foreach_copy_(copied, made)
         return places
+
+    def forget(self) -> None:
+        """Let go of the memory, for which nothing was recorded."""
+        self._kept.clear()
 
     def hold(self, places: list[torch.Tensor | None]) -> None:
         """Let the weights hold what `keep` returned."""
@@ -211,12 +248,26 @@ class _Recorded:
 
         self._replay = capture(work)
 
+    def close(self) -> None:
+        """Forget the graph, also where an error's traceback still knows of this."""
+        self._replay = _forgotten
+
     def replay(self, batch: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Train on a batch of the recorded shape, from a state of the recorded shape."""
         _copy([*batch, *leaves], self._inputs)
         self._replay()
         self._gradients.hold(self._places)
         return self._loss, self._state
+
+
+def _forgotten() -> None:
+    raise RuntimeError("the graph of this step was closed")
+
+
+def _first_of(reasons: Sequence[str]) -> str:
+    """Return the first reason there is, and whose it is where there are several processes."""
+    rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+    return f"{reason} (process {rank})" if len(reasons) > 1 else reason
 
 
 def _first_cause(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -123,7 +124,8 @@ def fit(
 
     Args:
         model: A `Trainable` on the device of `processes`.
-        train: What to learn from. With several processes, each reads its own share, all of the same size.
+        train: What to learn from. With several processes, each reads its own share, all of the same size; they begin
+            with the weights of the first.
         valid: What the weights are chosen by.
         options: How to train.
         folder: Where checkpoints and the best weights go; prepared.
@@ -143,6 +145,7 @@ def fit(
         ArgumentError: The loss is no longer a number.
         CheckpointError: The folder's checkpoint cannot be used, or a new one cannot be written.
     """
+    processes.spread(weights_of(model).values())
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build_optimizer(parameters, options)
     run = Run(
@@ -191,7 +194,7 @@ def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision
 
 
 class _MeanLoss(nn.Module):
-    """`model.loss` as the forward of a module, the form in which DistributedDataParallel takes it."""
+    """`model.loss` as the forward of a module, the form in which a step takes it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -233,9 +236,8 @@ class _Fitting:
         run.model.train()
         for observer in self._observers:
             observer.started(run.step, run.history)
-        train_batch = self._train_batch()
-        self._restart_clock()
-        with interruptible() as interruption:
+        with self._train_batch() as train_batch, interruptible() as interruption:
+            self._restart_clock()
             while run.epoch < options.epochs and not self._out_of_patience():
                 for batch in self._train.windows(run.epoch, run.batch):
                     self._step(train_batch, batch)
@@ -261,22 +263,24 @@ class _Fitting:
             write_tensors(self._folder.checkpoint, tensors, CHECKPOINT, facts)
         self._saved_at, self._saved_step = time.perf_counter(), self._run.step
 
-    def _train_batch(self) -> TrainBatch:
-        """Return what trains on one batch, captured and replayed where that is possible."""
+    @contextlib.contextmanager
+    def _train_batch(self) -> Iterator[TrainBatch]:
+        """Yield what trains on one batch, captured and replayed where that is possible."""
         options, processes = self._options, self._processes
-        mean_loss = processes.parallel(_MeanLoss(self._run.model))
+        optimizer, mean_loss = self._run.optimizer, _MeanLoss(self._run.model)
         step = Step(
-            mean_loss, self._run.optimizer, options.clip, options.precision, processes.device, options.clip_value
+            mean_loss, optimizer, options.clip, options.precision, processes.device, options.clip_value, processes
         )
-        weights = [weight for group in self._run.optimizer.param_groups for weight in group["params"]]
-        if self._record_step is not None:
-            return ReplayedStep(step, self._record_step, self._remark, weights)
         reason = refusal(options.cuda_graph, processes)
-        if not reason:
-            return ReplayedStep(step, cuda_graphs(), self._remark, weights)
+        if self._record_step is not None or not reason:
+            record_step = self._record_step or cuda_graphs(processes)
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            with contextlib.closing(ReplayedStep(step, record_step, self._remark, weights, processes)) as replayed:
+                yield replayed
+            return
         if processes.device.type == "cuda":
             self._remark(f"steps are not captured as a CUDA graph: {reason}")
-        return step
+        yield step
 
     def _remark(self, sentence: str) -> None:
         for observer in self._observers:

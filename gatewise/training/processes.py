@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
+
+LARGE_BYTES = 1 << 20
+"""Tensors from this size on are exchanged one by one; smaller ones, which would only wait for each other, together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,12 +36,47 @@ class Processes:
         """Whether this is the process that writes files and reports."""
         return self.rank == 0
 
-    def parallel(self, model: nn.Module) -> nn.Module:
-        """Wrap a model so that its gradients are averaged over the processes; alone, return it as it is."""
+    @torch.no_grad()
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors by those of the first process; all bring the same shapes in the same order."""
         if self.count == 1:
-            return model
-        devices = [self.device] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+            return
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            distributed.broadcast(whole, 0)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.copy_(whole)
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite tensors by their means over the processes, which are the same in all of them to the bit.
+
+        Nothing waits for the device, so that a CUDA graph can record it.
+
+        Args:
+            tensors: Floating point; all processes bring the same shapes in the same order.
+        """
+        if self.count == 1:
+            return
+        small: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.nbytes >= LARGE_BYTES and tensor.is_contiguous():
+                self._average(tensor)
+            else:
+                small.setdefault(tensor.dtype, []).append(tensor)
+        for together in small.values():
+            row = torch.cat([tensor.reshape(-1) for tensor in together])
+            self._average(row)
+            pieces = row.split([tensor.numel() for tensor in together])
+            shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, together, strict=True)]
+            torch._foreach_copy_(together, shaped)
+
+    def _average(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+        else:  # gloo only adds
+            distributed.all_reduce(tensor)
+            tensor.div_(self.count)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
@@ -46,9 +84,29 @@ class Processes:
             distributed.all_reduce(values)
         return values
 
+    def numbers(self, own: int) -> tuple[int, ...]:
+        """Return the numbers of all processes in all of them, by rank; every process must ask at the same step.
+
+        The processes wait for each other, but not for their devices.
+        """
+        if self.count == 1:
+            return (own,)
+        found = torch.zeros(self.count, dtype=torch.int64)
+        found[self.rank] = own
+        distributed.all_reduce(found)
+        return tuple(found.tolist())
+
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process; every process must ask at the same step."""
-        return bool(self.summed(torch.tensor(float(flag), device=self.device))) if self.count > 1 else flag
+        return any(self.numbers(int(flag)))
+
+    def shared(self, value: Any) -> list[Any]:
+        """Return the values of all processes in all of them, by rank."""
+        if self.count == 1:
+            return [value]
+        values = [None] * self.count
+        distributed.all_gather_object(values, value)
+        return values
 
     def gathered(self, value: Any) -> list[Any]:
         """Return the values of all processes in the first one, an empty list in the others."""
@@ -63,13 +121,16 @@ class Processes:
         if self.count == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, device=self.device)
+        distributed.broadcast_object_list(values)
         return values[0]
 
     def wait(self) -> None:
         """Wait until every process is here."""
-        if self.count > 1:
-            self.any(False)
+        self.any(False)
+
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+"""A process that has no fellows, to which its device makes no difference."""
 
 
 @contextlib.contextmanager
@@ -94,11 +155,18 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, chosen)
         return
-    distributed.init_process_group(
-        "nccl" if chosen.type == "cuda" else "gloo", device_id=chosen if chosen.type == "cuda" else None
-    )
+    # What is on the host goes from host to host: nobody waits for a GPU to agree on something.
+    if chosen.type == "cuda":
+        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
+    else:
+        distributed.init_process_group("gloo")
     try:
         yield Processes(rank, count, chosen)
+    except BaseException:
+        # The others wait for this one somewhere: ending in concert would be to wait for them.
+        with contextlib.suppress(RuntimeError):
+            distributed.group.WORLD.abort()
+        raise
     finally:
         distributed.destroy_process_group()
 

@@ -1,53 +1,58 @@
-"""Several processes train as one."""
+"""Several processes train as one, whether their steps are launched or replayed."""
 
 from __future__ import annotations
 
 import os
-import socket
+import subprocess
+import sys
+from typing import NamedTuple
 
 import pytest
 import torch
-from echo_model import Echoes, echo_model, train
-from test_resumption import StopAt, files_of, processes_that_start_fast
+from echo_model import Diary, Echoes, echo_model, train
+from several import Recorder, together
+from test_resumption import StopAt, files_of
+from torch import nn
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
-from gatewise.training import RunFolder, read_tensors
+from gatewise.training import RunFolder, TrainingOptions, read_tensors
+from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.loop import CHECKPOINT
+from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes, join_processes
+from gatewise.training.step import Step
 
 OPTIONS = {"epochs": 2, "clip": 0.05}
 
 
-def work(rank, port, folder, stop_at, options, queue):
-    os.environ.update(
-        WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port)
+def fitted(processes, folder, stop_at=0, dropout=0.0, seed=0, recorded=False, refuses="", **options):
+    """Train an `EchoModel` together; return how that went, and the weights of this process."""
+    rank = processes.rank
+    own = slice(4 * rank, 4 * rank + 4)
+    data = StopAt(Echoes(part=own), stop_at if rank == 1 else 0)
+    model = echo_model(seed + (rank if seed else 0), dropout=dropout)
+    recorder, diary = Recorder(refuses if rank == 1 else ""), Diary()
+    outcome, model = train(
+        folder,
+        model,
+        data,
+        Echoes(length=5, seed=1, part=own),
+        processes=processes,
+        record_step=recorder if recorded else None,
+        observers=[diary] if processes.first else [],
+        **(OPTIONS | options),
     )
-    with join_processes("cpu") as processes:
-        own = slice(4 * rank, 4 * rank + 4)
-        data = StopAt(Echoes(part=own), stop_at if rank == 1 else 0)
-        model = echo_model(dropout=options.pop("dropout", 0.0))
-        valid = Echoes(length=5, seed=1, part=own)
-        outcome, model = train(folder, model, data, valid, processes=processes, **options)
-        queue.put((rank, outcome.step, outcome.interrupted, [each.detach().numpy() for each in model.parameters()]))
+    return {
+        "step": outcome.step,
+        "interrupted": outcome.interrupted,
+        "weights": [each.detach().numpy() for each in model.parameters()],
+        "recorder": (recorder.records, recorder.replays),
+        "remarks": diary.remarks,
+    }
 
 
-def together(folder, stop_at=0, **options):
-    """Train with two processes over gloo; return for each its steps, whether it was stopped, and its weights."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    context = processes_that_start_fast()
-    queue = context.Queue()
-    workers = [
-        context.Process(target=work, args=(rank, port, folder, stop_at, OPTIONS | options, queue)) for rank in (0, 1)
-    ]
-    for worker in workers:
-        worker.start()
-    results = sorted((queue.get(timeout=120) for _ in workers), key=lambda result: result[0])
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    return results
+def same(one, other):
+    return all((first == second).all() for first, second in zip(one, other, strict=True))
 
 
 def history(folder):
@@ -57,13 +62,35 @@ def history(folder):
     ]
 
 
-def test_two_processes_have_the_losses_of_one(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What two processes found in runs of each kind, and the folders of these."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {
+        "launched": {},
+        "replayed": {"recorded": True},
+        "different beginnings": {"seed": 7},
+        "not recordable in one": {"recorded": True, "refuses": "CUDA out of memory"},
+    }
+    jobs = {name: (fitted, {"folder": folder / name} | options) for name, options in kinds.items()}
+    for part in ("launched", "replayed"):
+        whole = {"dropout": 0.3, "epochs": 3, "recorded": part == "replayed"}
+        jobs[f"{part} whole"] = (fitted, {"folder": folder / f"{part} whole"} | whole)
+        jobs[f"{part} stopped"] = (fitted, {"folder": folder / f"{part} parts", "stop_at": 10} | whole)
+        jobs[f"{part} resumed"] = (fitted, {"folder": folder / f"{part} parts"} | whole)
+    results = tmp_path_factory.mktemp("results")
+    return folder, together(results, jobs)
+
+
+@pytest.mark.parametrize("kind", ["launched", "replayed"])
+def test_two_processes_have_the_losses_of_one(runs, tmp_path, kind):
+    folder, found = runs
     _, alone = train(tmp_path / "one", echo_model(dropout=0.0), **OPTIONS)
-    (_, _, _, first), (_, _, _, second) = together(tmp_path / "two")
-    for one, other, expected in zip(first, second, alone.parameters(), strict=True):
-        assert (one == other).all()
+    first, second = (each["weights"] for each in found[kind])
+    assert same(first, second)
+    for one, expected in zip(first, alone.parameters(), strict=True):
         assert torch.allclose(torch.from_numpy(one), expected, rtol=1e-4, atol=1e-6)
-    for one, other in zip(history(tmp_path / "one"), history(tmp_path / "two"), strict=True):
+    for one, other in zip(history(tmp_path / "one"), history(folder / kind), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
 
@@ -74,25 +101,188 @@ def test_the_share_of_each_process_matters(tmp_path):
     assert history(tmp_path / "half")[0][0] != pytest.approx(history(tmp_path / "one")[0][0], rel=1e-3)
 
 
-def test_an_interruption_in_any_process_stops_all_and_the_rest_follows_in_the_same_bits(tmp_path):
-    options = {"dropout": 0.3, "epochs": 3}
-    together(tmp_path / "whole", **options)
-    stopped = together(tmp_path / "parts", stop_at=10, **options)
-    assert [(step, interrupted) for _, step, interrupted, _ in stopped] == [(25, True), (25, True)]
-    together(tmp_path / "parts", **options)
-    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
+def test_replays_end_in_the_bits_of_steps(runs):
+    folder, found = runs
+    assert files_of(folder / "launched") == files_of(folder / "replayed")
+    replays = 2 * 20 - 2 - WARMUPS  # the first of an epoch has no state
+    assert [each["recorder"] for each in found["replayed"]] == [(1, replays)] * 2
+    assert [each["remarks"] for each in found["replayed"]] == [["steps are replayed as one CUDA graph"], []]
+
+
+def test_all_begin_with_the_weights_of_the_first(runs):
+    _, found = runs
+    first, second = (each["weights"] for each in found["different beginnings"])
+    assert same(first, second)
+    assert not same(first, found["launched"][0]["weights"])
+
+
+def test_what_one_cannot_record_none_replays(runs):
+    folder, found = runs
+    first, second = found["not recordable in one"]
+    assert (first["recorder"], second["recorder"]) == ((1, 0), (1, 0))
+    assert first["remarks"] == ["steps are not captured as a CUDA graph: CUDA out of memory (process 1)"]
+    assert files_of(folder / "launched") == files_of(folder / "not recordable in one")
+
+
+@pytest.mark.parametrize("kind", ["launched", "replayed"])
+def test_an_interruption_in_any_process_stops_all_and_the_rest_follows_in_the_same_bits(runs, kind):
+    folder, found = runs
+    assert [(each["step"], each["interrupted"]) for each in found[f"{kind} stopped"]] == [(25, True), (25, True)]
+    assert files_of(folder / f"{kind} whole") == files_of(folder / f"{kind} parts")
+    assert files_of(folder / "launched whole") == files_of(folder / f"{kind} whole")
     with pytest.raises(
         CheckpointError, match=r"made by 2 processes, here are 1. Resume with: torchrun --nproc-per-node 2"
     ):
-        train(tmp_path / "parts", echo_model(dropout=0.3))
+        train(folder / f"{kind} parts", echo_model(dropout=0.3))
+
+
+class Rows(NamedTuple):
+    x: torch.Tensor
+
+
+class Sometimes(nn.Module):
+    """Has a weight that only long batches use, and a buffer that counts rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.long = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, batch, state):
+        self.rows += len(batch.x)
+        weights = self.always + self.long if len(batch.x) > 4 else self.always
+        return (batch.x * weights - 1).square().mean(), None
+
+
+def of_different_shapes(processes, recorded, sizes):
+    """Take steps on batches of these sizes; return losses, weights, the buffer, and what was recorded when."""
+    model, options = Sometimes(), TrainingOptions(optimizer="sgd", learning_rate=0.1, clip=0.0)
+    weights, device = list(model.parameters()), processes.device
+    optimizer, recorder = build_optimizer(weights, options), Recorder()
+    step = Step(model, optimizer, 0.0, "float32", device, processes=processes)
+    if recorded:
+        step = ReplayedStep(step, recorder, print, weights, processes)
+    generator, losses, replays = torch.Generator().manual_seed(processes.rank), [], []
+    for size in sizes[processes.rank]:
+        losses.append(float(step(Rows(torch.randn(size, 6, generator=generator)), None)[0]))
+        replays.append(recorder.replays)
+    return losses, [each.detach().numpy() for each in weights], float(model.rows), replays
+
+
+def exchanges(processes):
+    """Average and spread tensors of every kind; return them beside what they should be."""
+    rank, generator = processes.rank, torch.Generator().manual_seed(0)
+    found, expected, firsts = [], [], []
+    for shape in ((3,), (), (1, 5), (600, 600), (0,)):
+        for dtype in (torch.float32, torch.float64):
+            both = [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2)]
+            for turned in (False, True):
+                mine = both[rank].clone()
+                found.append(mine.t().contiguous().t() if turned and mine.ndim == 2 else mine)
+                expected.append((both[0] + both[1]) / 2)
+                firsts.append(both[0])
+    spread = [each.clone() if each.is_contiguous() else each.t().clone().t() for each in found]
+    processes.average(found)
+    processes.spread(each for each in spread if each.numel())
+    strides = [each.stride() for each in spread] == [each.stride() for each in found]
+    averaged = all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    own = rank == 0 or not torch.equal(expected[0], firsts[0])
+    from_first = all(not spread[i].numel() or torch.equal(spread[i], firsts[i]) for i in range(len(firsts))) or rank
+    return averaged and strides and own and bool(from_first)
+
+
+def agreements(processes):
+    return (
+        processes.numbers(2**50 + processes.rank),
+        (processes.any(False), processes.any(processes.rank == 1)),
+        processes.shared("a" * (processes.rank + 1)),
+        processes.gathered(processes.rank),
+        processes.told(processes.rank),
+    )
+
+
+# One process or both change shape; all combinations come up often enough to be recorded.
+SIZES = [[8, 5, 3, 8, 3, 5] * 9, [2, 2, 3, 8, 8, 3] * 9]
+
+
+@pytest.fixture(scope="module")
+def small_jobs(tmp_path_factory):
+    shapes = {
+        f"shapes {recorded}": (of_different_shapes, {"recorded": recorded, "sizes": SIZES}) for recorded in (0, 1)
+    }
+    jobs = shapes | {"exchanges": (exchanges, {}), "agreements": (agreements, {})}
+    return together(tmp_path_factory.mktemp("results"), jobs)
+
+
+def test_shapes_may_differ_between_processes(small_jobs):
+    launched, replayed = small_jobs["shapes 0"], small_jobs["shapes 1"]
+    for rank in range(2):
+        assert launched[rank][0] == replayed[rank][0], "losses"
+        assert same(launched[rank][1], replayed[rank][1])
+    (_, first, _, when), (_, second, _, also) = replayed
+    assert same(first, second)
+    assert when == also, "both replay at the same steps"
+    assert when[-1] == 6 * (9 - WARMUPS)
+
+
+def test_a_weight_that_has_no_part_in_a_share_counts_as_zero(small_jobs):
+    (losses, first, _, _), (_, second, _, _) = small_jobs["shapes 0"]
+    assert same(first, second)
+    assert abs(first[1] - 1).min() > 0.01
+    assert losses[-1] != losses[0]
+
+
+def test_buffers_are_those_of_the_first_process_and_its_own_last_rows(small_jobs):
+    for kind in (0, 1):
+        (_, _, first, _), (_, _, second, _) = small_jobs[f"shapes {kind}"]
+        assert first == sum(SIZES[0])
+        assert second == sum(SIZES[0][:-1]) + SIZES[1][-1]
+
+
+def test_tensors_of_every_kind_are_averaged_and_spread(small_jobs):
+    assert small_jobs["exchanges"] == [True, True]
+
+
+def test_processes_tell_each_other(small_jobs):
+    both = ((2**50, 2**50 + 1), (False, True), ["a", "aa"])
+    assert small_jobs["agreements"] == [(*both, [0, 1], 0), (*both, [], 0)]
+
+
+FAILING = """
+import sys
+from gatewise.training.processes import join_processes
+with join_processes("cpu") as processes:
+    processes.wait()
+    if processes.rank == int(sys.argv[1]):
+        raise ValueError("the reason")
+    while True:
+        processes.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_any_process_ends_all(tmp_path, rank):
+    (tmp_path / "failing.py").write_text(FAILING)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(
+        [*launcher, "failing.py", str(rank)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert answer.returncode != 0
+    assert "ValueError: the reason" in answer.stderr
 
 
 def test_alone_nothing_is_exchanged():
     alone = Processes(0, 1, torch.device("cpu"))
-    model = echo_model()
-    assert alone.parallel(model) is model
+    values = torch.tensor([1.0, 2.0])
+    alone.average([values])
+    alone.spread([values])
+    assert alone.summed(values).tolist() == [1.0, 2.0]
     assert alone.first
     assert (alone.any(True), alone.any(False)) == (True, False)
+    assert (alone.numbers(3), alone.shared("x")) == ((3,), ["x"])
     assert alone.gathered("x") == ["x"]
     assert alone.told("x") == "x"
 

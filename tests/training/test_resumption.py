@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ import time
 import pytest
 import torch
 from echo_model import Diary, Echoes, train
+from several import processes_that_start_fast
 
 from gatewise.contract.errors import ArgumentError
 from gatewise.data import TokenStream
@@ -63,13 +63,6 @@ def files_of(folder):
         del evaluation["seconds"], evaluation["tokens_per_second"]
     bits = {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
     return run.model.read_bytes(), bits, facts
-
-
-def processes_that_start_fast():
-    """Return a context whose processes are forked from one that has imported everything, but computed nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"])
-    return context
 
 
 class StopAt:

@@ -16,6 +16,7 @@ from gatewise.planning.translation.setting import Setting, parameter_bytes
 from gatewise.planning.way import Part, Way
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic
+from gatewise.training.processes import LARGE_BYTES
 
 CUBLAS = "cuBLAS"
 CUBLAS_BYTES = 40 << 20
@@ -32,7 +33,7 @@ def training_step(
         shape: Of the batch in this process.
         training: Precision, optimizer and average are read.
         device: Where it would run.
-        processes: How many train together; with several, DistributedDataParallel has a copy of all gradients.
+        processes: How many train together; several copy their small gradients to exchange them.
         text_bytes: What the training text takes on the device.
 
     Raises:
@@ -40,7 +41,7 @@ def training_step(
     """
     dtype = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
     with arithmetic(training.precision):
-        captured = training.cuda_graph and device.kind == "cuda" and processes == 1
+        captured = training.cuda_graph and device.kind == "cuda"
         setting = Setting(model, shape, dtype, device, captured)
         parts = _parts(setting)
     return Step(shape, _at_rest(model, training, device, processes, text_bytes), parts)
@@ -81,11 +82,12 @@ def _at_rest(
     weights = parameter_bytes(model)
     moments = {"adam": 2, "adamw": 2, "sgd": int(training.momentum > 0)}[training.optimizer]
     copies = {"none": 0, "last": training.average_last - 1}.get(training.average, 1)
+    small = sum(each.nbytes for each in model.parameters() if each.nbytes < LARGE_BYTES)
     items = (
         ("weights", weights),
         ("moments", moments * weights),
         ("averages", copies * weights),
-        ("gradients that processes exchange", weights * (processes > 1)),
+        ("gradients that processes exchange", small * (processes > 1)),
         ("training text", text_bytes),
         (CUBLAS, CUBLAS_BYTES * (device.kind == "cuda")),
     )

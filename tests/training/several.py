@@ -1,0 +1,92 @@
+"""Two processes that train together, as torchrun would start them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+import traceback
+
+from gatewise.training.processes import join_processes
+
+COUNT = 2
+
+
+class Recorder:
+    """Counts how often work is recorded and repeated, which here is to do it again; refuses with a sentence if told."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses, self.records, self.replays = refuses, 0, 0
+
+    def __call__(self, work):
+        self.records += 1
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+
+        def replay():
+            self.replays += 1
+            work()
+
+        return replay
+
+
+def processes_that_start_fast():
+    """Return a context whose processes are forked from one that has imported everything, but computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"])
+    return context
+
+
+def together(folder, jobs, device="cpu", context=None, seconds=120.0):
+    """Do jobs one after the other, each in both processes at once.
+
+    Args:
+        folder: An empty one.
+        jobs: A function of `Processes` and keyword arguments, and the latter, by name.
+        device: Of both processes; "cuda" gives each its own.
+        context: Starts them.
+        seconds: After which they are killed.
+
+    Returns:
+        What the jobs returned, by name, one value a process; a job that failed, and those behind it, are missing.
+    """
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    context = context or processes_that_start_fast()
+    workers = [context.Process(target=_work, args=(rank, port, folder, jobs, device)) for rank in range(COUNT)]
+    for worker in workers:
+        worker.start()
+    end = time.monotonic() + seconds
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
+        if worker.exitcode is None:
+            worker.kill()
+            worker.join()
+    paths = {name: [_path(folder, name, rank) for rank in range(COUNT)] for name in jobs}
+    return {
+        name: [pickle.loads(path.read_bytes()) for path in both]
+        for name, both in paths.items()
+        if all(path.exists() for path in both)
+    }
+
+
+def _work(rank, port, folder, jobs, device):
+    os.environ.update(
+        WORLD_SIZE=str(COUNT), RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port)
+    )
+    with join_processes(device) as processes:
+        for name, (job, arguments) in jobs.items():
+            try:
+                result = job(processes, **arguments)
+            except Exception:
+                print(f"{name}, process {rank}: {traceback.format_exc()}", flush=True)
+                raise
+            _path(folder, name, rank).write_bytes(pickle.dumps(result))
+            processes.wait()
+
+
+def _path(folder, name, rank):
+    return folder / f"{name}.{rank}"
