@@ -134,6 +134,11 @@ class Problem:
         return 2.0 * self.time * self.batch * (self.parameter_count - biases)
 
     @property
+    def rebuilds_gates(self) -> bool:
+        """Whether a backward pass computes gates again that the forward pass did not keep: `lean`, in training."""
+        return self.lean and self.needs_grad
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one element of `dtype`."""
         return self.dtype.itemsize
@@ -156,7 +161,7 @@ class Problem:
             str(self.dtype).removeprefix("torch."),
             "TF32 allowed" if self.allow_tf32 and self.dtype == torch.float32 else "",
             "training" if self.needs_grad else "inference",
-            "lean memory" if self.lean and self.needs_grad else "",
+            "lean memory" if self.rebuilds_gates else "",
             "in a CUDA graph" if self.captured else "",
         ]
         return ", ".join([sizes, *filter(None, extras)])

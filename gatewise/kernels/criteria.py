@@ -48,7 +48,7 @@ NOT_LEAN = Criterion(
     "memory",
     allowed="'normal' in training",
     actual=lambda problem, device: "'lean'" if problem.lean else "'normal'",
-    holds=lambda problem, device: not (problem.lean and problem.needs_grad),
+    holds=lambda problem, device: not problem.rebuilds_gates,
     violation=lambda problem, device: (problem.replace(lean=True, needs_grad=True), device),
 )
 

@@ -80,7 +80,7 @@ class _Eager:
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
             workspace_bytes=unroll.backward_workspace(problem, device.kind),
         )
-        if not problem.lean:
+        if not problem.rebuilds_gates:
             return forward + backward
         # The forward pass is run again, a direction at a time, and what it keeps lives beside the backward's own.
         kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem))
@@ -132,7 +132,7 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
 
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     products = _projected(problem, layer)
-    keep = problem.needs_grad and not problem.lean
+    keep = problem.needs_grad and not problem.rebuilds_gates
     runs = [_run(layer, products, direction, keep) for direction in range(len(layer.weights))]
     kept = tuple(tensor for run in runs if run.kept is not None for tensor in run.kept)
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)

@@ -69,7 +69,7 @@ CRITERIA = (
         "proj_size",
         allowed="0 where memory is 'lean' in training",
         actual=lambda problem, device: str(problem.proj_size),
-        holds=lambda problem, device: problem.proj_size == 0 or not (problem.lean and problem.needs_grad),
+        holds=lambda problem, device: problem.proj_size == 0 or not problem.rebuilds_gates,
         violation=lambda problem, device: (
             problem.replace(proj_size=1, hidden_size=max(2, problem.hidden_size), lean=True, needs_grad=True),
             device,

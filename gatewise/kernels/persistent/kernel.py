@@ -14,9 +14,8 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, segment_count, workspace_bytes
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
-from gatewise.kernels.persistent.segments import segments
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
 
 _START_SECONDS = 6e-6  # until the blocks of a launch have their weights
@@ -79,7 +78,7 @@ class _Persistent:
         )
         if problem.proj_size:
             return work + _folded(problem, planes)
-        return work + _segmented(problem, device, planes) if _is_lean(problem) else work
+        return work + _segmented(problem, device, planes) if problem.rebuilds_gates else work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -159,7 +158,7 @@ def _folded(problem: Problem, planes: int) -> Work:
 
 def _segmented(problem: Problem, device: Device, planes: int) -> Work:
     # The forward pass's products are made again; each segment after the first has launches and products of its own.
-    more, directions = problem.num_layers * (len(segments(problem.time)) - 1), problem.num_directions
+    more, directions = problem.num_layers * (segment_count(problem) - 1), problem.num_directions
     return Work(
         matmul_flops=problem.matmul_flops,
         bytes_moved=12.0 * problem.num_layers * planes,
@@ -183,12 +182,7 @@ def _way(problem: Problem) -> ModuleType:
 
     if problem.proj_size:
         return projected
-    return lean if _is_lean(problem) else layer
-
-
-def _is_lean(problem: Problem) -> bool:
-    # Without a backward pass nothing is kept anyway.
-    return problem.lean and problem.needs_grad
+    return lean if problem.rebuilds_gates else layer
 
 
 def _passes(problem: Problem, device: Device) -> list[tuple[str, Tiling]]:

@@ -2,18 +2,26 @@
 
 The forward pass needs gates for a segment at a time. The backward pass makes them again, from x and the outputs, in two
 products a segment, and its launch adds the biases and activates them. Gradients of the weights add up over segments.
+`memory.segment_count` says how many segments there are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
-from gatewise.kernels.persistent import products
+from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import history, products
+from gatewise.kernels.persistent.layer import in_order as layer_in_order
 from gatewise.kernels.persistent.layer import on_device, plain_nan
-from gatewise.kernels.persistent.padding import columns_widened, gates_narrowed, gates_widened
+from gatewise.kernels.persistent.memory import forward_segment_count, segment_count
+from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
     Pair,
@@ -26,40 +34,63 @@ from gatewise.kernels.persistent.passes import (
     planes,
 )
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import Segment, longest, segments
-from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten
+from gatewise.kernels.persistent.segments import Segment, longest, visited_together
+from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
 
 def forward(problem: Problem, layer: Layer) -> Result:
     """Compute one layer for training; keep its cells [D, T, B, H], H rounded up to 8."""
-    x, directions, device = layer.x, len(layer.weights), layer.x.device
+    x, tokens = layer.x, order_of(layer.x, problem)
+    h_n, c_n = (torch.empty_like(layer.c0, memory_format=torch.contiguous_format) for _ in range(2))
+    y = tokens.new(x, width=problem.output_size)
+    result = Result(y, h_n, c_n, new_kept(problem, x.shape[2], x, tokens))
+    compute(problem, _ready(layer), tokens, result, Scratch(x))
+    return result
+
+
+def new_kept(problem: Problem, features: int, like: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+    """Return unwritten cells for the backward pass of a layer."""
+    return (tokens.new(like, problem.num_directions, width=hidden_of(problem.hidden_size)),)
+
+
+def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratch: Scratch) -> None:
+    """Compute one layer into memory that is there.
+
+    Args:
+        problem: What is asked.
+        layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
+        tokens: The order of the tensors of `into`, step by step; that of x may be another.
+        into: Outputs; `kept` is what `new_kept` returns.
+        scratch: For all else.
+    """
+    (cells,), y, directions = into.kept, into.y, len(layer.weights)
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    time, batch = x.shape[:2]
-    steps, whole = longest(time), size == hidden
-    gates = x.new_empty(directions, steps * batch, 4 * hidden)
-    cells = x.new_empty(directions, time, batch, hidden)
-    y = x.new_empty(time, batch, directions * size)
+    time, batch, _ = tokens
+    count = forward_segment_count(problem)
+    whole, steps = size == hidden, longest(time, count)
     if whole:
         fill_unwritten(y)
-    wide = None if whole else x.new_empty(steps, batch, directions * hidden)
-    matrices, lengths = Matrices(layer.weights), on_device(layer.lengths, device)
-    launch = forward_launch(problem, batch, directions, lengths is not None, device)
-    w_ih = [gates_widened(own.w_ih, size).t() for own in layer.weights]
-    h, c = layer.h0, layer.c0.contiguous()
-    for both in _pairs(time, directions):
-        tokens = Tokens(both[0].steps, batch, by_row=False)
-        with products.in_precision_of(problem):
+    gates = scratch.new_empty(directions, steps * batch, 4 * hidden)
+    wide = None if whole else scratch.new_empty(steps, batch, directions * hidden)
+    matrices = Matrices(layer.weights)
+    launch = forward_launch(problem, batch, directions, layer.lengths is not None, y.device)
+    w_ih = [gates_widened(own.w_ih, size, scratch).t() for own in layer.weights]
+    h, c = layer.h0, layer.c0
+    pairs = visited_together(time, count, directions)
+    for both in pairs:
+        stretch = Tokens(both[0].steps, batch, by_row=False)
+        with scratch.frame(), products.in_precision_of(problem):
             for share, weights, own in zip(gates, w_ih, both, strict=True):
-                inputs = _rounded_up(tokens.flat(x[own.start : own.stop]))
-                torch.mm(inputs, weights, out=_tokens_of(share, tokens))
+                with scratch.frame():
+                    torch.mm(_inputs(layer, own, scratch), weights, out=_tokens_of(share, stretch))
         outputs = _shares([y[own.start : own.stop] for own in both], size)
-        h0, c0 = plain_nan(columns_widened(h.flatten(0, 1))), c
-        h, c = (x.new_empty(directions, batch, size) for _ in range(2))
+        h0, c0 = plain_nan(columns_widened(h.flatten(0, 1), scratch), scratch), c
+        h, c = into[1:3] if both is pairs[-1] else [scratch.new_empty(directions, batch, size) for _ in range(2)]
         forward_pass(
             launch,
             matrices,
-            tokens,
+            stretch,
             gates=planes(gates),
             y=outputs if wide is None else columns(fill_unwritten(wide), directions),
             narrow=(None, None) if wide is None else outputs,
@@ -68,86 +99,227 @@ def forward(problem: Problem, layer: Layer) -> Result:
             c0=c0,
             h_n=h,
             c_n=c,
-            lengths=lengths,
+            lengths=layer.lengths,
             starts=_starts(both),
             keep_gates=False,
         )
-    return Result(y, h, c, (cells,))
 
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:
     """Compute one layer's gradients, from the last segment to the first."""
-    (cells,), x, directions, device = result.kept, layer.x, len(layer.weights), layer.x.device
+    x, tokens = layer.x, order_of(layer.x, problem)
+    into = LayerGradients(
+        tokens.new(x, width=x.shape[2]) if needs.x else None,
+        torch.empty_like(layer.c0, memory_format=torch.contiguous_format) if needs.state else None,
+        torch.empty_like(layer.c0, memory_format=torch.contiguous_format) if needs.state else None,
+        products.new_weight_gradients(layer, apart=problem.traced) if needs.weights else (),
+    )
+    differentiate(problem, _ready(layer), result, in_order(above, tokens), into, Scratch(x))
+    return into._replace(weights=into.weights or (None,) * (len(layer.weights) * problem.weights_per_direction))
+
+
+def in_order(above: OutputGradients, tokens: Tokens) -> OutputGradients:
+    """Return gradients of outputs as `differentiate` reads them: those of y step by step or row by row."""
+    y, h_n, c_n = layer_in_order(above._replace(y=None), tokens)
+    dy = above.y
+    if dy is not None:
+        y = dy if dy.transpose(0, 1).is_contiguous() else dy.contiguous()
+    return OutputGradients(y, h_n, c_n)
+
+
+def differentiate(
+    problem: Problem,
+    layer: Layer,
+    result: Result,
+    above: OutputGradients,
+    into: LayerGradients,
+    scratch: Scratch,
+) -> None:
+    """Compute one layer's gradients into memory that is there, from the last segment to the first.
+
+    Args:
+        problem: What is asked.
+        layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
+        result: Its outputs.
+        above: Gradients of them, as `in_order` returns them.
+        into: Gradients; what is not wanted is None, weights are empty.
+        scratch: For all else.
+    """
+    (cells,), (time, batch, _), directions = result.kept, layer.x.shape, len(layer.weights)
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    time, batch, features = x.shape
-    gates, dgates = (x.new_empty(directions, longest(time) * batch, 4 * hidden) for _ in range(2))
-    matrices, lengths = Matrices(layer.weights), on_device(layer.lengths, device)
-    launch = backward_launch(problem, batch, directions, lengths is not None, device, sums=True)
-    bias = x.new_zeros(launch.cut.together, directions, 4 * hidden, dtype=torch.float32)
-    w_ih = [gates_widened(own.w_ih, size) for own in layer.weights]
-    w_hh = [gates_widened(own.w_hh, size) for own in layer.weights]
-    dx = x.new_empty(time, batch, hidden_of(features)) if needs.x else None
-    dw_ih, dw_hh = ([torch.empty_like(own) for own in kind] if needs.weights else [] for kind in (w_ih, w_hh))
-    dh, dc = (None if state is None else state.contiguous() for state in (above.h_n, above.c_n))
-    begun: set[Segment] = set()  # whose dx has one direction's share already
-    pairs = _pairs(time, directions)
-    with products.in_precision_of(problem):
-        for both in reversed(pairs):
-            tokens = Tokens(both[0].steps, batch, by_row=False)
-            earlier = [_earlier(layer, result.y, lengths, direction, own) for direction, own in enumerate(both)]
-            for direction, own in enumerate(both):
-                sums = _tokens_of(gates[direction], tokens)
-                torch.mm(_rounded_up(tokens.flat(x[own.start : own.stop])), w_ih[direction].t(), out=sums)
-                for rows, h in earlier[direction]:
-                    sums[rows].addmm_(_rounded_up(h), w_hh[direction].t())
-            given = None if above.y is None else [above.y[own.start : own.stop].contiguous() for own in both]
-            dh_n, dc_n, dh, dc = dh, dc, *(x.new_empty(directions, batch, size) for _ in range(2))
-            backward_pass(
-                launch,
-                matrices,
-                tokens,
-                gates=planes(gates),
-                cells=_cells_of(cells, both),
-                dy=(None, None) if given is None else _shares(given, size),
-                dgates=planes(fill_unwritten(dgates)),
-                c0=torch.stack(
-                    [_cell_before(layer, cells, lengths, direction, own) for direction, own in enumerate(both)]
-                ),
-                dh_n=dh_n,
-                dc_n=dc_n,
-                dh0=dh,
-                dc0=dc,
-                bias=bias,
-                lengths=lengths,
-                starts=_starts(both),
+    count = segment_count(problem)
+    pairs, steps, held = visited_together(time, count, directions), longest(time, count), count > 1
+    matrices = Matrices(layer.weights)
+    launch = backward_launch(problem, batch, directions, layer.lengths is not None, cells.device, sums=True)
+    with scratch.frame(), products.in_precision_of(problem):
+        gates, dgates = (scratch.new_empty(directions, steps * batch, 4 * hidden) for _ in range(2))
+        bias = scratch.new_empty(launch.cut.together, directions, 4 * hidden, dtype=torch.float32).zero_()
+        between = [[scratch.new_empty(layer.c0.shape) for _ in ("h", "c")] for _ in range(2)]
+        call = _Call(
+            layer._replace(weights=_fitted(layer, size, scratch)) if held else layer,
+            history.initial_hidden_states(layer, scratch),
+            result.y,
+            into.weights,
+            _totals(into, size, directions, scratch if held else None),
+        )
+        dh, dc = above.h_n, above.c_n
+        begun: set[Segment] = set()
+        for index, both in enumerate(reversed(pairs)):
+            at = _Place(both, Tokens(both[0].steps, batch, by_row=False), index == 0, both is pairs[0])
+            dh_n, dc_n = dh, dc
+            dh, dc = (
+                end if at.is_last and end is not None else own
+                for end, own in zip(into[1:3], between[index % 2], strict=True)
             )
-            for direction, own in enumerate(both):
-                dsums = _tokens_of(dgates[direction], tokens)
-                if dx is not None:
-                    _add(tokens.flat(dx[own.start : own.stop]), dsums, w_ih[direction], anew=own not in begun)
-                    begun.add(own)
-                if needs.weights:
-                    first, inputs = both is pairs[-1], x[own.start : own.stop]
-                    if lengths is not None:
-                        inputs = products.without_padding(inputs, lengths, own.start)
-                    _add(dw_ih[direction], dsums.t(), _rounded_up(tokens.flat(inputs)), anew=first)
-                    for rows, h in earlier[direction]:
-                        _add(dw_hh[direction], dsums[rows].t(), _rounded_up(h), anew=first)
-                        first = False
-    return LayerGradients(
-        None if dx is None else dx[..., :features],
-        dh if needs.state else None,
-        dc if needs.state else None,
-        _weight_gradients(problem, features, dw_ih, dw_hh, bias.sum(0).to(x.dtype))
-        if needs.weights
-        else (None,) * (directions * problem.weights_per_direction),
+            with scratch.frame():
+                _make_sums(call, at, gates, scratch)
+                given = None if above.y is None else [_lying(above.y[own.start : own.stop], scratch) for own in both]
+                backward_pass(
+                    launch,
+                    matrices,
+                    at.tokens,
+                    gates=planes(gates),
+                    cells=_cells_of(cells, both),
+                    dy=(None, None) if given is None else _shares(given, size),
+                    dgates=planes(fill_unwritten(dgates)),
+                    c0=history.cell_states(layer, cells, both, scratch),
+                    dh_n=dh_n,
+                    dc_n=dc_n,
+                    dh0=dh,
+                    dc0=dc,
+                    bias=bias,
+                    lengths=layer.lengths,
+                    starts=_starts(both),
+                )
+            if into.x is not None:
+                _add_to_inputs(call, at, dgates, into.x, begun, scratch)
+            if into.weights:
+                _add_to_weights(call, at, dgates, size, scratch)
+        if problem.bias and into.weights:
+            total = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
+            for direction, own in enumerate(total):
+                products.write_biases(own, size, *call.into_of(direction)[2:4])
+
+
+class _Call(NamedTuple):
+    """What stays the same from segment to segment.
+
+    Attributes:
+        layer: The inputs; its matrices rounded up if there are several segments.
+        h0: Initial hidden state, as `history.initial_hidden_states` returns it.
+        y: Outputs.
+        into: For the gradients of the weights, in the layer's flat order; or nothing.
+        totals: For those of each direction's matrices, rounded up; None for memory of a segment's own.
+    """
+
+    layer: Layer
+    h0: Tensor
+    y: Tensor
+    into: tuple[Tensor | None, ...]
+    totals: tuple[Tensor | None, ...]
+
+    def into_of(self, direction: int) -> tuple[Tensor | None, ...]:
+        """Return where the gradients of a direction's weights go."""
+        each = len(self.into) // len(self.layer.weights)
+        return self.into[direction * each : (direction + 1) * each]
+
+
+class _Place(NamedTuple):
+    """Where the backward pass is: the segment of each direction, and whether it is the first or last it visits."""
+
+    both: tuple[Segment, ...]
+    tokens: Tokens
+    is_first: bool
+    is_last: bool
+
+
+def _make_sums(call: _Call, at: _Place, gates: Tensor, scratch: Scratch) -> None:
+    """Make the gate sums of a segment again, but for biases."""
+    size = call.h0.shape[2]
+    for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
+        sums = _tokens_of(gates[direction], at.tokens)
+        with scratch.frame():
+            torch.mm(_inputs(call.layer, own, scratch), gates_widened(weights.w_ih, size, scratch).t(), out=sums)
+        with scratch.frame():
+            w_hh = gates_widened(weights.w_hh, size, scratch).t()
+            for part in history.hidden_states(call.layer, call.h0, call.y, direction, own, scratch):
+                sums[part.tokens].addmm_(_rounded_up(part.states, scratch), w_hh)
+
+
+def _add_to_inputs(call: _Call, at: _Place, dgates: Tensor, dx: Tensor, begun: set[Segment], scratch: Scratch) -> None:
+    """Add what a segment gives to the gradient of x [T, B, I]; `begun` holds the segments that have a share already."""
+    for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
+        dsums, rows = _tokens_of(dgates[direction], at.tokens), dx[own.start : own.stop].flatten(0, 1)
+        with scratch.frame():
+            matrix = gates_widened(weights.w_ih, call.h0.shape[2], scratch)
+            if matrix.shape[1] == rows.shape[1]:
+                _add(rows, dsums, matrix, begun=own in begun)
+            else:
+                wide = torch.mm(dsums, matrix, out=scratch.new_empty(rows.shape[0], matrix.shape[1]))
+                if own in begun:
+                    rows.add_(wide[:, : rows.shape[1]])
+                else:
+                    fitted(wide, *rows.shape, into=rows)
+        begun.add(own)
+
+
+def _add_to_weights(call: _Call, at: _Place, dgates: Tensor, size: int, scratch: Scratch) -> None:
+    """Add what a segment gives to the gradients of the matrices; after the last one, hand them over."""
+    for direction, own in enumerate(at.both):
+        dsums = _tokens_of(dgates[direction], at.tokens)
+        for index, into in enumerate(call.into_of(direction)[:2]):
+            if into is None:
+                continue
+            with scratch.frame():
+                total = call.totals[2 * direction + index]
+                if total is None:
+                    total = scratch.new_empty(_wide_shape(into, size))
+                begun = not at.is_first
+                if index == 0:
+                    _add(total, dsums.t(), _inputs(call.layer, own, scratch, without_padding=True), begun=begun)
+                else:
+                    for part in history.hidden_states(call.layer, call.h0, call.y, direction, own, scratch):
+                        _add(total, dsums[part.tokens].t(), _rounded_up(part.states, scratch), begun=begun)
+                        begun = True
+                if at.is_last and total is not into:
+                    gates_narrowed(total, size, into.shape[1], into)
+
+
+def _add(total: Tensor, left: Tensor, right: Tensor, *, begun: bool) -> None:
+    """Add a product to what was begun, or begin with it."""
+    if begun:
+        total.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=total)
+
+
+def _fitted(layer: Layer, size: int, scratch: Scratch) -> list[DirectionWeights]:
+    return [
+        own._replace(w_ih=gates_widened(own.w_ih, size, scratch), w_hh=gates_widened(own.w_hh, size, scratch))
+        for own in layer.weights
+    ]
+
+
+def _totals(into: LayerGradients, size: int, directions: int, scratch: Scratch | None) -> tuple[Tensor | None, ...]:
+    """Return where the gradients of the matrices add up; without `scratch` only those that lie as they are returned."""
+    each = len(into.weights) // directions
+    matrices = [own for index, own in enumerate(into.weights) if index % each < 2] if each else []
+    return tuple(
+        own
+        if own is None or own.shape == _wide_shape(own, size)
+        else None
+        if scratch is None
+        else scratch.new_empty(_wide_shape(own, size))
+        for own in matrices
     )
 
 
-def _pairs(time: int, directions: int) -> list[tuple[Segment, ...]]:
-    """Return the segments that are visited together, first those where the directions begin."""
-    cuts = segments(time)
-    return list(zip(cuts, reversed(cuts), strict=True)) if directions == 2 else [(own,) for own in cuts]
+def _wide_shape(matrix: Tensor, size: int) -> tuple[int, int]:
+    return 4 * hidden_of(size), hidden_of(matrix.shape[1])
+
+
+def _ready(layer: Layer) -> Layer:
+    return layer._replace(c0=layer.c0.contiguous(), lengths=on_device(layer.lengths, layer.x.device))
 
 
 def _starts(both: tuple[Segment, ...]) -> tuple[int, int]:
@@ -158,7 +330,21 @@ def _tokens_of(share: Tensor, tokens: Tokens) -> Tensor:
     return share[: tokens.time * tokens.batch]
 
 
-def _shares(given: list[Tensor], size: int) -> Pair:
+def _inputs(layer: Layer, own: Segment, scratch: Scratch, *, without_padding: bool = False) -> Tensor:
+    """Return the inputs of a segment [tokens, I], I rounded up; without padding for products that add up tokens."""
+    x = layer.x[own.start : own.stop]
+    if without_padding and layer.lengths is not None:
+        clean = scratch.new_empty(x.shape)
+        x = products.without_padding(x, layer.lengths, own.start, into=clean, scratch=scratch)
+    return _rounded_up(_lying(x, scratch).flatten(0, 1), scratch)
+
+
+def _lying(tensor: Tensor, scratch: Scratch) -> Tensor:
+    """Return a tensor step by step, row by row; a copy only if it lies otherwise."""
+    return tensor if tensor.is_contiguous() else scratch.new_empty(tensor.shape).copy_(tensor)
+
+
+def _shares(given: Sequence[Tensor], size: int) -> Pair:
     """Return where each direction's columns begin in a segment [steps, B, D*H] of its own."""
     return pair([own[..., direction * size :].data_ptr() for direction, own in enumerate(given)])
 
@@ -167,65 +353,8 @@ def _cells_of(cells: Tensor, both: tuple[Segment, ...]) -> Pair:
     return pair([cells[direction, own.start].data_ptr() for direction, own in enumerate(both)])
 
 
-def _earlier(
-    layer: Layer, y: Tensor, lengths: Tensor | None, direction: int, own: Segment
-) -> list[tuple[slice, Tensor]]:
-    """Return the hidden states that went into a segment's steps, as parts [tokens, H] of the tokens they went into.
-
-    They are the outputs of the steps visited before, as they lie; the sequence's first step is a part of its own.
-    """
-    time, batch, size = y.shape[0], y.shape[1], layer.h0.shape[2]
-    h0, outputs = layer.h0[direction], y[..., direction * size : (direction + 1) * size]
-    if direction == 0:
-        parts = [h0.unsqueeze(0)] * (own.start == 0) + [outputs[max(0, own.start - 1) : own.stop - 1]]
-    else:
-        parts = [outputs[own.start + 1 : own.stop + 1]] + [h0.unsqueeze(0)] * (own.stop == time)
-        if lengths is not None:
-            # Each row begins at its own last step.
-            begins = torch.arange(own.start, own.stop, device=y.device).unsqueeze(1) == lengths - 1
-            parts = [torch.where(begins.unsqueeze(2), h0, torch.cat(parts) if len(parts) > 1 else parts[0])]
-    ends = [sum(part.shape[0] for part in parts[: index + 1]) * batch for index in range(len(parts))]
-    return [
-        (slice(end - part.shape[0] * batch, end), part.reshape(-1, size))
-        for end, part in zip(ends, parts, strict=True)
-        if part.shape[0]
-    ]
-
-
-def _cell_before(layer: Layer, cells: Tensor, lengths: Tensor | None, direction: int, own: Segment) -> Tensor:
-    """Return the cell state [B, H] that went into the step of a segment that a direction visits first."""
-    c0, size = layer.c0[direction], layer.c0.shape[2]
-    step = own.start - 1 if direction == 0 else own.stop
-    if not 0 <= step < cells.shape[1]:
-        return c0
-    before = cells[direction, step, :, :size]
-    # In the reverse direction a row that ends in the segment, or before it, has not begun yet.
-    return before if direction == 0 or lengths is None else torch.where((lengths > own.stop).unsqueeze(1), before, c0)
-
-
-def _rounded_up(matrix: Tensor) -> Tensor:
+def _rounded_up(matrix: Tensor, scratch: Scratch) -> Tensor:
     """Return a matrix with its columns rounded up; where none are missing and rows begin on 16 bytes, as it lies."""
     row = matrix.stride(0) * matrix.element_size()
     fits = matrix.shape[1] % 8 == 0 and matrix.stride(1) == 1 and (row | matrix.data_ptr()) % 16 == 0
-    return matrix if fits else columns_widened(matrix)
-
-
-def _add(total: Tensor, left: Tensor, right: Tensor, *, anew: bool) -> None:
-    """Add a product to what was begun, or begin with it."""
-    if anew:
-        torch.mm(left, right, out=total)
-    else:
-        total.addmm_(left, right)
-
-
-def _weight_gradients(
-    problem: Problem, features: int, dw_ih: list[Tensor], dw_hh: list[Tensor], bias: Tensor
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the weights without what was rounded up, in the layer's flat order."""
-    size, gradients = problem.hidden_size, []
-    for w_ih, w_hh, own in zip(dw_ih, dw_hh, bias, strict=True):
-        gradients += [gates_narrowed(w_ih, size, features), gates_narrowed(w_hh, size, size)]
-        if problem.bias:
-            narrow = products.gates_without_padding(own, size)
-            gradients += [narrow, narrow.clone()]
-    return tuple(gradients)
+    return matrix if fits else columns_widened(matrix, scratch)

@@ -8,9 +8,12 @@ import torch
 
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import longest
+from gatewise.kernels.persistent.segments import longest, segments
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
+_COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
+_SHARE = 0.35  # of the memory that nn.LSTM takes
+_PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
 @functools.lru_cache(maxsize=4096)
@@ -19,8 +22,10 @@ def is_laid_out(problem: Problem) -> bool:
 
     In large calls the device has more to do than the CPU, and scratch memory is better given back early.
     """
-    if problem.traced or problem.proj_size or (problem.lean and problem.needs_grad):
+    if problem.traced or problem.proj_size:
         return False
+    if problem.rebuilds_gates:
+        return True  # its scratch memory is a small part of all
     gates = 4 * problem.num_layers * problem.time * problem.batch * _width(problem)
     return gates * problem.element_bytes <= _MOST_LAID_OUT
 
@@ -30,20 +35,47 @@ def keeps_matrices(problem: Problem) -> bool:
 
     In 16 bits only: in float32 they would take a step's memory beyond what it is to be.
     """
-    if not problem.needs_grad or problem.lean or problem.proj_size:
+    if not problem.needs_grad or problem.rebuilds_gates or problem.proj_size:
         return False
     return _is_odd(problem) and problem.element_bytes == 2
 
 
 def workspace_bytes(problem: Problem) -> int:
     """Return the bytes of scratch memory at the peak of a call."""
+    if problem.rebuilds_gates:
+        return _lean(problem, segment_count(problem))
     if is_laid_out(problem):
-        return (
-            _laid_out_backward(problem) if problem.needs_grad else _laid_out_forward(problem)
-        ) * problem.element_bytes
-    if not problem.needs_grad:
-        return _inference(problem) * problem.element_bytes
-    return (_lean(problem) if problem.lean else _training(problem)) * problem.element_bytes
+        values = _laid_out_backward(problem) if problem.needs_grad else _laid_out_forward(problem)
+    else:
+        values = _training(problem) if problem.needs_grad else _inference(problem)
+    return values * problem.element_bytes
+
+
+@functools.lru_cache(maxsize=4096)
+def segment_count(problem: Problem) -> int:
+    """Return into how many segments the lean backward pass cuts a sequence.
+
+    Launches and products of segments cost time: there are as few as leave the memory beside inputs, weights, outputs
+    and gradients within a third of what `torch.nn.LSTM` takes; where none does, as few as take the least.
+    """
+    kept = problem.num_layers * _plane(problem) + (problem.num_layers - 1) * _outputs(problem)
+    allowed = _SHARE * _of_cudnn(problem) - kept * problem.element_bytes
+    taken = {count: _lean(problem, count) for count in (len(segments(problem.time, count)) for count in _COUNTS)}
+    return next((count for count in taken if taken[count] <= allowed), min(taken, key=taken.__getitem__))
+
+
+def forward_segment_count(problem: Problem) -> int:
+    """Return into how many segments the lean forward pass cuts a sequence: backward has gates twice where it has them."""
+    return len(segments(problem.time, (segment_count(problem) + 1) // 2))
+
+
+def _of_cudnn(problem: Problem) -> int:
+    # What the kernel `cudnn` states of its ordinary algorithm. In bfloat16 it holds the weights once more.
+    layers, time = problem.num_layers, max(problem.time, 1)
+    values = 6 * layers - 1 + 6 + 10 * layers / time + 1.5 * problem.bidirectional
+    tokens = problem.time * problem.batch * problem.num_directions * problem.hidden_size
+    stored = problem.parameter_count * (1 + (problem.dtype == torch.bfloat16)) + round(values * tokens)
+    return stored * problem.element_bytes + _PRODUCT_BYTES * layers * problem.num_directions
 
 
 def _laid_out_forward(problem: Problem) -> int:
@@ -115,16 +147,28 @@ def _training(problem: Problem) -> int:
     return dgates + history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
 
 
-def _lean(problem: Problem) -> int:
-    # One segment's share of what a whole sequence takes otherwise; fitted weights and their gradients for all of them.
-    tokens, width = longest(problem.time) * problem.batch, _width(problem)
-    gates = 2 * 4 * tokens * width
-    ragged, odd, hidden = _is_ragged(problem), _is_odd(problem), hidden_of(problem.hidden_size)
-    history = tokens * (hidden * odd + (problem.hidden_size if ragged and problem.bidirectional else 0))
-    inputs = tokens * (_largest_input(problem) if ragged else _widened_input(problem))
-    matrices = problem.num_directions * 4 * hidden * (hidden_of(_largest_input(problem)) + hidden) if odd else 0
-    scratch = gates + history + inputs + 2 * matrices
-    return scratch + _from_above(problem, problem.time * problem.batch) + _dropped(problem)
+def _lean(problem: Problem, count: int) -> int:
+    """Return the bytes of scratch memory of the lean backward pass in so many segments."""
+    # As `lean.differentiate` takes it, beside gradients between two layers and inputs times a mask.
+    tokens, size = longest(problem.time, count) * problem.batch, problem.hidden_size
+    odd, ragged = _is_odd(problem), _is_ragged(problem)
+    history = tokens * (hidden_of(size) * odd + size * (ragged and problem.bidirectional))
+    layers = []
+    for features in _inputs(problem):
+        w_ih, w_hh = _matrix(problem, features), _matrix(problem, size) * odd
+        # Matrices that are rounded up, and their gradients, last over several segments.
+        held = 2 * problem.num_directions * (w_ih + w_hh) if count > 1 else 0
+        loose = [0 if count > 1 else own for own in (w_ih, w_hh)]
+        inputs = _widened(tokens, features) + tokens * features * ragged
+        layers.append(
+            2 * 4 * tokens * _width(problem)
+            + held
+            + max(loose[0] + inputs, loose[1] + history)
+            + problem.time * problem.batch * features * (problem.dropout > 0)
+        )
+    states = (5 + ragged) * problem.num_directions * problem.batch * size
+    between = _outputs(problem) * min(2, problem.num_layers - 1)
+    return (between + max(layers) + states + _masks(problem)) * problem.element_bytes
 
 
 def _from_above(problem: Problem, tokens: int) -> int:
@@ -139,6 +183,14 @@ def _dropped(problem: Problem) -> int:
     # Masks, and the outputs of a layer times one of them.
     outputs = problem.time * problem.batch * problem.output_size
     return _masks(problem) + 2 * outputs * (problem.dropout > 0)
+
+
+def _outputs(problem: Problem) -> int:
+    return problem.time * problem.batch * problem.output_size
+
+
+def _plane(problem: Problem) -> int:
+    return problem.time * problem.batch * _width(problem)
 
 
 def _width(problem: Problem) -> int:

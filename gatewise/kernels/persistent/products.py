@@ -162,7 +162,7 @@ def weight_gradients(
                     parts.append((ends.t(), columns_widened(states[1], scratch)))
                 _product(*parts[0], size, w_hh, scratch, *parts[1:])
             if bias is not None and both:
-                _write_biases(bias[direction], size, *both)
+                write_biases(bias[direction], size, *both)
 
 
 def _product(
@@ -179,7 +179,8 @@ def _product(
             gates_narrowed(total, size, into.shape[1], into)
 
 
-def _write_biases(found: Tensor, size: int, b_ih: Tensor, b_hh: Tensor) -> None:
+def write_biases(found: Tensor, size: int, b_ih: Tensor, b_hh: Tensor) -> None:
+    """Write the gradients of both biases, which are one [4H], without what was rounded up."""
     narrow = found.unflatten(0, (4, -1))[:, :size]
     if lie_side_by_side(b_ih, b_hh):
         b_ih.as_strided((2, 4, size), (4 * size, size, 1)).copy_(narrow)

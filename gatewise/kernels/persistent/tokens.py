@@ -59,16 +59,17 @@ class Tokens(NamedTuple):
 def order_of(x: Tensor, problem: Problem) -> Tokens:
     """Return the order in which a tensor [T, B, ...] need not be copied; step by step if neither fits."""
     time, batch = x.shape[0], x.shape[1]
-    # What a compiled call keeps must have the strides that were predicted for it.
-    if problem.traced or x.is_contiguous() or time * batch * 4 * hidden_of(problem.hidden_size) >= _LARGEST:
+    # What a compiled call keeps must have the strides that were predicted for it. Lean passes cut between steps.
+    far = time * batch * 4 * hidden_of(problem.hidden_size) >= _LARGEST
+    if problem.traced or problem.rebuilds_gates or far or x.is_contiguous():
         return Tokens(time, batch, by_row=False)
     return Tokens(time, batch, by_row=x.transpose(0, 1).is_contiguous())
 
 
-def order_of_kept(gates: Tensor) -> Tokens:
-    """Return the order in which the gates [D, T, B, 4H] of a forward pass were kept."""
-    _, time, batch, _ = gates.shape
-    return Tokens(time, batch, by_row=gates.stride(1) < gates.stride(2))
+def order_of_kept(kept: Tensor) -> Tokens:
+    """Return the order in which the gates or cells [D, T, B, ...] of a forward pass were kept."""
+    _, time, batch, _ = kept.shape
+    return Tokens(time, batch, by_row=kept.stride(1) < kept.stride(2))
 
 
 def fill_unwritten(buffer: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import failure, layer, products
+from gatewise.kernels.persistent import failure, layer, lean, products
 from gatewise.kernels.persistent.launch import on
 from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
 from gatewise.kernels.stack import LayerGradients
@@ -27,8 +28,8 @@ _MOST_GRAPHS = 16  # of a problem: loops that carry a state come back to their a
 
 def forward(problem: Problem, inputs: Inputs) -> Result:
     """Compute the outputs of a stack."""
-    tokens = order_of(inputs.x, problem)
-    inputs = _contiguous(inputs, tokens)
+    tokens, way = order_of(inputs.x, problem), _way(problem)
+    inputs = _contiguous(problem, inputs, tokens)
     x, h0, c0, weights, lengths, _, masks = inputs
     width = problem.output_size
     y, h_n, c_n = tokens.new(x, width=width), torch.empty_like(h0), torch.empty_like(c0)
@@ -36,10 +37,10 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
     if problem.needs_grad:
         kept += [tokens.new(x, width=width) for _ in range(problem.num_layers - 1)]
         for index in range(problem.num_layers):
-            kept += layer.new_kept(problem, problem.layer_input_size(index), x, tokens)
+            kept += way.new_kept(problem, problem.layer_input_size(index), x, tokens)
     result = Result(y, h_n, c_n, tuple(kept))
     _play(
-        _replays("forward", problem, tokens.by_row, Needs()),
+        _replays("forward", problem, _orders(problem, tokens, inputs.x), Needs()),
         x,
         (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
         functools.partial(_forward, problem, inputs, result, tokens),
@@ -53,9 +54,9 @@ def backward(
     """Compute the gradients of a stack's inputs."""
     kept = result.kept
     tokens = order_of_kept(kept[problem.num_layers - 1])
-    inputs = _contiguous(inputs, tokens)
+    inputs = _contiguous(problem, inputs, tokens)
     x, h0, c0, weights, lengths, _, masks = inputs
-    above = layer.in_order(gradients, tokens)
+    above = _way(problem).in_order(gradients, tokens)
     into = InputGradients(
         tokens.new(x, width=problem.input_size) if needs.x else None,
         torch.empty_like(h0) if needs.state else None,
@@ -64,7 +65,7 @@ def backward(
     )
     buffer = products.new_buffer(weights) if needs.weights else None
     _play(
-        _replays("backward", problem, tokens.by_row, needs),
+        _replays("backward", problem, _orders(problem, tokens, x, above.y), needs),
         x,
         (*weights, x, h0, c0, lengths, *masks, result.y, *kept, *above, *into[:3], buffer),
         functools.partial(_backward, problem, inputs, result, above, into, buffer, tokens),
@@ -74,16 +75,28 @@ def backward(
 
 
 @functools.lru_cache(maxsize=256)
-def _replays(name: str, problem: Problem, by_row: bool, needs: Needs) -> Replays:
+def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
     # Calls that warm up for a graph of the caller's own are not worth one of ours.
     return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
 
 
-def _contiguous(inputs: Inputs, tokens: Tokens) -> Inputs:
+def _way(problem: Problem) -> ModuleType:
+    return lean if problem.rebuilds_gates else layer
+
+
+def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool | tuple[bool, ...]:
+    """Return in which orders of tokens calls can differ though all addresses are the same."""
+    if not problem.rebuilds_gates:
+        return tokens.by_row
+    return tuple(tensor is not None and tensor.is_contiguous() for tensor in tensors)
+
+
+def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     x, h0, c0, weights, lengths, _, masks = inputs
     if not all(weight.is_contiguous() for weight in weights):
         weights = tuple([weight.contiguous() for weight in weights])
-    if not tokens.by_row:
+    # Lean passes read x a segment at a time, and copy no more of it if it lies row by row.
+    if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
         x = x.contiguous()
     lengths = layer.on_device(lengths, x.device)
     return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks)
@@ -115,7 +128,7 @@ def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, s
         with scratch.frame():
             if index:
                 x = _dropped(problem, inputs, index - 1, x, scratch)
-            layer.compute(problem, stack.layer_of(problem, inputs, index, x), tokens, into, scratch)
+            _way(problem).compute(problem, stack.layer_of(problem, inputs, index, x), tokens, into, scratch)
         x = y
 
 
@@ -148,7 +161,7 @@ def _backward(
         dx = between[index % 2 if count > 2 else 0] if index else into.x
         with scratch.frame():
             x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1], scratch)
-            layer.differentiate(
+            _way(problem).differentiate(
                 problem,
                 stack.layer_of(problem, inputs, index, x),
                 Result(outputs[index], result.h_n, result.c_n, kept[each * index : each * (index + 1)]),

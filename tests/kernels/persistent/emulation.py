@@ -6,11 +6,12 @@ import math
 import types
 
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.persistent import failure, layer, padding, products, whole
+from gatewise.kernels.persistent import failure, layer, lean, padding, products, whole
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -49,8 +50,17 @@ def fill_unwritten(buffer):
     return buffer.fill_(math.nan)
 
 
-def launch(problem, batch, directions, ragged, device):
-    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER))
+def launch(problem, batch, directions, ragged, device, sums=False):
+    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER), sums=sums)
+
+
+def _end(time, lengths, row, start):
+    return time if lengths is None else min(max(int(lengths[row]) - start, 0), time)
+
+
+def _activated(sums, bias):
+    i, f, g, o = sums + bias
+    return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
 
 def _steps(direction, time):
@@ -63,7 +73,9 @@ def _biases(matrices, direction, size):
     return at(matrices.bias_ih[direction], 4, size) + at(matrices.bias_hh[direction], 4, size)
 
 
-def forward_pass(launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, keep_gates):
+def forward_pass(
+    launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, starts=(0, 0), keep_gates
+):
     size, directions, batch = launch.problem.hidden_size, matrices.directions, tokens.batch
     hidden = hidden_of(size)
     for direction in range(directions):
@@ -72,15 +84,14 @@ def forward_pass(launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h
         w_hh, bias = at(matrices.recurrent[direction], 4 * size, size), _biases(matrices, direction, size)
         for row in range(batch):
             h, c = h0.view(directions, batch, hidden)[direction, row, :size], c0[direction, row]
-            end = tokens.time if lengths is None else int(lengths[row])
+            end = _end(tokens.time, lengths, row, starts[direction])
             for step in range(end, tokens.time):
                 outputs[step, row].zero_()
                 if narrow[0] is not None:
                     _Token(narrow[direction], tokens, size, directions * size)[step, row].zero_()
             for step in _steps(direction, end):
                 four = sums[step, row].view(4, hidden)
-                i, f, g, o = four[:, :size] + (w_hh @ h).view(4, size) + bias
-                i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+                i, f, g, o = _activated(four[:, :size] + (w_hh @ h).view(4, size), bias)
                 c = f * c + i * g
                 h = o * c.tanh()
                 outputs[step, row].zero_()[:size] = h
@@ -88,28 +99,33 @@ def forward_pass(launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h
                     _Token(narrow[direction], tokens, size, directions * size)[step, row].copy_(h)
                 if keep_gates:
                     four.zero_()[:, :size] = torch.stack([i, f, g, o])
+                if cells[direction] is not None:
                     _Token(cells[direction], tokens, hidden, hidden)[step, row].zero_()[:size] = c
             h_n[direction, row], c_n[direction, row] = h, c
 
 
-def backward_pass(launch, matrices, tokens, *, gates, cells, dy, dgates, c0, dh_n, dc_n, dh0, dc0, bias, lengths):
+def backward_pass(
+    launch, matrices, tokens, *, gates, cells, dy, dgates, c0, dh_n, dc_n, dh0, dc0, bias, lengths, starts=(0, 0)
+):
     size, directions = launch.problem.hidden_size, matrices.directions
     hidden = hidden_of(size)
-    bias.zero_()
+    if not launch.sums:
+        bias.zero_()
     for direction in range(directions):
         found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
         kept = _Token(cells[direction], tokens, hidden, hidden)
         activated = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
-        w_hh = at(matrices.recurrent[direction], 4 * size, size)
+        w_hh, biases = at(matrices.recurrent[direction], 4 * size, size), _biases(matrices, direction, size)
         for row in range(tokens.batch):
-            end = tokens.time if lengths is None else int(lengths[row])
+            end = _end(tokens.time, lengths, row, starts[direction])
             steps = _steps(direction, end)
             for step in range(end, tokens.time):
                 found[step, row].zero_()
             dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in (dh_n, dc_n))
             for index in reversed(range(end)):
                 step = steps[index]
-                i, f, g, o = activated[step, row].view(4, hidden)[:, :size]
+                four = activated[step, row].view(4, hidden)[:, :size]
+                i, f, g, o = _activated(four, biases) if launch.sums else four
                 before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
                 if dy[0] is not None:
                     dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]
@@ -175,9 +191,7 @@ class _Studio:
 
 @contextlib.contextmanager
 def _without_loops():
-    before = layer.forward_pass, layer.backward_pass, padding.fitted, products.fitted
     nothing = lambda *args, **kwargs: None  # noqa: E731
-    layer.forward_pass = layer.backward_pass = nothing
 
     def shaped(matrix, rows, columns, groups=1, *, scratch=None, into=None):
         if into is not None:
@@ -185,20 +199,23 @@ def _without_loops():
         fits = matrix.shape == (groups * rows, columns)
         return matrix.contiguous() if fits else (scratch or matrix).new_empty(groups * rows, columns)
 
-    padding.fitted = products.fitted = shaped
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (layer, lean):
+            patch.setattr(module, "forward_pass", nothing)
+            patch.setattr(module, "backward_pass", nothing)
+        for module in (padding, products, lean):
+            patch.setattr(module, "fitted", shaped)
         yield
-    finally:
-        layer.forward_pass, layer.backward_pass, padding.fitted, products.fitted = before
 
 
 def emulate(monkeypatch):
     """Replace every launch, and recording."""
-    for name in ("forward_pass", "backward_pass", "fill_unwritten"):
-        monkeypatch.setattr(layer, name, globals()[name])
-    for name in ("forward_launch", "backward_launch"):
-        monkeypatch.setattr(layer, name, launch)
-    for module in (padding, products):
+    for module in (layer, lean):
+        for name in ("forward_pass", "backward_pass", "fill_unwritten"):
+            monkeypatch.setattr(module, name, globals()[name])
+        for name in ("forward_launch", "backward_launch"):
+            monkeypatch.setattr(module, name, launch)
+    for module in (padding, products, lean):
         monkeypatch.setattr(module, "fitted", fitted)
     monkeypatch.setattr(whole, "on", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)

@@ -1,0 +1,132 @@
+"""Training in little memory with emulated launches: the oracle's numbers, launched and replayed, in any segments."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import lean, memory, whole
+from gatewise.kernels.persistent.kernel import persistent
+from tests.kernels.persistent.emulation import emulate
+
+PROBLEM = Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=True)
+KINDS = [
+    {},
+    {"hidden_size": 8, "input_size": 8},
+    {"hidden_size": 8, "num_layers": 2, "time": 7},
+    {"num_layers": 3, "bidirectional": True},
+    {"hidden_size": 8, "input_size": 16, "bidirectional": True},
+    {"num_layers": 3, "dropout": 0.4},
+    {"bias": False, "num_layers": 2},
+    {"time": 1, "num_layers": 2, "bidirectional": True},
+    {"batch": 1, "hidden_size": 16, "input_size": 8, "time": 5},
+    {"layout": Layout.HOST_LENGTHS, "bidirectional": True, "num_layers": 2},
+    {"layout": Layout.DEVICE_LENGTHS, "hidden_size": 8},
+]
+COUNTS = (1, 2, 3, 5)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    emulate(monkeypatch)
+
+
+def cut(monkeypatch, count):
+    """Cut sequences into so many segments, or about as many."""
+    monkeypatch.setattr(memory, "_COUNTS", (count,))
+    memory.segment_count.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    memory.segment_count.cache_clear()
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_agrees_with_the_oracle_launched_and_replayed(monkeypatch, options, count, by_row):
+    cut(monkeypatch, count)
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    if by_row:
+        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
+        gradients = gradients._replace(y=gradients.y.transpose(0, 1).contiguous().transpose(0, 1))
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(4):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            # Blocks add up gradients of biases in float32.
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_segments_are_computed_one_by_one(monkeypatch, count):
+    cut(monkeypatch, count)
+    problem, launched, real = PROBLEM.replace(time=9, num_layers=2), [], lean.backward_pass
+
+    def counted(launch, matrices, tokens, **options):
+        launched.append(tokens.time)
+        real(launch, matrices, tokens, **options)
+
+    monkeypatch.setattr(lean, "backward_pass", counted)
+    inputs = testing.make_inputs(problem)
+    testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+    assert len(launched) == 2 * memory.segment_count(problem)
+    assert sum(launched) == 2 * 9
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_scratch_memory_is_as_predicted(monkeypatch, options, count):
+    cut(monkeypatch, count)
+    problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=12, batch=32)
+    inputs = testing.make_inputs(problem)
+    result = persistent.forward(problem, inputs)
+    gradients = testing.make_gradients(problem, inputs)
+    persistent.backward(problem, inputs, result, gradients, Needs())
+    masks = sum(mask.nbytes for mask in inputs.masks)
+    taken = {
+        name: whole._replays(name, problem, orders, Needs()).scratch_bytes
+        for name, orders in (("forward", (True,)), ("backward", (True, True)))
+    }
+    assert 0.95 < (taken["backward"] + masks) / memory.workspace_bytes(problem) < 1.1
+    # The forward pass has no gradients beside it yet.
+    assert taken["forward"] <= taken["backward"] + inputs.x.nbytes
+
+
+@pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False, weights=False), Needs(False, False)], ids=str)
+def test_what_is_not_needed_is_none(needs):
+    problem = PROBLEM.replace(num_layers=2)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    result = persistent.forward(problem, inputs)
+    all_found = persistent.backward(problem, inputs, result, gradients, Needs())
+    for _ in range(4):
+        found = persistent.backward(problem, inputs, result, gradients, needs)
+        assert (found.x is not None, found.h0 is not None, found.weights[0] is not None) == needs
+        for one, other in zip((*found[:3], *found.weights), (*all_found[:3], *all_found.weights), strict=True):
+            assert one is None or torch.equal(one, other)
+
+
+def test_what_an_empty_sequence_begins_with_is_not_read():
+    problem = PROBLEM.replace(layout=Layout.DEVICE_LENGTHS, bidirectional=True, hidden_size=8)
+    inputs = testing.make_inputs(problem, lengths=[6, 0, 3])
+    gradients = testing.make_gradients(problem, inputs)
+    clean = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    inputs.h0[:, 1] = torch.nan
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    weights = [name for name in clean if "weight" in name]
+    assert weights
+    assert all(torch.equal(found[name], clean[name]) for name in weights)
+
+
+def test_keeps_cells_alone():
+    problem = PROBLEM.replace(num_layers=2, bidirectional=True)
+    kept = persistent.forward(problem, testing.make_inputs(problem)).kept
+    stated = persistent.kept(problem, Device.named("h200"))
+    assert [tuple(tensor.shape) for tensor in kept] == [spec.shape for spec in stated]
