@@ -7,6 +7,7 @@ from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import memory, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.selection import cost
 from gatewise.selection.timing import peak_memory
@@ -27,8 +28,28 @@ SHAPES = {
 }
 
 
+_PASSES = ("forward", 1), ("backward", 2)  # and of how many tensors the order counts
+
+
 def lean(problem, dtype=torch.bfloat16):
     return problem.replace(dtype=dtype, needs_grad=True, lean=True)
+
+
+def forget_calls():
+    memory.segment_count.cache_clear()
+    whole._replays.cache_clear()
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Cut sequences into so many segments, or about as many, instead of as few as memory allows."""
+
+    def into(count):
+        monkeypatch.setattr(memory, "_COUNTS", (count,))
+        forget_calls()
+
+    yield into
+    forget_calls()
 
 
 def run(problem, inputs, gradients, needs=Needs()):  # noqa: B008
@@ -43,13 +64,16 @@ def test_edges(case, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_shapes(name, dtype):
-    testing.check_kernel(persistent, lean(SHAPES[name], dtype), "cuda")
+def test_shapes(cut, name, dtype):
+    for count in (1, 2, 15):
+        cut(count)
+        testing.check_kernel(persistent, lean(SHAPES[name], dtype), "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_errors_stay_near_those_of_the_ordinary_way(dtype):
+def test_errors_stay_near_those_of_the_ordinary_way(cut, dtype):
     """Sums of sixteen bits are rounded once a segment, and so are the states between segments."""
+    cut(15)
     problem = lean(Problem(1000, 16, 64, 64), dtype)
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
@@ -69,14 +93,18 @@ def test_keeps_cells_alone():
     assert [(tuple(tensor.shape), tensor.dtype) for tensor in kept] == [(spec.shape, spec.dtype) for spec in stated]
 
 
-def test_the_same_bits_every_run():
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_same_bits_every_run_launched_and_replayed(cut, count):
+    cut(count)
     problem = lean(Problem(150, 40, 64, 256, bidirectional=True))
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
     first = run(problem, inputs, gradients)
-    for _ in range(3):
+    for _ in range(8):
         again = run(problem, inputs, gradients)
         assert all(torch.equal(first[name], again[name]) for name in first)
+    replayed = [whole._replays(name, problem, (True,) * n, Needs()).replayed for name, n in _PASSES]
+    assert min(replayed) > 0
 
 
 @pytest.mark.parametrize("bits", [0xFFFF, 0x7FFF], ids=["pattern", "plain"])
@@ -101,15 +129,18 @@ def test_what_follows_a_sequence_is_not_read():
     assert all(torch.equal(found[name], clean[name]) for name in clean)
 
 
-def test_batch_first_input_and_a_gradient_that_is_one_number():
+@pytest.mark.parametrize("count", [1, 3])
+def test_batch_first_input_and_a_gradient_that_is_one_number(cut, count):
+    cut(count)
     problem = lean(Problem(50, 6, 24, 64, num_layers=2))
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
     gradients = gradients._replace(y=torch.ones((), device="cuda", dtype=problem.dtype).expand_as(gradients.y))
     straight = run(problem, inputs, gradients._replace(y=gradients.y.contiguous()))
     turned = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
-    found = run(problem, turned, gradients)
-    assert all(torch.equal(found[name], straight[name]) for name in straight)
+    for _ in range(4):
+        found = run(problem, turned, gradients)
+        assert all(torch.equal(found[name], straight[name]) for name in straight)
 
 
 def test_no_gradient_that_is_not_wanted():
