@@ -164,8 +164,9 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         yield Processes(rank, count, chosen)
     except BaseException:
         # The others wait for this one somewhere: ending in concert would be to wait for them.
-        with contextlib.suppress(RuntimeError):
-            distributed.group.WORLD.abort()
+        if distributed.group.WORLD is not None:
+            with contextlib.suppress(RuntimeError):
+                distributed.group.WORLD.abort()
         raise
     finally:
         distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.training import RunFolder, TrainingOptions, read_tensors
-from gatewise.training.graph import WARMUPS, ReplayedStep
+from gatewise.training.graph import WARMUPS, ReplayedStep, cuda_graphs
 from gatewise.training.loop import CHECKPOINT
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes, join_processes
@@ -156,17 +157,19 @@ class Sometimes(nn.Module):
 
 def of_different_shapes(processes, recorded, sizes):
     """Take steps on batches of these sizes; return losses, weights, the buffer, and what was recorded when."""
-    model, options = Sometimes(), TrainingOptions(optimizer="sgd", learning_rate=0.1, clip=0.0)
-    weights, device = list(model.parameters()), processes.device
-    optimizer, recorder = build_optimizer(weights, options), Recorder()
-    step = Step(model, optimizer, 0.0, "float32", device, processes=processes)
-    if recorded:
-        step = ReplayedStep(step, recorder, print, weights, processes)
+    device, options = processes.device, TrainingOptions(optimizer="sgd", learning_rate=0.1, clip=0.0)
+    model = Sometimes().to(device)
+    weights, recorder = list(model.parameters()), Recorder()
+    capture = recorder if device.type == "cpu" else cuda_graphs(processes)
+    step = Step(model, build_optimizer(weights, options), 0.0, "float32", device, processes=processes)
+    replayed = ReplayedStep(step, capture, print, weights, processes)
     generator, losses, replays = torch.Generator().manual_seed(processes.rank), [], []
-    for size in sizes[processes.rank]:
-        losses.append(float(step(Rows(torch.randn(size, 6, generator=generator)), None)[0]))
-        replays.append(recorder.replays)
-    return losses, [each.detach().numpy() for each in weights], float(model.rows), replays
+    with contextlib.closing(replayed):
+        for size in sizes[processes.rank]:
+            batch = Rows(torch.randn(size, 6, generator=generator).to(device))
+            losses.append(float((replayed if recorded else step)(batch, None)[0]))
+            replays.append((recorder.replays, replayed.shapes))
+    return losses, [each.detach().cpu().numpy() for each in weights], float(model.rows), replays
 
 
 def exchanges(processes):
@@ -222,7 +225,7 @@ def test_shapes_may_differ_between_processes(small_jobs):
     (_, first, _, when), (_, second, _, also) = replayed
     assert same(first, second)
     assert when == also, "both replay at the same steps"
-    assert when[-1] == 6 * (9 - WARMUPS)
+    assert when[-1] == (6 * (9 - WARMUPS), 6)
 
 
 def test_a_weight_that_has_no_part_in_a_share_counts_as_zero(small_jobs):
