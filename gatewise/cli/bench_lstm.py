@@ -15,9 +15,9 @@ from gatewise.benchmarks.cases import LSTM_GRID, LSTM_QUICK, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm import grid, picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
-from gatewise.benchmarks.lstm.side import LEAN
 from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.problem import LEAN
 from gatewise.selection import AUTO, kernel_names
 
 # Each line is a paragraph of its own; typer would run single line breaks together.

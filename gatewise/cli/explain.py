@@ -13,6 +13,7 @@ from gatewise.cli.explain_report import as_data, as_text
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.problem import NORMAL
 from gatewise.nn import LSTM
 from gatewise.selection import AUTO
 from gatewise.selection.advice import advise, largest_batch
@@ -63,9 +64,7 @@ def explain(
         bool | None,
         typer.Option("--tf32/--no-tf32", help="Default: PyTorch's setting.", rich_help_panel=_CALL),
     ] = None,
-    keep: Annotated[
-        str, typer.Option("--memory", help="normal or lean, in training.", rich_help_panel=_CALL)
-    ] = "normal",
+    keep: Annotated[str, typer.Option("--memory", help="normal or lean, in training.", rich_help_panel=_CALL)] = NORMAL,
     kernel: Annotated[str, typer.Option(help="auto, or the only one that may run.", rich_help_panel=_CALL)] = AUTO,
     gpu: Annotated[
         str | None,

@@ -27,6 +27,8 @@ import torch
 
 from gatewise.contract.hashing import hash_once
 
+NORMAL, LEAN = "normal", "lean"  # the words for `memory`, of which `Problem.lean` is the second
+
 
 class Layout(enum.Enum):
     """How the sequences of a batch lie in memory."""

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import KernelRefused
-from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.explicit import State, run, run_backward
 from gatewise.functional.plan import probed
 from gatewise.functional.signature import Signature, traced_signature
-from gatewise.functional.validate import LEAN, check_input, check_memory, prepare, with_masks
+from gatewise.functional.validate import check_input, check_memory, prepare, with_masks
 from gatewise.selection import AUTO, choose, kernel_named, predicted, preference
 
 _TYPICAL_SIZE = 64

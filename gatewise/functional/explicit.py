@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import DtypeError, ShapeError, sentence
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import NORMAL, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.plan import probed
 from gatewise.functional.products import without_products
 from gatewise.functional.ragged import conversion
 from gatewise.functional.set_up import set_up_permitted
 from gatewise.functional.signature import NestedWeights, flattened, nested_like
-from gatewise.functional.validate import NORMAL, prepare, with_masks
+from gatewise.functional.validate import prepare, with_masks
 from gatewise.selection import AUTO, choose, kernel_named, preference
 
 _NOTHING = contextlib.nullcontext()

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.decision import Decision
+from gatewise.contract.problem import NORMAL
 from gatewise.functional.plan import probed
 from gatewise.functional.signature import NestedWeights, flattened
-from gatewise.functional.validate import NORMAL, prepare
+from gatewise.functional.validate import prepare
 from gatewise.selection import AUTO, decide
 from gatewise.selection.evidence import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import KernelRefused, sentence
+from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import Inputs
 from gatewise.functional._autograd import LSTMFunction, in_plain_torch
 from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, forward_on, record
 from gatewise.functional.plan import plan, probed
 from gatewise.functional.signature import NestedWeights, flattened
-from gatewise.functional.validate import NORMAL, prepare, with_masks, zeros
+from gatewise.functional.validate import prepare, with_masks, zeros
 from gatewise.selection import AUTO, REFERENCE, choose, preference
 
 _NOTHING = contextlib.nullcontext()

@@ -11,11 +11,10 @@ from torch import Tensor
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
-from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.saved import Inputs
 from gatewise.functional.signature import Form, Signature, form_of, signature_of
 
-NORMAL, LEAN = "normal", "lean"
 """What a call may keep for its backward pass: whatever makes it fastest, or little."""
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.problem import NORMAL
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional import lstm
 from gatewise.functional.validate import check_memory
@@ -19,7 +20,7 @@ from gatewise.nn import init
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
 # Attributes that did not exist when a module was pickled, and what they stood at then.
-_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": "normal"}
+_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL}
 
 
 class LSTM(nn.Module):
@@ -79,7 +80,7 @@ class LSTM(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         kernel: str = "auto",
-        memory: str = "normal",
+        memory: str = NORMAL,
     ) -> None:
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, proj_size)
@@ -258,7 +259,7 @@ class LSTM(nn.Module):
             "dropout": 0,
             "bidirectional": False,
             "kernel": "auto",
-            "memory": "normal",
+            "memory": NORMAL,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *(f"{name}={value}" for name, value in given)])

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
+from gatewise.contract.problem import NORMAL
 from gatewise.functional.inspection import decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.lstm import LSTM
@@ -216,7 +217,7 @@ def _decision(
         bidirectional=layer.bidirectional,
         dropout=layer.dropout if layer.training else 0.0,
         kernel=getattr(layer, "kernel", "auto"),
-        memory=getattr(layer, "memory", "normal"),
+        memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, nn.LSTM),
     )
 

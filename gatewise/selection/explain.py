@@ -12,7 +12,7 @@ from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ShapeError, sentence
-from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
 
@@ -99,7 +99,7 @@ def explain(
         dropout=module.dropout if training and module.num_layers > 1 else 0.0,
         needs_grad=training,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
-        lean=getattr(module, "memory", "normal") == "lean",
+        lean=getattr(module, "memory", NORMAL) == LEAN,
         captured=capture != "",
         announced=capture == "announced",
     )

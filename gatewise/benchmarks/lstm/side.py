@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gatewise.benchmarks.lstm.call import Call, module_of
+from gatewise.contract.problem import LEAN
 from gatewise.nn import LSTM
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 
 RIVAL = "nn.LSTM"
-LEAN = "lean"  # a row of its own beside the kernels': "auto" with little memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -198,7 +198,8 @@ def differentiate(
         if problem.bias and into.weights:
             total = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
             for direction, own in enumerate(total):
-                products.write_biases(own, size, *call.into_of(direction)[2:4])
+                _, _, *both_biases = (weight for weight in call.into_of(direction) if weight is not None)
+                products.write_biases(own, size, *both_biases)
 
 
 class _Call(NamedTuple):

@@ -6,6 +6,7 @@ import dataclasses
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused
+from gatewise.contract.problem import LEAN, NORMAL
 from gatewise.nn import LSTM
 from gatewise.planning.translation.setting import Setting, parameter_bytes
 from gatewise.planning.way import Part, Recomputation, Way
@@ -13,7 +14,6 @@ from gatewise.selection import kernel_named
 from gatewise.selection.choose import decide_by_prediction
 from gatewise.selection.explain import explain
 
-NORMAL, LEAN = "normal", "lean"
 _DOUBT = 2.0  # what lean passes take longer was predicted and not measured: among other ways it counts twice
 
 
