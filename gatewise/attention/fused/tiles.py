@@ -73,10 +73,10 @@ def short_gradient_tile(problem: Problem) -> Tile | None:
     if max(problem.steps, problem.source) > _SHORT:
         return None
     steps, positions = _power_of_two(problem.steps), _power_of_two(problem.source)
-    large = max(steps, positions) > 32
+    most = max(steps, positions)
     if problem.dtype == torch.float32:  # three products instead of one
-        return Tile(steps, positions, 16 if large else 32, 8)
-    return Tile(steps, positions, 64, 8 if large else 4)
+        return Tile(steps, positions, 128, 4) if most == 16 else Tile(steps, positions, 32, 8)
+    return Tile(steps, positions, 64, 8 if most > 32 else 4)
 
 
 def score_gradient_tile(problem: Problem) -> Tile:

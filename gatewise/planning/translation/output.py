@@ -19,7 +19,9 @@ _PASSES, _PLAIN_PASSES, _PLAIN_PASSES_16 = 6, 9, 15
 _LAUNCHES, _PLAIN_LAUNCHES = 7, 14  # of a chunk
 
 # For each number of the weight and each chunk but the first: its gradient's sum is read and written, and products of
-# fewer rows are slower. Fitted on an H200 to chunks of 400 to 3,200 rows of 17,192 and 33,278 scores.
+# fewer rows are slower. Fitted on an H200 to both passes in bfloat16 over 6,400 rows of 512 numbers: with 17,192 scores
+# they took 974, 1,059, 1,244, 1,542 and 2,159 us in 1, 2, 4, 8 and 16 chunks, with 33,278 scores 1,839, 2,048, 2,323,
+# 2,778 and 3,970 us: 80 and 140 us a chunk, of which launches take 20.
 _SUM_BYTES = 36.0
 
 
