@@ -96,12 +96,15 @@ def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
     # A fused cell beside the recurrent product; in backward two products, and the sum of the weights' gradients over
     # all steps is read and written at each. A training step costs the CPU more than its operators: backward runs on a
     # thread of autograd's own.
-    train, steps = problem.needs_grad, problem.num_layers * problem.num_directions * problem.time
-    weights = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+    train, layers = problem.needs_grad, problem.num_layers * problem.num_directions
+    steps = layers * problem.time
+    recurrent = 4 * problem.hidden_size * problem.state_size
+    # Weights that are used once come partly from the second-level cache.
+    weights = problem.parameter_count * (3.5 if train else 0.4) + (steps - layers) * recurrent * (4 if train else 0)
     return dataclasses.replace(
         whole,
         matmul_flops=whole.matmul_flops * (1.15 if multiplies_exactly(problem) else 1.0),
-        bytes_moved=whole.bytes_moved + steps * weights * (4 if train else 0),
+        bytes_moved=whole.bytes_moved + weights * problem.element_bytes,
         launches=(6 if train else 4) + steps * (7 if train else 2),
         operators=steps * (12 if train else 4) + (60 if train else 5),
         exchanges=round(steps * waiting_seconds(problem) / device.exchange_seconds),

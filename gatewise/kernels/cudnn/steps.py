@@ -13,6 +13,7 @@ import torch
 from gatewise.contract.problem import Problem
 
 _FEW_ROWS, _NARROW = 16, 256
+_CACHE_BYTES = 50e6  # of the second-level cache, beyond which the sums of all steps come from memory
 _SMALL = 192  # hidden units, up to which one multiprocessor's memory holds a row group's weights
 
 BESIDE = 0.66
@@ -122,7 +123,9 @@ def persistent_seconds(problem: Problem) -> float:
     few, many = min(rows, 64) - 16, max(0, rows - 64)
     if problem.needs_grad:
         return (4.1 + 2.3 * width + 0.21 * few + 0.14 * many) * 1e-6
-    return (1.1 + 0.6 * width + 0.085 * few + 0.03 * many) * 1e-6
+    gates = 4 * problem.time * problem.batch * problem.hidden_size * problem.element_bytes
+    from_memory = 0.2 if gates > _CACHE_BYTES else 0.0
+    return (1.05 + 0.75 * width + 0.085 * few + 0.03 * many + from_memory) * 1e-6
 
 
 def is_stacked(problem: Problem) -> bool:

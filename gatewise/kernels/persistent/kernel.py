@@ -12,6 +12,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.persistent import in_calls
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, segment_count, workspace_bytes
@@ -52,8 +53,8 @@ class _Persistent:
         passes = 3 if problem.needs_grad else 1
         cuts = _passes(problem, device)
         seconds = sum(
-            cut.step_seconds() * problem.time * problem.num_directions / cut.directions * _in_place(problem, name)
-            for name, cut in cuts
+            cut.step_seconds() * problem.time * problem.num_directions / cut.directions * in_calls.share(problem, cut)
+            for _, cut in cuts
         )
         launches = layers * (2 + problem.num_directions)
         if problem.needs_grad:
@@ -113,21 +114,6 @@ class _Persistent:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
-
-
-def _in_place(problem: Problem, name: str) -> float:
-    # What a pass takes of the time that `plan` gives its tiling. That was fitted to tilings timed by themselves, with
-    # sources that have become faster since (exact products were not measured again, but for a single row); beside the
-    # rest of a call, and with more at work, a pass takes longer.
-    backward, many = name == "backward", problem.batch >= 64
-    wide = min(1.0, max(0.0, (problem.hidden_size - 256) / 512)) if problem.batch >= 8 else 0.0
-    if problem.batch == 1:
-        return 0.75
-    if exact_products(problem):
-        return 1.05 if backward else 1.0 + 0.28 * wide
-    if problem.element_bytes == 4:
-        return (0.9 if many else 1.0) if backward else (0.87 if many else 0.95)
-    return ((0.85 if many else 0.95) if backward else 0.95) * (1.1 if problem.bidirectional and wide else 1.0)
 
 
 def _operators(problem: Problem) -> int:
