@@ -102,6 +102,8 @@ class Recorder:
         if graph is not None:
             self._graphs.move_to_end(key)
             return graph
+        # cuBLAS has a handle for each thread, and a capture cannot make it: autograd's thread may have none yet.
+        torch.cuda.current_blas_handle()
         graph = torch.cuda.CUDAGraph()
         # Nothing runs while it is recorded, so the streams need not wait for each other.
         with torch.cuda.stream(self._stream):

@@ -1,5 +1,8 @@
 """The stepwise kernel on a device: recorded and issued step by step, on several streams and threads, in every form."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
@@ -174,6 +177,21 @@ def test_captured_in_a_graph_of_the_caller(inputs):
     graph.replay()
     torch.cuda.synchronize()
     assert same(testing.named(RAGGED, *captured), expected)
+
+
+def test_the_first_work_of_a_process_may_be_a_training_step():
+    """Autograd's thread then begins with a recording, without cuBLAS having been used on it."""
+    step = """
+        import torch, gatewise
+        lstm = gatewise.LSTM(64, 64, kernel="stepwise", device="cuda")
+        x = torch.ones(20, 8, 64, device="cuda", requires_grad=True)
+        y, _ = lstm(x)
+        y.sum().backward()
+        assert x.grad.isfinite().all()
+        torch.cuda.synchronize()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(step)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_lengths_are_read_without_a_wait(inputs):
