@@ -1,4 +1,4 @@
-"""Language and translation models on two devices: over NCCL with CUDA graphs, or over gloo with a stand-in for these."""
+"""Models of language and translation on two devices: NCCL and CUDA graphs, or gloo and a stand-in for these."""
 
 from __future__ import annotations
 
@@ -81,9 +81,11 @@ def distance(ones, others):
     return sum(((one - other).astype(float) ** 2).sum() for one, other in zip(ones, others, strict=True)) ** 0.5
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+SECONDS = 120
+
+
+@pytest.fixture(scope="module", params=DEVICES)
 def runs(request, tmp_path_factory):
     """The device, the folders of the runs, and what two processes found in each."""
     device = request.param
@@ -108,7 +110,7 @@ def runs(request, tmp_path_factory):
     jobs |= {f"shapes {kind}": (of_different_shapes, {"recorded": kind, "sizes": SIZES}) for kind in (0, 1)}
     jobs["waits"] = (language_model, {"folder": folder / "waits", "waits": True})
     context = multiprocessing.get_context("spawn") if device == "cuda" else None
-    return device, folder, together(tmp_path_factory.mktemp("results"), jobs, device, context)
+    return device, folder, together(tmp_path_factory.mktemp("results"), jobs, device, context, SECONDS)
 
 
 @pytest.mark.parametrize("kind", ["lm launched", "lm", "nmt launched", "nmt"])
