@@ -86,9 +86,10 @@ def launch(
         processes.wait()
         outcome = task.run(recipe, folder, processes, console)
         if outcome.interrupted:
+            several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
             console.print(
                 f"\nStopped after {outcome.step:,} steps; everything is saved. Go on with:\n"
-                f"  gatewise train {task.name} --output {folder.path} --resume",
+                f"  {several}gatewise train {task.name} --output {folder.path} --resume",
                 highlight=False,
             )
     if outcome.interrupted:

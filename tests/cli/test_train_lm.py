@@ -17,7 +17,7 @@ import torch
 
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
-from gatewise.training.loop import MODEL
+from gatewise.training.loop import CHECKPOINT, MODEL
 
 
 def weights(folder):
@@ -265,3 +265,20 @@ def test_torchrun_has_the_losses_of_one_process(small, tmp_path):
         assert answer.stdout.count("valid ppl") == 1, "only the first process reports"
     for name in ("valid_perplexity", "test_perplexity"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = ["train", "lm", *small, "--output", "run"]
+    process = subprocess.Popen(command(*words, "--epochs", 1000, processes=2), **options)
+    while not RunFolder(tmp_path / "run").model.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "everything is saved" in out, err
+    resume = "torchrun --nproc-per-node 2 -m gatewise train lm --output run --resume"
+    assert resume in out
+    step = read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"]
+    assert f"Stopped after {step:,} steps" in out
