@@ -37,10 +37,11 @@ class _Stepwise:
         layers, directions, passes = problem.num_layers, problem.num_directions, 3 if problem.needs_grad else 1
         tokens = problem.time * problem.batch * directions
         recurrent = 8.0 * problem.hidden_size * problem.state_size * tokens * layers
-        launches = 6 + 2 * directions
+        launches, calls = 2 + 2 * directions, 6 + 2 * directions
         moved = 6 * problem.hidden_size
         if problem.needs_grad:
-            launches += 8 + 7 * directions
+            launches += 5 + 5 * directions
+            calls += 8 + 7 * directions
             moved += 18 * problem.hidden_size
         # Recorded steps cost the CPU nothing. The time of one is known better than its parts, so it is stated in the
         # unit of what else goes on between multiprocessors without the CPU.
@@ -52,7 +53,7 @@ class _Stepwise:
             bytes_moved=layers * tokens * moved * problem.element_bytes,
             launches=layers * launches + 2 * runs,
             # In training autograd's thread doubles the cost of each, and adds its own; a replay is more than launches.
-            operators=layers * launches * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
+            operators=layers * calls * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
             exchanges=round(seconds / device.exchange_seconds),
             workspace_bytes=self._workspace_bytes(problem),
             held_bytes=held_bytes(problem),
