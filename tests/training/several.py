@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -56,7 +57,7 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     context = context or processes_that_start_fast()
-    workers = [context.Process(target=_work, args=(rank, port, folder, jobs, device)) for rank in range(COUNT)]
+    workers = [context.Process(target=_work, args=(rank, port, folder, jobs, device, seconds)) for rank in range(COUNT)]
     for worker in workers:
         worker.start()
     end = time.monotonic() + seconds
@@ -73,7 +74,8 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
     }
 
 
-def _work(rank, port, folder, jobs, device):
+def _work(rank, port, folder, jobs, device, seconds):
+    faulthandler.dump_traceback_later(0.9 * seconds)  # who is killed has told where it was
     os.environ.update(
         WORLD_SIZE=str(COUNT), RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port)
     )
@@ -86,6 +88,7 @@ def _work(rank, port, folder, jobs, device):
                 raise
             _path(folder, name, rank).write_bytes(pickle.dumps(result))
             processes.wait()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _path(folder, name, rank):
