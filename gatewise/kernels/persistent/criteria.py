@@ -39,12 +39,14 @@ def _largest(device: Device, value_bytes: int, needs_grad: bool, exact: bool) ->
 
 
 def _weight_size(problem: Problem, device: Device) -> str:
-    megabytes = 4 * problem.hidden_size**2 * problem.element_bytes / 2**20
+    # Rounded to TF32, weights are held in 16 bits.
+    number_bytes = 4 if exact_products(problem) else 2
+    megabytes = 4 * problem.hidden_size**2 * number_bytes / 2**20
     registers = device.multiprocessors * 256 / 1024
     shared = device.multiprocessors * shared_memory(device) / 2**20
     largest = _largest(device, problem.element_bytes, problem.needs_grad, exact_products(problem))
     return (
-        f"{problem.hidden_size} ({megabytes:.3g} MiB of recurrent weights in {_name(problem.dtype)}; "
+        f"{problem.hidden_size} ({megabytes:.3g} MiB of recurrent weights in {8 * number_bytes} bits; "
         f"{device.multiprocessors} multiprocessors have {registers:.3g} MiB of registers and {shared:.3g} MiB of "
         f"shared memory, enough for {largest} in {'training' if problem.needs_grad else 'inference'})"
     )

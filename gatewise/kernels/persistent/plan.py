@@ -61,6 +61,11 @@ class Tiling:
         return math.ceil((self.split if self.backward else 4) * self.units / 16)
 
     @property
+    def scaled(self) -> bool:
+        """Whether float32 products are made in float16, with powers of two taken out: one for each row of a warp."""
+        return self.value_bytes == 4 and not self.exact
+
+    @property
     def spans(self) -> int:
         """Spans of the depth that each warp takes."""
         return math.ceil(self.depth * self.value_bytes / (SPAN_BYTES * self.warps))
@@ -73,18 +78,24 @@ class Tiling:
     @property
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
-        return self.resident * self.spans * 8
+        return self.resident * self.spans * self._fragments * 4
+
+    @property
+    def _fragments(self) -> int:
+        # Of a lane, of one tile in one span.
+        return 1 if self.scaled else 2
 
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
-        # In flight and waiting, gates take twice as many in float32.
-        cell = (17 if self.backward else 12) + (6 if self.value_bytes == 4 else 0)
+        # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait for one step alone.
+        single = self.scaled and self.cells > 1
+        cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
         cells = cell * self.cells
         # Of the few registers of a thread of 16 warps, the assembler spills where it has many loads in flight.
         crowded = self.value_bytes == 4 and self.warps == 16
         lent = 0 if self.resident == self.tiles else 20 if crowded else 4
-        parts = 40 if self.exact and not self.one_row else 0
+        parts = 40 if self.exact and not self.one_row else 12 + self.rows // 4 if self.scaled else 0
         return self.weight_registers + 4 * self.tiles + cells + lent + parts + (42 if self.split == 1 else 44)
 
     @property
@@ -97,7 +108,7 @@ class Tiling:
         """Dynamic shared memory of a block: two steps' partial sums, and what a cluster sends."""
         partial = self.rows * (self.tiles * 16 + 4)
         received = self.split * self.rows * self.units if self.split > 1 else 0
-        lent = (self.tiles - self.resident) * self.warps * self.spans * 2 * 512
+        lent = (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
         return 2 * 4 * (self.warps * partial + received) + lent
 
     @property
@@ -141,7 +152,9 @@ class Tiling:
     def step_clocks(self) -> float:
         """Predicted clock cycles of one step of every group: the longest resource, and what cannot overlap it."""
         passes = math.ceil(self.groups / self.together)
-        return passes * (self._clocks_in_float32() if self.value_bytes == 4 else self._clocks_in_16_bits())
+        if self.scaled:
+            return passes * self._clocks_scaled()
+        return passes * (self._clocks_in_float32() if self.exact else self._clocks_in_16_bits())
 
     # The factors are fitted to measurements of some 230 tilings of each pass on an H200 in 16 bits, 330 in float32; the
     # error is about 10 %. Whole calls showed two corrections: traffic of the backward pass counts more than by itself,
@@ -160,6 +173,22 @@ class Tiling:
         memory = 22 * self.together * self.rows * self.hidden * self.directions / 2400
         clocks = 990 + 62 * self.warps + 412 * self.cells + 2.47 * loads + 0.79 * traffic + 0.63 * lent + 1.39 * memory
         return (clocks + rounds) * (1.125 if self.warps == 4 and self.spans > 4 else 1.0)
+
+    def _clocks_scaled(self) -> float:
+        # Fitted to 141 tilings of both passes, to 12 %.
+        loads = self.rows * self.depth * 4 / 64
+        items = self.warps * self.spans * self.rows / 8
+        traffic = loads * 64 * self.blocks * self.together * self.directions / 2900
+        lent, products = (self.tiles - self.resident) * items, self.tiles * items
+        sums = self.rows * self.tiles * self.warps / 8
+        memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
+        rounds = self._poll_rounds - 1
+        if self.backward:
+            clocks = 886 + 18 * self.warps + 809 * self.cells + 1.27 * loads + 4.75 * items + 0.58 * traffic
+            sent = 545 + 1.02 * self.split * self.rows * self.units if self.split > 1 else 0
+            return clocks + 2.5 * lent + 1.8 * products + 0.2 * memory + 177 * rounds + 1.1 * sums + sent
+        clocks = 987 + 21 * self.warps + 441 * self.cells + 1.3 * loads + 4.9 * items + 0.51 * traffic
+        return clocks + 1.75 * lent + 2.15 * products + 0.89 * memory + 386 * rounds + 1.06 * sums
 
     def _clocks_in_float32(self) -> float:
         loads = self.rows * self.depth * 4 / 64
@@ -233,22 +262,23 @@ def candidates(
         sizes = hidden_of(hidden_size), units, rows, warps
         one_row = exact and batch == 1
         cut = Tiling(*sizes, 1, split, backward, value_bytes=value_bytes, exact=exact, one_row=one_row)
-        cut = _with_weights_placed(cut)
         groups = math.ceil(batch / rows)
         together = min(groups, multiprocessors(device, split) // (cut.blocks * directions))
+        if together == 0:
+            continue
         cut = dataclasses.replace(cut, groups=groups, together=together, directions=directions)
-        if together > 0 and fits(cut, device):
-            found.append(cut)
+        found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
     return found
 
 
-def _with_weights_placed(cut: Tiling) -> Tiling:
+def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
-    whole = dataclasses.replace(cut, resident=cut.tiles)
-    if _registers_fit(whole, loads=3):
-        return whole
-    parted = (dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles - 1, 0, -1))
-    return next((placed for placed in parted if _registers_fit(placed, loads=4)), cut)
+    # Scaled ones take few registers, and twice the loads: fewer of them there leave room for loads.
+    parted = [dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles, 0, -1)]
+    whole = parted[0]
+    rooms = (3, 6, 8, 10) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
+    placed = [next((one for one in parted if _registers_fit(one, loads)), parted[-1]) for loads in rooms]
+    return list(dict.fromkeys(placed))
 
 
 def _registers_fit(cut: Tiling, loads: int) -> bool:

@@ -17,8 +17,8 @@ CASES = [case for case in testing.CASES if not case.shape.proj_size]
 SHAPES = {
     "ptb-small": Problem(20, 20, 200, 200),
     "ptb-medium": Problem(12, 20, 650, 650),
-    "ptb-large-in-inference": Problem(8, 20, 1500, 1500),
-    "largest-in-training": Problem(5, 9, 64, 1440),
+    "ptb-large": Problem(8, 20, 1500, 1500),
+    "largest": Problem(5, 9, 64, 2000),
     "tagger": Problem(9, 40, 64, 256, bidirectional=True, num_layers=2),
     "ragged": Problem(17, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "batch-beyond-one-pass": Problem(5, 300, 64, 512),
@@ -29,8 +29,7 @@ SHAPES = {
 
 
 def in_tf32(problem):
-    train = problem.hidden_size <= 1440
-    return problem.replace(dtype=torch.float32, allow_tf32=True, needs_grad=train)
+    return problem.replace(dtype=torch.float32, allow_tf32=True, needs_grad=True)
 
 
 def nudged(inputs, gradients, seed):
@@ -46,10 +45,11 @@ def nudged(inputs, gradients, seed):
     return others, gradients and OutputGradients(*map(moved, gradients))
 
 
-def compare(problem):
+def compare(problem, change=lambda inputs, gradients: None):
     """Errors of the kernel and of PyTorch against float64, and what rounding costs, for each output and gradient."""
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs) if problem.needs_grad else None
+    change(inputs, gradients)
     exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
     found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
@@ -87,6 +87,57 @@ def test_never_less_precise_than_cudnn(sizes):
     assert testing.why_not(persistent, problem, "cuda") == []
     for tensor, (error, theirs, _) in compare(problem).items():
         assert error <= 1.2 * theirs, tensor
+
+
+RANGES = Problem(24, 40, 64, 320, bidirectional=True)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e-4, 1e6, 1e25])
+def test_gradients_of_any_size(size):
+    """Products are made in float16 of what is left when powers of two are taken out."""
+
+    def change(inputs, gradients):
+        for gradient in gradients:
+            gradient.mul_(size)
+
+    for tensor, (error, theirs, band) in compare(in_tf32(RANGES), change).items():
+        assert error <= 2 * (theirs + band), tensor
+
+
+def test_gradients_that_grow_and_fall_from_step_to_step():
+    """Powers of two taken from the step before are wrong for the next one; and some rows have no gradient for long."""
+
+    def change(inputs, gradients):
+        for gradient in gradients:
+            gradient[..., 5:9, :].zero_()
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(3))
+        gradients.y.mul_(torch.logspace(-14, 0, 24)[order, None, None].to("cuda"))
+        gradients.y[:, 5] = 0
+        gradients.y[12, 5] = 1e8
+
+    for tensor, (error, theirs, band) in compare(in_tf32(RANGES), change).items():
+        assert error <= 2 * (theirs + band), tensor
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-5, 1e4, 1e20])
+def test_initial_states_of_any_size(size):
+    def change(inputs, gradients):
+        inputs.h0.mul_(size)
+        inputs.h0[:, 3].mul_(1e-3)
+
+    for tensor, (error, theirs, band) in compare(in_tf32(RANGES), change).items():
+        assert error <= 2 * (theirs + band), tensor
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-9, 1e-3, 10.0])
+def test_weights_of_any_size(size):
+    def change(inputs, gradients):
+        for weight in inputs.weights[1::4]:
+            weight.mul_(size)
+            weight[:7].mul_(1e-4)
+
+    for tensor, (error, theirs, band) in compare(in_tf32(RANGES), change).items():
+        assert error <= 2 * (theirs + band), tensor
 
 
 def test_the_setting_for_products_is_the_callers_again_afterwards():

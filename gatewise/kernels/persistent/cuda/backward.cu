@@ -154,21 +154,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             cell_now[cell] = end ? step_of(cells, reverse ? 0 : end - 1, step_values)[own[cell]] : 0u;
             input[cell] = load(cell, 0);
             input[cell].gates = arrived(input[cell].gates, cell);
-            coming[cell] = load(cell, 1);
+            if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
             const int after = reverse ? step - 1 : steps - step;  // the step visited before
             const u32 n = min(first_row + row, p.batch - 1);
             const bool polled = step > 0 && step <= steps && (!RAGGED || after < ends.of(row));
-            return {step_of(dgates, polled ? after : 0, 4 * step_values) + n * (p.row * 4 * HIDDEN) + rank * WIDTH, polled};
+            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
+            return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
         InFlight words;
-        begin_product(words, [&](int row) { return row_at(row, 0); });
+        Scales scales;
+        scales.start();
+        begin_product(words, row_at, 0);
         // One step more than the sequence has: it makes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            finish_product(words, weights, [&](int row) { return row_at(row, step); }, sums + warp * PARTIAL_FLOATS, patience);
+            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -244,11 +247,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
-                input[cell] = coming[cell];
+                input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
                 input[cell].gates = arrived(input[cell].gates, cell);
-                coming[cell] = load(cell, step + 2);
+                if (EARLIER == 2) coming[cell] = load(cell, step + 2);
             }
-            begin_product(words, [&](int row) { return row_at(row, step + 1); });
+            begin_product(words, row_at, step + 1);
         }
         if (RAGGED)
             for (int row = 0; row < ROWS && first_row + row < p.batch; ++row)

@@ -6,9 +6,6 @@
 // DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
-#if FLOAT32 && !EXACT
-#define ADDED_TO_ROUND 0x1000u  // hidden states travel in the tensor that is returned, and are rounded when they arrive
-#endif
 #include "gates.cuh"
 #include "sequence.cuh"
 
@@ -90,21 +87,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             y_own[cell] = n * y_row_values + unit;
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
             input[cell] = gathered(load(cell, 0));
-            coming[cell] = load(cell, 1);
+            if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = reverse ? t + 1 : t - 1;
             const u32 n = min(first_row + row, p.batch - 1);
             const bool polled = step > 0 && step < steps && (!RAGGED || max(t, before) < ends.of(row));
-            return {(polled ? step_of(y, before, y_step_values) : h0) + n * (polled ? y_row_values : HIDDEN), polled};
+            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
+            return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, true};
         };
         InFlight words;
-        begin_product(words, [&](int row) { return row_at(row, 0); });
+        Scales scales;
+        scales.start();
+        begin_product(words, row_at, 0);
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            finish_product(words, weights, [&](int row) { return row_at(row, step); }, sums + warp * PARTIAL_FLOATS, patience);
+            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
             // First the arithmetic, then what other blocks wait for, then what only the backward pass needs.
             Gates gate[CELLS];
@@ -129,8 +129,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
-                input[cell] = gathered(coming[cell]);
-                coming[cell] = load(cell, step + 2);
+                input[cell] = gathered(EARLIER == 2 ? coming[cell] : load(cell, step + 1));
+                if (EARLIER == 2) coming[cell] = load(cell, step + 2);
             }
             if (narrow) {
 #pragma unroll
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                     step_of(cells, t, step_values)[own[cell]] = (Value)narrowed(c[cell]);
                 }
             }
-            begin_product(words, [&](int row) { return row_at(row, step + 1); });
+            begin_product(words, row_at, step + 1);
         }
         __syncwarp();  // some of the last outputs were stored by a neighbouring lane
 #pragma unroll

@@ -13,6 +13,8 @@ using i64 = long long;
 
 constexpr u32 EVERY_LANE = 0xffffffffu;
 
+#define SCALED (FLOAT32 && !EXACT)  // products take fp16 of numbers with powers of two taken out
+
 #if FLOAT32
 #include "single.cuh"
 #else

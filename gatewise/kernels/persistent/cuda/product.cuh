@@ -14,21 +14,25 @@ constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls for one group of
 constexpr int ITEMS = NEIGHBOURS * POLLS;
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
 
+constexpr int FRAGMENTS = SCALED ? 1 : 2;              // a lane's, of one tile in one span: as many tensor-core products
 constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights do not fit in registers: in shared memory
-constexpr int LENT_WORDS = WARPS * LENT * SPANS * 2 * 32;  // of 16 bytes
+constexpr int LENT_WORDS = WARPS * LENT * SPANS * FRAGMENTS * 32;  // of 16 bytes
 
 // A lane's weights: RESIDENT tiles in registers, the others at `lent`, which is its own share of shared memory.
 struct Weights {
-    u32 held[RESIDENT][SPANS * 2][4];
+    u32 held[RESIDENT][SPANS * FRAGMENTS][4];
     const uint4* lent;
+#if SCALED
+    float unit;  // what the warp's weights have to be multiplied with
+#endif
 };
 
 // Where a lane's batch row comes from in this step: from the exchange, which is polled, or from memory that is taken as it
 // is, because it was finished before the launch or because nothing that comes of it is used. What counts was made by
 // `narrowed`, or is as if it were.
 struct Row {
-    const Value* data;
-    bool polled;
+    const Value* data;  // at the lane's first value
+    bool polled, counted;  // `counted` unless nothing comes of it
 };
 
 // The first value of a lane's 16 bytes in span `span` of its warp.
@@ -39,14 +43,45 @@ __device__ __forceinline__ int depth_of(int span) {
 // The batch row that a lane loads in a group of eight; ONE_ROW is loaded by every eighth lane.
 __device__ __forceinline__ int row_of_lane(int group) { return ONE_ROW ? 0 : group * 8 + ((threadIdx.x & 31) >> 2); }
 
-// A lane's weights of one tile in one span: its fragments for two tensor-core products.
+// A lane's weights of one tile in one span, as they lie in memory: for weight rows lane / 4 and the eighth after it in turn,
+// along the depth.
 struct Pair {
     uint4 half[2];
 };
 
+#if SCALED
+// How many times a row of operands is to be made larger, as an exponent: in fp16 its largest value then has that of
+// CENTRE; values 2^-22 of it keep every bit that TF32 has. Before a row comes its largest value is not known, so the last
+// step's is taken, and the product is made again if that was further off than fp16's range allows: below LEAST or infinite.
+constexpr u32 LEAST = 13u << 10, INFINITE = 31u << 10;  // 2^-2; bits of fp16
+constexpr int CENTRE = 23;                              // 2^8
+constexpr int SMALLEST_SCALE = 17, LARGEST_SCALE = 235, LARGEST_WEIGHT_SCALE = 239;  // 2^-110, 2^108, 2^112
+
+__device__ __forceinline__ float power(int exponent) { return __uint_as_float((u32)exponent << 23); }
+
+__device__ __forceinline__ u32 largest_finite(uint4 words) {
+    auto size = [](u32 word) { return (word & 0x7fffffffu) < 0x7f800000u ? word & 0x7fffffffu : 0u; };
+    return max(max(size(words.x), size(words.y)), max(size(words.z), size(words.w)));
+}
+
+// Two halves of fp32 as one fragment of fp16.
+__device__ __forceinline__ uint4 packed(Pair pair, float scale) {
+    auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
+    const uint4 first = pair.half[0], second = pair.half[1];
+    return make_uint4(both(first.x, first.z), both(first.y, first.w), both(second.x, second.z), both(second.y, second.w));
+}
+
+// The scale of a row whose largest value, with the scale it has, is `most` in fp16.
+__device__ __forceinline__ float rescaled(float scale, u32 most) {
+    const int exponent = __float_as_uint(scale) >> 23, taken = most >> 10;
+    const int shift = most >= INFINITE ? -24 : most == 1 ? 24 : CENTRE - taken;  // 1: too small to be seen
+    return power(max(SMALLEST_SCALE, min(LARGEST_SCALE, exponent + shift)));
+}
+#else
 __device__ __forceinline__ uint4 rounded(uint4 words) {
     return make_uint4(rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
 }
+#endif
 
 // Loads 16 bytes of weights, `left` of whose values exist; rows of sizes that are no multiple of 16 bytes begin anywhere.
 __device__ __forceinline__ uint4 load_weight_words(const Value* from, int left) {
@@ -66,33 +101,50 @@ __device__ __forceinline__ uint4 load_weight_words(const Value* from, int left) 
 // Loads the weights once, `pair_at(tile, span)` by pair; `room` has LENT_WORDS.
 template <class PairAt>
 __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, PairAt pair_at) {
-    room += (threadIdx.x >> 5) * LENT * SPANS * 2 * 32 + (threadIdx.x & 31);
+    room += (threadIdx.x >> 5) * LENT * SPANS * FRAGMENTS * 32 + (threadIdx.x & 31);
     weights.lent = room;
+#if SCALED
+    u32 most = 0;
+#pragma unroll 4
+    for (int at = 0; at < TILES * SPANS; ++at) {
+        const Pair pair = pair_at(at / SPANS, at % SPANS);
+        most = max(most, max(largest_finite(pair.half[0]), largest_finite(pair.half[1])));
+    }
+    most = __reduce_max_sync(EVERY_LANE, most);
+    const int exponent = most ? min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23)) : 127;  // the largest becomes 2^14
+    const float scale = power(exponent);
+    weights.unit = power(254 - exponent);
+#endif
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
         for (int span = 0; span < SPANS; ++span) {
             const Pair pair = pair_at(tile, span);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < FRAGMENTS; ++half) {
+#if SCALED
+                const uint4 fragment = packed(pair, scale);
+#else
                 const uint4 fragment = rounded(pair.half[half]);
+#endif
+                const int place = span * FRAGMENTS + half;
                 if (tile < RESIDENT) {
-                    u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][span * 2 + half];
+                    u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][place];
                     held[0] = fragment.x, held[1] = fragment.y, held[2] = fragment.z, held[3] = fragment.w;
                 } else {
-                    room[((tile - RESIDENT) * SPANS * 2 + span * 2 + half) * 32] = fragment;
+                    room[((tile - RESIDENT) * SPANS * FRAGMENTS + place) * 32] = fragment;
                 }
             }
         }
 }
 
-__device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int half, u32 b0, u32 b1) {
+__device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int place, u32 b0, u32 b1) {
     u32 fragment[4];
     if (tile < RESIDENT) {
-        const u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][half];
+        const u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][place];
         fragment[0] = held[0], fragment[1] = held[1], fragment[2] = held[2], fragment[3] = held[3];
     } else {
-        const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * 2 + half) * 32];
+        const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * FRAGMENTS + place) * 32];
         fragment[0] = lent.x, fragment[1] = lent.y, fragment[2] = lent.z, fragment[3] = lent.w;
     }
 #if ONE_ROW
@@ -108,7 +160,7 @@ __device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int po
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) {
         const int span = poll * CHUNK + c, k = depth_of(span);
-        words[c] = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + k) : make_uint4(0, 0, 0, 0);
+        words[c] = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -123,40 +175,86 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
     while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
 }
 
-#if ADDED_TO_ROUND
-// Rounds to nearest what `narrowed` made, as the tensor core reads no bit below the last that counts. The pattern stays what
-// it is where a wait was given up: the sum would be a number.
-__device__ __forceinline__ uint4 rounded_narrowed(uint4 words, bool lost) {
-    const u32 half = lost ? 0u : ADDED_TO_ROUND;
-    return make_uint4(words.x + half, words.y + half, words.z + half, words.w + half);
-}
-#endif
-
 using InFlight = uint4[AHEAD][CHUNK];
 
 // Issues the first loads of a step, at the end of the step before: sooner they would only find what is not there yet, and
-// keep L2 busy. `row_of(row)` says where a batch row of the block comes from.
-template <class RowOf>
-__device__ __forceinline__ void begin_product(InFlight& words, RowOf row_of) {
+// keep L2 busy. `row_at(row, step)` says where a batch row of the block comes from.
+template <class RowAt>
+__device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
-        load_item(words[item], row_of(row_of_lane(item / POLLS)), item % POLLS);
+        load_item(words[item], row_at(row_of_lane(item / POLLS), step), item % POLLS);
 }
 
+#if SCALED
+// What a lane knows of its row in each group of eight.
+struct Scales {
+    float own[NEIGHBOURS];  // what operands are multiplied with, the same for the row's four lanes
+    u32 most[NEIGHBOURS];   // the largest operand of the lane's in this step, as bits of fp16: 0 for none, 1 for one too small
+
+    __device__ __forceinline__ void start() {
+#pragma unroll
+        for (int group = 0; group < NEIGHBOURS; ++group) own[group] = power(CENTRE - 15 + 127);  // for hidden states near 1
+    }
+
+    // Whether some row has to be multiplied again, with the scale that it has then.
+    template <class RowOf>
+    __device__ __forceinline__ bool change(RowOf row_of) {
+        bool fit = true;
+#pragma unroll
+        for (int group = 0; group < NEIGHBOURS; ++group)
+            fit = fit && (most[group] == 0 || most[group] - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted);
+        if (__all_sync(EVERY_LANE, fit)) return false;
+        bool changed = false;
+#pragma unroll
+        for (int group = 0; group < NEIGHBOURS; ++group) {
+            u32 row = max(most[group], __shfl_xor_sync(EVERY_LANE, most[group], 1));
+            row = max(row, __shfl_xor_sync(EVERY_LANE, row, 2));
+            if (row == 0 || row - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted) continue;
+            const float before = own[group];
+            own[group] = rescaled(before, row);
+            changed = changed || own[group] != before;
+        }
+        return __any_sync(EVERY_LANE, changed);
+    }
+};
+
+// Makes a lane's operands fp16, in the first two words, and counts the largest.
+__device__ __forceinline__ void narrow_operands(uint4& words, float scale, u32& most, u32& some) {
+    auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
+    some |= words.x | words.y, some |= words.z | words.w;
+    words.x = both(words.x, words.y), words.y = both(words.z, words.w);
+    most = larger_halves(larger_halves(most, words.x), words.y);
+}
+#else
+struct Scales {
+    __device__ __forceinline__ void start() {}
+};
+#endif
+
 // Multiplies what has arrived, polls for the rest; `partial` is this warp's share of shared memory.
-template <class RowOf>
-__device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowOf row_of, float* partial, Patience& patience) {
+template <class RowAt>
+__device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales& scales) {
     const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
     float sum[TILES][4];
     patience.polls = 0;
+#if SCALED
+    u32 most = 0, some = 0;
+again:
+    asm volatile("" : "+r"(step));  // or else every address would be made before the first product, and spilled
+    auto row_of = [&](int row) { return row_at(row, step); };
+#else
+    auto row_of = [&](int row) { return row_at(row, step); };
+#endif
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         const int group = item / POLLS, poll = item % POLLS;
         uint4(&here)[CHUNK] = words[item % AHEAD];
         await_item(here, row_of(row_of_lane(group)), poll, patience);
-#if ADDED_TO_ROUND
+#if SCALED
+        if (poll == 0) most = some = 0;
 #pragma unroll
-        for (int c = 0; c < CHUNK; ++c) here[c] = rounded_narrowed(here[c], patience.lost);
+        for (int c = 0; c < CHUNK; ++c) narrow_operands(here[c], scales.own[group], most, some);
 #endif
 #pragma unroll
         for (int c = 0; c < CHUNK; ++c) {
@@ -177,10 +275,12 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
                 if (span == 0) sum[tile][0] = sum[tile][1] = sum[tile][2] = sum[tile][3] = 0.f;
-                multiply_tile(sum[tile], weights, tile, span * 2, here[c].x, here[c].y);
+                multiply_tile(sum[tile], weights, tile, span * FRAGMENTS, here[c].x, here[c].y);
             }
+#if !SCALED
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
+#endif
 #endif
         }
         if (item + AHEAD < ITEMS) load_item(here, row_of(row_of_lane((item + AHEAD) / POLLS)), (item + AHEAD) % POLLS);
@@ -196,16 +296,31 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
                 }
 #else
             float* out = partial + (group * 8 + 2 * pair) * PARTIAL_STRIDE + row;
+#if SCALED
+            const u32 halves = max(most & 0xffffu, most >> 16);
+            scales.most[group] = halves ? halves : some << 1 ? 1u : 0u;
+            // Of the lane's own row, then of the two rows whose sums it has.
+            const float unit = weights.unit * power(254 - (int)(__float_as_uint(scales.own[group]) >> 23));
+            const float even = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
+#else
+            const float even = 1.f, odd = 1.f;
+#endif
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
-                out[tile * 16] = sum[tile][0];
-                out[tile * 16 + PARTIAL_STRIDE] = sum[tile][1];
-                out[tile * 16 + 8] = sum[tile][2];
-                out[tile * 16 + 8 + PARTIAL_STRIDE] = sum[tile][3];
+                out[tile * 16] = sum[tile][0] * even;
+                out[tile * 16 + PARTIAL_STRIDE] = sum[tile][1] * odd;
+                out[tile * 16 + 8] = sum[tile][2] * even;
+                out[tile * 16 + 8 + PARTIAL_STRIDE] = sum[tile][3] * odd;
             }
 #endif
         }
     }
+#if SCALED
+    if (scales.change(row_of)) {
+        begin_product(words, row_at, step);
+        goto again;
+    }
+#endif
 }
 
 // The sum over warps of four neighbouring values of a batch row.

@@ -4,6 +4,14 @@
 
 constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // of one thread
 
+// How many steps ahead a cell's inputs are loaded. In float32 they take twice the registers, and blocks of several cells a
+// thread have long steps.
+#if SCALED && !SUMS
+constexpr int EARLIER = CELLS > 1 ? 1 : 2;
+#else
+constexpr int EARLIER = 2;
+#endif
+
 // A cell of a block: one hidden unit of one batch row. Four neighbouring lanes own four neighbouring units of a row.
 struct Place {
     int row, unit;

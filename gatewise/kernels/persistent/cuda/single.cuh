@@ -1,5 +1,8 @@
-// fp32 numbers. Products round their operands to TF32, 10 bits of mantissa, to nearest; EXACT ones add the products of what
-// the rounding takes away, and are as close as fp32's own.
+// fp32 numbers. Products round their operands as TF32 does, to 10 bits of mantissa, to nearest; EXACT ones add the products of
+// what the rounding takes away, and are as close as fp32's own.
+//
+// Those 10 bits are fp16's too: with powers of two taken out beforehand (product.cuh), operands are multiplied as fp16, in
+// half the room and half the time.
 #pragma once
 
 using Value = u32;
@@ -53,9 +56,21 @@ __device__ __forceinline__ u32 rounded(u32 bits) {
     return operand;
 }
 
-// sum[16 x 8] += a[16 x 8] b[8 x 8], accumulated in fp32.
+__device__ __forceinline__ u32 packed_halves(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Of each half, the larger magnitude; a NaN counts as nothing.
+__device__ __forceinline__ u32 larger_halves(u32 most, u32 pair) {
+    asm("{\n\t.reg .b32 size;\n\tabs.f16x2 size, %1;\n\tmax.f16x2 %0, %0, size;\n\t}" : "+r"(most) : "r"(pair));
+    return most;
+}
+
+// sum[16 x 8] += a[16 x 16] b[16 x 8] in fp16, accumulated in fp32.
 __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
