@@ -88,7 +88,7 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
-        # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait for one step alone.
+        # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
         cells = cell * self.cells
@@ -124,8 +124,9 @@ class Tiling:
 
     @property
     def ahead(self) -> int:
-        """Polls in flight: as many as there are registers for, together at most ten loads of 16 bytes a lane."""
-        return max(1, min(4, 10 // self.chunk, self._polls_in_registers(self.chunk)))
+        """Polls in flight: as many as there are registers for, together at most 10 or 16 loads of 16 bytes a lane."""
+        most = 16 if self.scaled else 10
+        return max(1, min(4, most // self.chunk, self._polls_in_registers(self.chunk)))
 
     def _polls_in_registers(self, chunk: int) -> int:
         return (_register_limit(self.warps) - self.registers) // (4 * chunk)
@@ -276,7 +277,7 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     # Scaled ones take few registers, and twice the loads: fewer of them there leave room for loads.
     parted = [dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles, 0, -1)]
     whole = parted[0]
-    rooms = (3, 6, 8, 10) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
+    rooms = (3, 6, 8, 12, 16) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
     placed = [next((one for one in parted if _registers_fit(one, loads)), parted[-1]) for loads in rooms]
     return list(dict.fromkeys(placed))
 

@@ -50,9 +50,9 @@ struct Pair {
 };
 
 #if SCALED
-// How many times a row of operands is to be made larger, as an exponent: in fp16 its largest value then has that of
-// CENTRE; values 2^-22 of it keep every bit that TF32 has. Before a row comes its largest value is not known, so the last
-// step's is taken, and the product is made again if that was further off than fp16's range allows: below LEAST or infinite.
+// Each row of a warp's operands has a scale, a power of two with which its largest value becomes that of CENTRE in fp16.
+// Before a row comes, its largest value is not known, so the scale of the last step is taken, and the product is made again
+// if it does not fit: with values beyond fp16, or none of LEAST. No value then loses more than 2^-23 of the largest.
 constexpr u32 LEAST = 13u << 10, INFINITE = 31u << 10;  // 2^-2; bits of fp16
 constexpr int CENTRE = 23;                              // 2^8
 constexpr int SMALLEST_SCALE = 17, LARGEST_SCALE = 235, LARGEST_WEIGHT_SCALE = 239;  // 2^-110, 2^108, 2^112
@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Pair
     weights.lent = room;
 #if SCALED
     u32 most = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int at = 0; at < TILES * SPANS; ++at) {
         const Pair pair = pair_at(at / SPANS, at % SPANS);
         most = max(most, max(largest_finite(pair.half[0]), largest_finite(pair.half[1])));
