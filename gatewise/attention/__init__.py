@@ -27,7 +27,14 @@ from gatewise.attention.attention import attend, backward, explain, forward, new
 from gatewise.attention.call import Gradients, Inputs, Saved
 from gatewise.attention.choice import kernel_names
 from gatewise.attention.problem import Problem, Score
-from gatewise.attention.steps import Steps, attend_step, new_steps, query_gradient_step, source_gradients
+from gatewise.attention.steps import (
+    Steps,
+    attend_step,
+    new_gathering,
+    new_steps,
+    query_gradient_step,
+    source_gradients,
+)
 
 __all__ = [
     "Gradients",
@@ -42,6 +49,7 @@ __all__ = [
     "explain",
     "forward",
     "kernel_names",
+    "new_gathering",
     "new_steps",
     "new_sums",
     "query_gradient_step",

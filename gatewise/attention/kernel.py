@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -117,5 +117,60 @@ class Kernel(Protocol):
 
         Returns:
             The gradients; those of `into` when it is given.
+        """
+        ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """What a kernel offers that makes a step's map again for the gradient of its query: the source's share of the map.
+
+    The source's gradients need the maps of all steps. What a step's is summed to is added up while it is there, so that
+    none is made a third time.
+    """
+
+    def gathers(self, problem: Problem) -> bool:
+        """Tell whether there is anything to gather."""
+        ...
+
+    def gather_step(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        result: Result,
+        dcontext: Tensor,
+        gathered: Gradients,
+        dquery: Tensor,
+    ) -> None:
+        """Write the gradient of one step's query, and gather what its map gives.
+
+        Args:
+            problem: Of one step.
+            inputs: The same.
+            result: The same.
+            dcontext: Gradient of its context [1, B, V].
+            gathered: Zeros shaped as keys, v and layer norm, that all steps are added to; private to the kernel.
+            dquery: Written [1, B, H].
+        """
+        ...
+
+    def gather_source(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        result: Result,
+        dcontexts: Tensor,
+        gathered: Gradients,
+        into: Gradients | None,
+    ) -> Gradients:
+        """Return the gradients of what all steps share, from what they gathered.
+
+        Args:
+            problem: Of all steps.
+            inputs: The same.
+            result: The same.
+            dcontexts: Gradients of all contexts [T, B, V].
+            gathered: What each step was added to once.
+            into: As in `Kernel.backward`.
         """
         ...

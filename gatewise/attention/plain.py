@@ -111,16 +111,22 @@ def replay(
     return total.tanh_(), normalised, rstd
 
 
+def add_values(weights: Tensor, dcontext: Tensor, sums: Gradients) -> None:
+    """Add the gradient of values to its sum, in place.
+
+    Args:
+        weights: What `look_up` returned.
+        dcontext: Gradient of the context [t, B, V].
+        sums: Of values.
+    """
+    assert sums.values is not None
+    sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
+
+
 def look_up_backward(
-    problem: Problem,
-    source: Source,
-    weights: Tensor,
-    dcontext: Tensor,
-    dweights: Tensor | None,
-    sums: Gradients,
-    needs: Needs,
+    problem: Problem, source: Source, weights: Tensor, dcontext: Tensor, dweights: Tensor | None
 ) -> Tensor:
-    """Return the gradients of scores [t, B, S], and add the values' to its sum.
+    """Return the gradients of scores [t, B, S].
 
     Args:
         problem: What was computed.
@@ -128,12 +134,7 @@ def look_up_backward(
         weights: What `look_up` returned.
         dcontext: Gradient of the context [t, B, V].
         dweights: Gradient of the weights [t, B, S]; None for zero.
-        sums: The gradient of values is added to in place; not looked at where it is not needed.
-        needs: Which gradients are wanted.
     """
-    if needs.source:
-        assert sums.values is not None
-        sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
     above = torch.bmm(dcontext.transpose(0, 1), source.values.permute(1, 2, 0)).transpose(0, 1)
     above = above.to(wide(above.dtype))
     if dweights is not None:
@@ -153,8 +154,8 @@ def score_backward(
     dscores: Tensor,
     sums: Gradients,
     needs: Needs,
-) -> Tensor | None:
-    """Add a stretch's gradients to the sums and return that of its query.
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of a stretch's query, and of the keys but for what `add_keys` does; add the parameters'.
 
     Args:
         problem: What was computed.
@@ -163,25 +164,40 @@ def score_backward(
         query: As in `score`.
         kept: The stretch's map.
         dscores: Gradients of its scores [t, B, S].
-        sums: Gradients of keys, v and layer norm, added to in place; not looked at where they are not needed.
+        sums: Gradients of v and layer norm, added to in place; not looked at where they are not needed.
         needs: Which gradients are wanted.
     """
     if kept.tanh is None:
+        of_keys = of_query = None
         if needs.source:
-            assert sums.keys is not None
-            sums.keys.add_(torch.bmm(dscores.permute(1, 2, 0), query.transpose(0, 1)).transpose(0, 1))
-        if not needs.query:
-            return None
-        return torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
+            of_keys = torch.bmm(dscores.permute(1, 2, 0), query.transpose(0, 1)).transpose(0, 1)
+        if needs.query:
+            of_query = torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
+        return of_query, of_keys
     into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
     dtype = wide(problem.dtype)
-    assert inputs.v is not None
-    # v is the same at all steps and positions: their sums are multiplied, not a map.
-    factor = inputs.v if kept.normalised is None else torch.ones((), dtype=dtype, device=into.device)
+    of_keys = of_query = None
     if needs.source:
-        assert sums.keys is not None
-        sums.keys.add_(_within(into.sum(0, dtype=dtype) * factor, source.beyond))
-    return (into.sum(1, dtype=dtype) * factor).to(problem.dtype) if needs.query else None
+        of_keys = into[0] if len(into) == 1 else into.sum(0, dtype=dtype)
+    if needs.query:
+        of_query = _times_v(into.sum(1, dtype=dtype), inputs).to(problem.dtype)
+    return of_query, of_keys
+
+
+def add_keys(problem: Problem, inputs: Inputs, source: Source, found: Tensor, sums: Gradients) -> None:
+    """Add the gradient of keys to its sum, in place.
+
+    Args:
+        problem: What was computed.
+        inputs: As in `score`.
+        source: As in `score`.
+        found: What `score_backward` returned of it, added up over stretches [S, B, H].
+        sums: Of keys.
+    """
+    assert sums.keys is not None
+    found = _times_v(found.to(wide(problem.dtype)), inputs)
+    # NaN times zero is NaN: a NaN in the query must not give a gradient to a key that was never looked at.
+    sums.keys.add_(found if source.beyond is None else found.masked_fill(source.beyond.T[..., None], 0))
 
 
 def written(found: Result, out: Result | None) -> Result:
@@ -219,6 +235,6 @@ def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradien
     return into
 
 
-def _within(gradient: Tensor, beyond: Tensor | None) -> Tensor:
-    # NaN times zero is NaN: a NaN in the query must not give a gradient to a key that was never looked at.
-    return gradient if beyond is None else gradient.masked_fill(beyond.T[..., None], 0)
+def _times_v(sums: Tensor, inputs: Inputs) -> Tensor:
+    # v is the same at all steps and positions: their sums are multiplied, not a map. With layer norm a map was.
+    return sums if inputs.v is None or inputs.norm_weight is not None else sums * inputs.v

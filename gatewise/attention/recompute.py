@@ -89,16 +89,67 @@ class _Recompute:
         totals = sums.begun(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
         (weights,) = result.kept
-        dscores = plain.look_up_backward(problem, source, weights, dcontext, dweights, totals, needs)
+        dscores = plain.look_up_backward(problem, source, weights, dcontext, dweights)
         steps = stretch_steps(problem)
-        made = []
+        made, of_keys = [], None
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
             query = inputs.query[these]
             found = plain.Map(weights[these], *plain.replay(problem, inputs, source, query))
-            made.append(plain.score_backward(problem, inputs, source, query, found, dscores[these], totals, needs))
+            of_query, more = plain.score_backward(problem, inputs, source, query, found, dscores[these], totals, needs)
             del found  # before the next stretch makes its own map
+            made.append(of_query)
+            if more is not None:
+                of_keys = more.to(plain.wide(problem.dtype)) if of_keys is None else of_keys.add_(more)
+        if of_keys is not None:
+            plain.add_values(weights, dcontext, totals)
+            plain.add_keys(problem, inputs, source, of_keys, totals)
         return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
+
+    def gathers(self, problem: Problem) -> bool:
+        """Where there is a map that a step makes again."""
+        return problem.additive
+
+    def gather_step(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        result: Result,
+        dcontext: Tensor,
+        gathered: Gradients,
+        dquery: Tensor,
+    ) -> None:
+        """Replay the step, and use its map for both."""
+        source, (weights,) = plain.Source.of(inputs), result.kept
+        dscores = plain.look_up_backward(problem, source, weights, dcontext, None)
+        found = plain.Map(weights, *plain.replay(problem, inputs, source, inputs.query))
+        of_query, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, gathered, ALL)
+        assert of_query is not None
+        assert of_keys is not None
+        assert gathered.keys is not None
+        gathered.keys.add_(of_keys)
+        dquery.copy_(of_query)
+
+    def gather_source(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        result: Result,
+        dcontexts: Tensor,
+        gathered: Gradients,
+        into: Gradients | None,
+    ) -> Gradients:
+        """Add the values' gradient to what was gathered, which no map is needed for."""
+        totals = sums.begun(problem, inputs, into, Needs(query=False, source=True))
+        source, (weights,) = plain.Source.of(inputs), result.kept
+        assert gathered.keys is not None
+        plain.add_values(weights, dcontexts, totals)
+        plain.add_keys(problem, inputs, source, gathered.keys, totals)
+        for name in ("v", "norm_weight", "norm_bias"):
+            total, more = getattr(totals, name), getattr(gathered, name)
+            if more is not None:
+                total.add_(more)
+        return sums.ended(problem, totals, into, None, None)
 
 
 recompute = _Recompute()

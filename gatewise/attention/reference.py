@@ -111,8 +111,11 @@ class _Reference:
         """Run the adjoint of that stretch."""
         totals = sums.begun(problem, inputs, into, needs)
         source, found = plain.Source.of(inputs), plain.Map(*result.kept)
-        dscores = plain.look_up_backward(problem, source, found.weights, dcontext, dweights, totals, needs)
-        made = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, totals, needs)
+        dscores = plain.look_up_backward(problem, source, found.weights, dcontext, dweights)
+        made, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, totals, needs)
+        if of_keys is not None:
+            plain.add_values(found.weights, dcontext, totals)
+            plain.add_keys(problem, inputs, source, of_keys, totals)
         return sums.ended(problem, totals, into, made, dquery)
 
 

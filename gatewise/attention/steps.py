@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gatewise.attention.call import Gradients, Inputs, Needs, Result
 from gatewise.attention.choice import AUTO, choose
-from gatewise.attention.kernel import Kernel
+from gatewise.attention.kernel import Gathering, Kernel
 from gatewise.attention.problem import Problem, Score
+from gatewise.attention.sums import zeros
 from gatewise.attention.validate import prepare
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
@@ -140,14 +141,33 @@ def attend_step(steps: Steps, step: int) -> Tensor:
         return steps.kernel.forward(problem, inputs, out=result).context[0]
 
 
-def query_gradient_step(steps: Steps, step: int, dcontext: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the gradient of one step's query [B, H]; nothing else is computed.
+def new_gathering(steps: Steps) -> Gradients | None:
+    """Return what the backward steps of a kernel that makes their maps again gather for the source's gradients.
+
+    Such a kernel makes the map of a step for its query's gradient. With this, `query_gradient_step` adds up what the
+    source's gradients need of it, and `source_gradients` does not make all maps once more. It is for a loop in which
+    each step goes back exactly once, from the gradients of contexts that `source_gradients` is given.
+
+    Returns:
+        What both are given; None where the kernel gathers nothing.
+    """
+    kernel, problem = steps.kernel, steps.problem
+    if not isinstance(kernel, Gathering) or not kernel.gathers(problem) or not problem.needs_grad:
+        return None
+    return zeros(problem, steps.inputs)._replace(values=None)
+
+
+def query_gradient_step(
+    steps: Steps, step: int, dcontext: Tensor, out: Tensor | None = None, *, gathered: Gradients | None = None
+) -> Tensor:
+    """Return the gradient of one step's query [B, H]; nothing else is computed, but for what is gathered.
 
     Args:
         steps: What `new_steps` returned; its query and context of the step are as `attend_step` left them.
         step: t.
         dcontext: Gradient of the context of the step [B, V].
         out: Where it is written [B, H]; None makes it.
+        gathered: What `new_gathering` returned; None to gather nothing.
 
     Raises:
         ArgumentError: The steps were made without gradients, or rows of `out` are not contiguous.
@@ -163,19 +183,26 @@ def query_gradient_step(steps: Steps, step: int, dcontext: Tensor, out: Tensor |
     _check("out", out, shape, inputs.keys)
     _check_rows("out", out)
     with torch.no_grad():
+        if gathered is not None:
+            assert isinstance(steps.kernel, Gathering)
+            steps.kernel.gather_step(problem, inputs, result, dcontext[None], gathered, out[None])
+            return out
         steps.kernel.backward(
             problem, inputs, result, dcontext[None], None, needs=Needs(query=True, source=False), dquery=out[None]
         )
     return out
 
 
-def source_gradients(steps: Steps, dcontexts: Tensor, *, into: Gradients | None = None) -> Gradients:
+def source_gradients(
+    steps: Steps, dcontexts: Tensor, *, into: Gradients | None = None, gathered: Gradients | None = None
+) -> Gradients:
     """Return the gradients of everything that all steps share: keys, values, v and layer norm.
 
     Args:
         steps: What `new_steps` returned, after all its steps.
         dcontexts: Gradients of all contexts [T, B, V].
         into: Float32 (or wider) tensors that the gradients are added to, in place; None for new ones.
+        gathered: What `new_gathering` returned, after `query_gradient_step` was given it at all steps.
 
     Raises:
         ArgumentError: The steps were made without gradients.
@@ -186,6 +213,9 @@ def source_gradients(steps: Steps, dcontexts: Tensor, *, into: Gradients | None 
     _check_needs_grad(steps)
     _check("dcontexts", dcontexts, tuple(steps.contexts.shape), steps.inputs.values)
     with torch.no_grad():
+        if gathered is not None:
+            assert isinstance(steps.kernel, Gathering)
+            return steps.kernel.gather_source(steps.problem, steps.inputs, steps.result, dcontexts, gathered, into)
         return steps.kernel.backward(
             steps.problem, steps.inputs, steps.result, dcontexts, None, into, needs=Needs(query=False, source=True)
         )

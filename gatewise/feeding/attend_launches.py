@@ -96,7 +96,7 @@ class AtOnce:
     """
 
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, *, halves: bool) -> None:
-        self._inputs = inputs
+        self._inputs, self._of_attention = inputs, steps
         # Views of all steps at once: made one by one they would take as long as the launches.
         tensors = steps.queries, steps.contexts, *places, *steps.result.kept[:2]
         self._steps = [_Step(*each) for each in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
@@ -164,6 +164,10 @@ class AtOnce:
             **of_dropout(at(self._inputs.dropout, step)),
         )
         self._launch("feeding_attend_gradient", arguments)
+
+    def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
+        """Return the gradients of what all steps share."""
+        return attention.source_gradients(self._of_attention, dcontexts)
 
     def _launch(self, entry: str, arguments: Attend | AttendGradient) -> None:
         setattr(arguments, "from", self._source)

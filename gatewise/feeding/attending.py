@@ -48,6 +48,10 @@ class Attending(Protocol):
         """
         ...
 
+    def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
+        """Return the gradients of what all steps share, once all went back; from those of all contexts [T, B, H]."""
+        ...
+
 
 class Apart:
     """The step by the attention package, and the rest by an element-wise part.
@@ -61,6 +65,7 @@ class Apart:
 
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise) -> None:
         self._dropout, self._steps, self._places, self._parts = inputs.dropout, steps, places, parts
+        self._gathered: attention.Gradients | None = None
 
     def forward(self, step: int) -> None:
         """Write the attended output of a step."""
@@ -74,4 +79,10 @@ class Apart:
         places = self._places
         dsums = places.states[step]
         self._parts.attended_gradient(dsums, places.outputs[step], dy, later, at(self._dropout, step))
-        attention.query_gradient_step(self._steps, step, dsums, out=places.dqueries[step])
+        if step == self._steps.problem.steps - 1:
+            self._gathered = attention.new_gathering(self._steps)
+        attention.query_gradient_step(self._steps, step, dsums, out=places.dqueries[step], gathered=self._gathered)
+
+    def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
+        """Return the gradients of what all steps share."""
+        return attention.source_gradients(self._steps, dcontexts, gathered=self._gathered)

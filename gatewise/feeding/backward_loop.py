@@ -99,7 +99,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     # The source's gradients need as much again as the keys and values: not beside what no one needs any more.
     del gates, of_gates, factors, memory
     kept.gates.clear()
-    of_source = attention.source_gradients(kept.steps, dsums)
+    of_source = kept.attending.source_gradients(dsums)
     assert of_source.keys is not None
     assert of_source.values is not None
     return Gradients(

@@ -12,8 +12,8 @@ USABLE = 0.9
 """Share of a device's memory that a plan may use; the rest goes to the allocator's gaps and to the system."""
 
 CONTEXT_BYTES = 800 << 20
-"""What a CUDA context and the code of libraries and kernels take of a GPU: measured on an H200 with PyTorch 2.11, where
-the driver had 530 MiB less after the first tensor and 760 MiB less, beyond the allocator's own, after training steps."""
+"""What a CUDA context and the code of libraries and kernels take of a GPU: on an H200 with PyTorch 2.11 the driver had
+530 MiB less after the first tensor, and 760 MiB less, beyond what the allocator held, after training steps."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}

@@ -7,6 +7,7 @@ import torch
 
 import gatewise
 from gatewise import attention
+from gatewise.attention import plain
 from gatewise.attention.choice import ALL, decide
 from gatewise.attention.problem import Problem, Score
 from gatewise.contract.device import Device
@@ -46,28 +47,31 @@ def begin(problem, inputs, kernel="auto", **options):
     )
 
 
-def run(problem, inputs, dcontexts, kernel, **options):
+def run(problem, inputs, dcontexts, kernel, gathering=False, **options):
     """Run a decoder's loop forward and backward."""
     steps = begin(problem, inputs, kernel, **options)
     for step in range(problem.steps):
         steps.queries[step].copy_(inputs.query[step])
         attention.attend_step(steps, step)
     dquery = torch.full_like(inputs.query, torch.nan)
+    gathered = attention.new_gathering(steps) if gathering else None
+    if gathering:
+        assert (gathered is not None) == (kernel == "recompute" and problem.additive)
     for step in reversed(range(problem.steps)):
-        attention.query_gradient_step(steps, step, dcontexts[step], out=dquery[step])
-    found = attention.source_gradients(steps, dcontexts)
+        attention.query_gradient_step(steps, step, dcontexts[step], out=dquery[step], gathered=gathered)
+    found = attention.source_gradients(steps, dcontexts, gathered=gathered)
     assert found.query is None
     found = {f"d{name}": tensor for name, tensor in found._asdict().items() if tensor is not None}
     return {"context": steps.contexts, "dquery": dquery} | found
 
 
-def agrees(problem, lengths, kernel, device="cpu"):
+def agrees(problem, lengths, kernel, device="cpu", gathering=False):
     verdict = decide(problem, Device.probe(device)).verdict(kernel)
     if not verdict.accepted:
         pytest.skip("; ".join(map(str, verdict.refusals)))
     inputs = make_inputs(problem, lengths, device=device)
     dcontexts, dweights = make_gradients(problem, device=device)
-    found = run(problem, inputs, dcontexts, kernel)
+    found = run(problem, inputs, dcontexts, kernel, gathering)
     # The loop gives no weights; those of the whole-sequence call stand in for them.
     result = next(each for each in ALL if each.name == kernel).forward(problem, inputs, need_weights=True)
     compare(problem, inputs, (dcontexts, torch.zeros_like(dweights)), found | {"weights": result.weights}, device)
@@ -84,13 +88,55 @@ def test_a_loop_agrees_with_float64(shape, score, dtype, kernel, device):
     agrees(problem.replace(dtype=dtype, **SCORES[score]), lengths, kernel, device)
 
 
+@pytest.mark.parametrize("kernel", KERNELS[:2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_loop_that_gathers_agrees_with_float64(shape, score, dtype, kernel, device):
+    problem, lengths = SHAPES[shape]
+    if SCORES[score].get("layer_norm") and problem.hidden_size == 1:
+        pytest.skip("the layer norm of one feature is zero whatever the input")
+    agrees(problem.replace(dtype=dtype, **SCORES[score]), lengths, kernel, device, gathering=True)
+
+
+def test_what_is_gathered_makes_no_map_at_the_end(monkeypatch):
+    inputs, (dcontexts, _) = make_inputs(RAGGED, [7, 1, 4, 3]), make_gradients(RAGGED)
+    maps, replay = [], plain.replay
+    monkeypatch.setattr(plain, "replay", lambda *given: maps.append(given) or replay(*given))
+    run(RAGGED, inputs, dcontexts, "recompute")
+    without = len(maps)
+    run(RAGGED, inputs, dcontexts, "recompute", gathering=True)
+    assert without == 2 * RAGGED.steps + 1
+    assert len(maps) - without == 2 * RAGGED.steps
+
+
+def test_gradients_of_two_gathered_loops_add_up_and_nan_stays_out_of_what_was_not_looked_at():
+    inputs, (dcontexts, _) = make_inputs(RAGGED, [7, 1, 4, 3]), make_gradients(RAGGED)
+    whole = run(RAGGED, inputs, dcontexts, "recompute")
+    sums = None
+    for part in (slice(0, 2), slice(2, 5)):
+        steps = begin(RAGGED.replace(steps=part.stop - part.start), inputs, "recompute", queries=inputs.query[part])
+        gathered = attention.new_gathering(steps)
+        for step in range(part.stop - part.start):
+            attention.attend_step(steps, step)
+            attention.query_gradient_step(steps, step, dcontexts[part][step], gathered=gathered)
+        sums = sums or attention.new_sums(steps)
+        attention.source_gradients(steps, dcontexts[part], into=sums, gathered=gathered)
+    for name in ("keys", "values", "v"):
+        torch.testing.assert_close(getattr(sums, name), whole[f"d{name}"])
+    inputs.query[1, 1] = torch.nan
+    found = run(RAGGED, inputs, dcontexts, "recompute", gathering=True)
+    assert found["dkeys"][0, 1].isnan().all()
+    assert not found["dkeys"][1:, 1].any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("score", SCORES)
 def test_a_loop_agrees_with_float64_at_real_sizes(score, dtype, kernel):
     problem = Problem(7, 70, 6, 512, 650, ragged=True, needs_grad=True, dtype=dtype, **SCORES[score])
-    agrees(problem, [70, 1, 33, 0, 64, 17], kernel, "cuda")
+    agrees(problem, [70, 1, 33, 0, 64, 17], kernel, "cuda", gathering=True)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gatewise.attention import Problem, Score, explain
 from gatewise.attention.choice import AUTO, kernel_named, seconds
+from gatewise.attention.kernel import Gathering
+from gatewise.attention.plain import wide
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused
 from gatewise.planning.translation.decoder import kept_bytes
@@ -72,6 +74,7 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
     problem = problem_of(setting)
     own = sum(spec.nbytes for spec in kernel_named(chosen.kernel).kept(problem, setting.device))
     around, backward = (_fed if setting.model.input_feeding else _whole)(setting, problem, chosen.kernel, own)
+    works_in = _workspace_bytes(setting, problem, chosen.kernel, chosen.work.workspace_bytes)
     again = None
     if usual is not None and chosen.kernel != REFERENCE:
         # Queries have to be there for it, which keeping the map would spare; keys are there for all steps' sake.
@@ -82,10 +85,19 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
         chosen.kernel,
         seconds(chosen.work, problem, setting.pace),  # type: ignore[arg-type]
         kept=around + own,
-        forward_scratch=chosen.work.workspace_bytes,
-        backward_scratch=backward + (chosen.peak_bytes or 0) - own,
+        forward_scratch=works_in,
+        backward_scratch=backward + (chosen.peak_bytes or 0) - own - chosen.work.workspace_bytes + works_in,
         recomputation=again,
     )
+
+
+def _workspace_bytes(setting: Setting, problem: Problem, name: str, stated: int) -> int:
+    """Return what a kernel works in: of one step, and what it gathers, where a loop's steps make their maps again."""
+    kernel = kernel_named(name)
+    if not (setting.model.input_feeding and isinstance(kernel, Gathering) and kernel.gathers(problem)):
+        return stated
+    keys = problem.source * problem.batch * problem.hidden_size * wide(problem.dtype).itemsize
+    return kernel.work(problem.replace(steps=1), setting.device).workspace_bytes + keys
 
 
 def _fed(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
