@@ -44,10 +44,11 @@ def _in_16_bits(problem: Problem, cut: Tiling) -> float:
 
 
 def _rounded(problem: Problem, cut: Tiling) -> float:
-    many = problem.batch >= _MANY
     if cut.backward:
-        return 0.9 if many else 1.0
-    return 0.87 if many else 0.95
+        return 1.08 if cut.cells == 1 or problem.hidden_size >= _WIDE else 0.82
+    if problem.hidden_size <= _NARROW:
+        return 1.0
+    return 1.15 if cut.cells == 1 else 0.95
 
 
 def _exact(problem: Problem, cut: Tiling) -> float:
