@@ -9,7 +9,7 @@ from test_decoder import Call
 from gatewise import attention
 from gatewise.attention.call import Result
 from gatewise.contract.device import Device
-from gatewise.feeding import decoder
+from gatewise.feeding import attend_launches, decoder
 from gatewise.feeding.attending import Apart, Places
 from gatewise.feeding.call import Options
 from gatewise.feeding.elementwise import Plain, Planes
@@ -132,3 +132,19 @@ def test_what_is_kept_is_what_the_kernel_fused_keeps(at_once_on_cpu):
     torch.testing.assert_close(ours.result.kept[0][:, there], scores[:, there], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.result.kept[1], normaliser, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.contexts, theirs.contexts, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "fit"),
+    [
+        ({"units": 8, "features": 8}, torch.float16, True),
+        ({"units": 8, "features": 3}, torch.float32, True),
+        ({"units": 8, "features": 3}, torch.float16, False),
+        ({"units": 10, "features": 6}, torch.float16, True),
+        ({"units": 8, "features": 1032}, torch.float32, False),
+        ({"units": 8, "features": 8, "source": 2049}, torch.float32, False),
+    ],
+)
+def test_what_fits_depends_on_what_is_read(options, dtype, fit):
+    inputs, _ = both({"time": 1, "batch": 1} | options, torch.float32)
+    assert attend_launches.fits(inputs, dtype) == fit
