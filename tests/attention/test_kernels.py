@@ -14,6 +14,7 @@ from gatewise.attention.recompute import recompute, stretch_steps
 from gatewise.contract.device import Device
 from gatewise.testing.attention import budgets, check_kernel, make_gradients, make_inputs, run_kernel, textbook
 from gatewise.testing.budgets import relative_error
+from gatewise.training.precision import arithmetic
 
 QUERY = Needs(query=True, source=False)
 RAGGED = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
@@ -61,6 +62,14 @@ def test_agrees_with_float64(shape, score, dtype, kernel, device):
 def test_agrees_with_float64_at_real_sizes(steps, score, dtype, kernel):
     problem = Problem(steps, 70, 6, 512, 650, ragged=True, needs_grad=True, dtype=dtype, **SCORES[score])
     check_kernel(kernel, problem, [70, 1, 33, 0, 64, 17], "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [10, 16, 40, 72])
+def test_products_in_tf32_err_as_pytorchs_do(length):
+    problem = Problem(length, length, 6, 512, 512, ragged=True, needs_grad=True, allow_tf32=True)
+    with arithmetic("tf32"):
+        check_kernel(fused, problem, [length, length, 1, length // 2, length, 0], "cuda")
 
 
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
