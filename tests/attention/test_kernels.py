@@ -65,7 +65,7 @@ def test_agrees_with_float64_at_real_sizes(steps, score, dtype, kernel):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("length", [10, 16, 40, 72])
+@pytest.mark.parametrize("length", [16, 40, 72])
 def test_products_in_tf32_err_as_pytorchs_do(length):
     problem = Problem(length, length, 6, 512, 512, ragged=True, needs_grad=True, allow_tf32=True)
     with arithmetic("tf32"):
