@@ -124,9 +124,8 @@ class Tiling:
 
     @property
     def ahead(self) -> int:
-        """Polls in flight: as many as there are registers for, together at most 10 or 16 loads of 16 bytes a lane."""
-        most = 16 if self.scaled else 10
-        return max(1, min(4, most // self.chunk, self._polls_in_registers(self.chunk)))
+        """Polls in flight: as many as there are registers for, together at most ten loads of 16 bytes a lane."""
+        return max(1, min(4, 10 // self.chunk, self._polls_in_registers(self.chunk)))
 
     def _polls_in_registers(self, chunk: int) -> int:
         return (_register_limit(self.warps) - self.registers) // (4 * chunk)
@@ -176,20 +175,23 @@ class Tiling:
         return (clocks + rounds) * (1.125 if self.warps == 4 and self.spans > 4 else 1.0)
 
     def _clocks_scaled(self) -> float:
-        # Fitted to 141 tilings of both passes, to 12 %.
+        # Fitted to 190 tilings timed by themselves, less what a launch takes before its first step; to 9 %.
         loads = self.rows * self.depth * 4 / 64
-        items = self.warps * self.spans * self.rows / 8
+        slices = self.warps * self.spans
+        items = slices * self.rows / 8
         traffic = loads * 64 * self.blocks * self.together * self.directions / 2900
         lent, products = (self.tiles - self.resident) * items, self.tiles * items
         sums = self.rows * self.tiles * self.warps / 8
         memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
-        rounds = self._poll_rounds - 1
+        rounds, uneven = self._poll_rounds - 1, self.hidden % (self.units * self.split) > 0
         if self.backward:
-            clocks = 886 + 18 * self.warps + 809 * self.cells + 1.27 * loads + 4.75 * items + 0.58 * traffic
-            sent = 545 + 1.02 * self.split * self.rows * self.units if self.split > 1 else 0
-            return clocks + 2.5 * lent + 1.8 * products + 0.2 * memory + 177 * rounds + 1.1 * sums + sent
-        clocks = 987 + 21 * self.warps + 441 * self.cells + 1.3 * loads + 4.9 * items + 0.51 * traffic
-        return clocks + 1.75 * lent + 2.15 * products + 0.89 * memory + 386 * rounds + 1.06 * sums
+            clocks = 955 + 27.5 * self.warps + 267 * self.cells + 1.01 * loads + 2.36 * items + 0.62 * traffic
+            clocks += 2.45 * lent + 1.45 * products + 0.37 * memory + 122 * rounds + 0.59 * sums + 222 * uneven
+            sent = 530 + 0.93 * self.split * self.rows * self.units if self.split > 1 else 0
+            return clocks + 43.8 * self.spans + 5.3 * slices + 3.9 * self.blocks + sent
+        clocks = 534 + 34.6 * self.warps + 259 * self.cells + 0.29 * loads + 1.99 * items + 0.555 * traffic
+        clocks += 1.77 * lent + 2.16 * products + 1.39 * memory + 153 * rounds + 0.7 * sums + 87 * uneven
+        return clocks + 83.1 * self.spans + 8.9 * slices + 4.75 * self.blocks
 
     def _clocks_in_float32(self) -> float:
         loads = self.rows * self.depth * 4 / 64
@@ -274,10 +276,10 @@ def candidates(
 
 def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
-    # Scaled ones take few registers, and twice the loads: fewer of them there leave room for loads.
+    # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
     parted = [dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles, 0, -1)]
     whole = parted[0]
-    rooms = (3, 6, 8, 12, 16) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
+    rooms = (3, 6) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
     placed = [next((one for one in parted if _registers_fit(one, loads)), parted[-1]) for loads in rooms]
     return list(dict.fromkeys(placed))
 

@@ -46,6 +46,26 @@ def test_largest_models_of_the_grid_fit_on_an_h200():
         assert tiling(hidden, 20, 1, Device.named("h200"), True) is not None
 
 
+def test_weights_rounded_to_tf32_take_the_room_of_16_bits():
+    device = Device.named("h200")
+    assert tiling(2000, 20, 1, device, True, 4) is not None
+    assert tiling(2000, 20, 1, device, True, 4, exact=True) is None
+    rounded, half = (
+        next(cut for cut in candidates(512, 64, 1, device, False, value_bytes) if cut.resident == cut.tiles == 4)
+        for value_bytes in (4, 2)
+    )
+    assert (rounded.units, rounded.warps) == (half.units, half.warps)
+    assert rounded.weight_registers == half.weight_registers
+    assert rounded.spans == 2 * half.spans  # what they are multiplied with comes in 32 bits
+
+
+def test_weights_rounded_to_tf32_leave_registers_where_loads_can_take_them():
+    cuts = [cut for cut in candidates(1024, 64, 1, Device.named("h200"), False, 4) if (cut.units, cut.rows) == (16, 32)]
+    loads = {cut.resident: cut.chunk * cut.ahead for cut in cuts if cut.warps == 8}
+    assert len(loads) > 1
+    assert loads[min(loads)] > loads[max(loads)]
+
+
 def test_weights_beyond_the_chip_have_no_tiling():
     assert tiling(4096, 1, 1, Device.named("h200"), False) is None
 
