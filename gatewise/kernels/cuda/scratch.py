@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 _ALIGNMENT = 512  # as PyTorch's own allocator rounds
+
+
+def bytes_together(sizes: Iterable[int]) -> int:
+    """Return the bytes that an allocation must have for tensors of so many bytes, one behind the other."""
+    return sum(_rounded(size) for size in sizes)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Scratch:
@@ -36,7 +45,7 @@ class Scratch:
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         dtype = dtype or self._like.dtype
         count = math.prod(sizes) * dtype.itemsize  # type: ignore[arg-type]
-        start, self._used = self._used, self._used + -(-count // _ALIGNMENT) * _ALIGNMENT
+        start, self._used = self._used, self._used + _rounded(count)
         self.needed = max(self.needed, self._used)
         if self._memory is None or self._used > self._memory.numel():
             return self._like.new_empty(sizes, dtype=dtype)  # type: ignore[arg-type]

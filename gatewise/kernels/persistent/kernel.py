@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from types import ModuleType
 
+import torch
+
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -15,11 +17,10 @@ from gatewise.kernels import stack
 from gatewise.kernels.persistent import in_calls
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, segment_count, workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, kept_bytes, kept_tensors, segment_count, workspace_bytes
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
 
-_START_SECONDS = 6e-6  # until the blocks of a launch have their weights
 _SEGMENT_SECONDS = 8e-6  # until the weights of one more launch are on the chip
 
 
@@ -74,7 +75,7 @@ class _Persistent:
             bytes_moved=layers * planes * (30 if problem.needs_grad else 9) + moved,
             launches=launches,
             operators=_operators(problem),
-            exchanges=round(layers * (seconds + len(cuts) * _START_SECONDS) / device.exchange_seconds),
+            exchanges=round(layers * (seconds + len(cuts) * _start_seconds(problem)) / device.exchange_seconds),
             workspace_bytes=workspace_bytes(problem),
         )
         if problem.proj_size:
@@ -84,21 +85,9 @@ class _Persistent:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
-        hidden = hidden_of(problem.hidden_size)
-        tokens = (problem.num_directions, problem.time, problem.batch)
-        output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
-        gates, cells = (TensorSpec((*tokens, width * hidden), problem.dtype) for width in (4, 1))
-        layer_keeps = (cells,) if problem.lean else (gates, cells)
-        if problem.proj_size:
-            unprojected = (problem.time, problem.batch, problem.num_directions * problem.hidden_size)
-            layer_keeps += (TensorSpec(unprojected, problem.dtype),)
-        kept = [output] * (problem.num_layers - 1)
-        for layer in range(problem.num_layers):
-            kept += layer_keeps
-            if keeps_matrices(problem):
-                shape = (4 * hidden, hidden_of(problem.layer_input_size(layer)))
-                kept += [TensorSpec(shape, problem.dtype)] * problem.num_directions
-        return tuple(kept)
+        if is_laid_out(problem):
+            return (TensorSpec((kept_bytes(problem),), torch.uint8),)
+        return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         if is_laid_out(problem):
@@ -114,6 +103,11 @@ class _Persistent:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
+
+
+def _start_seconds(problem: Problem) -> float:
+    # Until the blocks of a launch have their weights.
+    return (2 + 4 * min(1.0, problem.hidden_size / 512)) * 1e-6
 
 
 def _operators(problem: Problem) -> int:

@@ -6,7 +6,9 @@ import functools
 
 import torch
 
+from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.cuda.scratch import bytes_together
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import longest, segments
 
@@ -38,6 +40,31 @@ def keeps_matrices(problem: Problem) -> bool:
     if not problem.needs_grad or problem.rebuilds_gates or problem.proj_size:
         return False
     return _is_odd(problem) and problem.element_bytes == 2
+
+
+def kept_tensors(problem: Problem) -> tuple[TensorSpec, ...]:
+    """Return what a training call keeps: outputs of the layers below the last, then what each layer keeps."""
+    hidden = hidden_of(problem.hidden_size)
+    tokens = (problem.num_directions, problem.time, problem.batch)
+    output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
+    gates, cells = (TensorSpec((*tokens, width * hidden), problem.dtype) for width in (4, 1))
+    layer_keeps = (cells,) if problem.lean else (gates, cells)
+    if problem.proj_size:
+        unprojected = (problem.time, problem.batch, problem.num_directions * problem.hidden_size)
+        layer_keeps += (TensorSpec(unprojected, problem.dtype),)
+    kept = [output] * (problem.num_layers - 1)
+    for layer in range(problem.num_layers):
+        kept += layer_keeps
+        if keeps_matrices(problem):
+            shape = (4 * hidden, hidden_of(problem.layer_input_size(layer)))
+            kept += [TensorSpec(shape, problem.dtype)] * problem.num_directions
+    return tuple(kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def kept_bytes(problem: Problem) -> int:
+    """Return the bytes of all of it in one allocation."""
+    return bytes_together(spec.nbytes for spec in kept_tensors(problem))
 
 
 def workspace_bytes(problem: Problem) -> int:

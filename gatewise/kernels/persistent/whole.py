@@ -20,6 +20,7 @@ from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import failure, layer, lean, products
 from gatewise.kernels.persistent.launch import on
+from gatewise.kernels.persistent.memory import kept_bytes
 from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
 from gatewise.kernels.stack import LayerGradients
 
@@ -28,17 +29,13 @@ _MOST_GRAPHS = 16  # of a problem: loops that carry a state come back to their a
 
 def forward(problem: Problem, inputs: Inputs) -> Result:
     """Compute the outputs of a stack."""
-    tokens, way = order_of(inputs.x, problem), _way(problem)
+    tokens = order_of(inputs.x, problem)
     inputs = _contiguous(problem, inputs, tokens)
     x, h0, c0, weights, lengths, _, masks = inputs
-    width = problem.output_size
-    y, h_n, c_n = tokens.new(x, width=width), torch.empty_like(h0), torch.empty_like(c0)
-    kept: list[Tensor] = []
-    if problem.needs_grad:
-        kept += [tokens.new(x, width=width) for _ in range(problem.num_layers - 1)]
-        for index in range(problem.num_layers):
-            kept += way.new_kept(problem, problem.layer_input_size(index), x, tokens)
-    result = Result(y, h_n, c_n, tuple(kept))
+    y, h_n, c_n = tokens.new(x, width=problem.output_size), torch.empty_like(h0), torch.empty_like(c0)
+    # One allocation for all: it is freed as one too, and where it lies is read once.
+    kept = (x.new_empty(kept_bytes(problem), dtype=torch.uint8),) if problem.needs_grad else ()
+    result = Result(y, h_n, c_n, kept)
     _play(
         _replays("forward", problem, _orders(problem, tokens, inputs.x), Needs()),
         x,
@@ -52,8 +49,7 @@ def backward(
     problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
 ) -> InputGradients:
     """Compute the gradients of a stack's inputs."""
-    kept = result.kept
-    tokens = order_of_kept(kept[problem.num_layers - 1])
+    tokens = order_of_kept(result.y.unsqueeze(0))
     inputs = _contiguous(problem, inputs, tokens)
     x, h0, c0, weights, lengths, _, masks = inputs
     above = _way(problem).in_order(gradients, tokens)
@@ -67,7 +63,7 @@ def backward(
     _play(
         _replays("backward", problem, _orders(problem, tokens, x, above.y), needs),
         x,
-        (*weights, x, h0, c0, lengths, *masks, result.y, *kept, *above, *into[:3], buffer),
+        (*weights, x, h0, c0, lengths, *masks, result.y, *result.kept, *above, *into[:3], buffer),
         functools.partial(_backward, problem, inputs, result, above, into, buffer, tokens),
     )
     # Views are made while the device is at work.
@@ -119,17 +115,25 @@ def _play(replays: Replays, like: Tensor, tensors: Sequence[Tensor | None], issu
 def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
     count, directions = problem.num_layers, problem.num_directions
     x, width = inputs.x, problem.output_size
-    below = result.kept[: count - 1] or _in_turn(result.y, count, functools.partial(tokens.new, scratch, width=width))
-    kept = result.kept[count - 1 :]
-    each = len(kept) // count
+    below, kept = _kept(problem, result, tokens)
+    below = below or _in_turn(result.y, count, functools.partial(tokens.new, scratch, width=width))
     for index, y in enumerate((*below, result.y)):
         rows = slice(index * directions, (index + 1) * directions)
-        into = Result(y, result.h_n[rows], result.c_n[rows], kept[each * index : each * (index + 1)])
+        into = Result(y, result.h_n[rows], result.c_n[rows], kept[index] if kept else ())
         with scratch.frame():
             if index:
                 x = _dropped(problem, inputs, index - 1, x, scratch)
             _way(problem).compute(problem, stack.layer_of(problem, inputs, index, x), tokens, into, scratch)
         x = y
+
+
+def _kept(problem: Problem, result: Result, tokens: Tokens) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+    """Return the outputs of the layers below the last, and what each layer keeps, as views of what is kept."""
+    if not result.kept:
+        return [], []
+    memory, layers = Scratch(result.y, *result.kept), range(problem.num_layers)
+    below = [tokens.new(memory, width=problem.output_size) for _ in layers[1:]]
+    return below, [_way(problem).new_kept(problem, problem.layer_input_size(layer), memory, tokens) for layer in layers]
 
 
 def _in_turn(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Tensor]:
@@ -151,8 +155,8 @@ def _backward(
     scratch: Scratch,
 ) -> None:
     count, directions = problem.num_layers, problem.num_directions
-    outputs, kept = (*result.kept[: count - 1], result.y), result.kept[count - 1 :]
-    each, share = len(kept) // count, directions * problem.weights_per_direction
+    below, kept = _kept(problem, result, tokens)
+    outputs, share = (*below, result.y), directions * problem.weights_per_direction
     weights = () if buffer is None else products.side_by_side(buffer, inputs.weights)
     between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
     dy = above.y
@@ -164,7 +168,7 @@ def _backward(
             _way(problem).differentiate(
                 problem,
                 stack.layer_of(problem, inputs, index, x),
-                Result(outputs[index], result.h_n, result.c_n, kept[each * index : each * (index + 1)]),
+                Result(outputs[index], result.h_n, result.c_n, kept[index]),
                 OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows)),
                 LayerGradients(
                     dx,

@@ -1,6 +1,7 @@
 """Stacks in memory laid out beforehand: the oracle's numbers, and replays only of what comes back."""
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import whole
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, workspace_bytes
+from gatewise.kernels.persistent.memory import is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
+from gatewise.kernels.persistent.tokens import order_of_kept
 from tests.kernels.persistent.emulation import emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -57,13 +59,17 @@ def test_agrees_with_the_oracle_launched_and_replayed(options, by_row):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 3, "bidirectional": True, "input_size": 9}], ids=str)
-def test_input_weights_that_were_rounded_up_are_kept(monkeypatch, options):
+def test_input_weights_that_were_rounded_up_are_kept(request, monkeypatch, options):
     problem = PROBLEM.replace(**options)
     assert keeps_matrices(problem.replace(dtype=torch.bfloat16))
     assert not keeps_matrices(problem.replace(dtype=torch.bfloat16, hidden_size=8))
-    for module in ("layer", "kernel"):
+    without = kept_bytes(problem)
+    for module in ("layer", "memory"):
         found = importlib.import_module(f"gatewise.kernels.persistent.{module}")
         monkeypatch.setattr(found, "keeps_matrices", lambda problem: problem.needs_grad)
+    kept_bytes.cache_clear()
+    assert kept_bytes(problem) > without
+    request.addfinalizer(kept_bytes.cache_clear)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
     exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
@@ -73,6 +79,20 @@ def test_input_weights_that_were_rounded_up_are_kept(monkeypatch, options):
         assert [tuple(tensor.shape) for tensor in result.kept] == [spec.shape for spec in stated]
         for name, value in testing.named(problem, result, found).items():
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+@pytest.mark.parametrize("options", [{"lean": True}, *KINDS], ids=str)
+def test_what_is_kept_fills_one_allocation(options):
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    result = persistent.forward(problem, inputs)
+    (memory,) = result.kept
+    tokens = order_of_kept(result.y.unsqueeze(0))
+    parts = [*itertools.chain(*whole._kept(problem, result, tokens)[1]), *whole._kept(problem, result, tokens)[0]]
+    starts = sorted((part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts)
+    assert memory.data_ptr() == starts[0][0]
+    assert starts[-1][1] <= memory.data_ptr() + memory.nbytes < starts[-1][1] + 512
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(starts))
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
