@@ -144,9 +144,11 @@ class Replays:
             found = self._graphs.get(key)
             if found is not None:
                 self._graphs.move_to_end(key)
-            else:
-                family = self._family(key)
-                found = self._relocated(key, family)
+                self.replayed += 1
+                found.graph.launch(stream, device)
+                return
+            family = self._family(key)
+            found = self._relocated(key, family)
             if found is not None:
                 self.replayed += 1
                 found.graph.launch(stream, device)
@@ -289,7 +291,7 @@ def _studios(device_index: int) -> _Studios:
 
 def product_settings() -> tuple[object, ...]:
     """Return PyTorch's settings that decide how a library product is computed."""
-    return tuple(read() for read in _SETTINGS)
+    return tuple([read() for read in _SETTINGS])
 
 
 _SETTINGS = [

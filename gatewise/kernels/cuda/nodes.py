@@ -11,6 +11,8 @@ from typing import NamedTuple
 _WORD = 8
 _BUFFER, _LENGTH = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE
 
+_OF_PYTORCH = b"_ZN2at"  # names of C++'s namespace "at"
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +34,7 @@ class Words(NamedTuple):
 
     words: tuple[int, ...]
     identity: Hashable
+    has_gaps: bool
 
 
 class Node:
@@ -40,19 +43,28 @@ class Node:
     Attributes:
         words: What it is launched with, 64 bits each; `write` hands changes of them to an executable graph.
         identity: What else it is: equal for two nodes that differ in words alone.
+        has_gaps: Whether it is a kernel of PyTorch's. It takes each address as a word of its own, and gaps between and
+            fields without a meaning hold whatever lay on the CPU's stack before.
     """
 
     def __init__(
-        self, words: ctypes.Array[ctypes.c_uint64], identity: Hashable, set_in: Callable[[object], tuple], held: object
+        self,
+        words: ctypes.Array[ctypes.c_uint64],
+        identity: Hashable,
+        set_in: Callable[[object], tuple],
+        held: object = None,
+        *,
+        has_gaps: bool = False,
     ) -> None:
         self.words = words
         self.identity = identity
+        self.has_gaps = has_gaps
         self._set_in = set_in
         self._held = held
 
     def copy(self) -> Words:
         """Return what it is now, which later changes leave alone."""
-        return Words(tuple(self.words), self.identity)
+        return Words(tuple(self.words), self.identity, self.has_gaps)
 
     def write(self, executable: object) -> bool:
         """Let future launches of an executable graph have these words; return whether the driver did it."""
@@ -125,7 +137,16 @@ def _kernel(driver: ModuleType, handle: object) -> Node:
     fields.parameters, fields.extra = ctypes.addressof(places), None
     identity = "kernel", function, tuple(fields.launch), tuple(sizes)
     write = driver.cuGraphExecKernelNodeSetParams
-    return Node(words, identity, lambda executable: write(executable, handle, given), places)
+    gaps = _name(driver, fields).startswith(_OF_PYTORCH)
+    return Node(words, identity, lambda executable: write(executable, handle, given), places, has_gaps=gaps)
+
+
+def _name(driver: ModuleType, fields: _KernelFields) -> bytes:
+    if fields.function:
+        (name,) = _known(driver.cuFuncGetName(driver.CUfunction(fields.function)), "a kernel's name")
+    else:
+        (name,) = _known(driver.cuKernelGetName(driver.CUkernel(fields.kernel)), "a kernel's name")
+    return name
 
 
 def _buffer(extra: int) -> tuple[int, int]:
@@ -163,7 +184,7 @@ def _memset(driver: ModuleType, handle: object) -> Node:
         given.dst = driver.CUdeviceptr(words[0])
         return driver.cuGraphExecMemsetNodeSetParams(executable, handle, given, driver.cuCtxGetCurrent()[1])
 
-    return Node(words, identity, set_in, None)
+    return Node(words, identity, set_in)
 
 
 def _copy(driver: ModuleType, handle: object) -> Node:
@@ -179,8 +200,8 @@ def _copy(driver: ModuleType, handle: object) -> Node:
         given.srcDevice, given.dstDevice = (driver.CUdeviceptr(word) for word in words)
         return driver.cuGraphExecMemcpyNodeSetParams(executable, handle, given, driver.cuCtxGetCurrent()[1])
 
-    return Node(words, identity, set_in, None)
+    return Node(words, identity, set_in)
 
 
 def _nothing(driver: ModuleType, handle: object) -> Node:
-    return Node((ctypes.c_uint64 * 0)(), "empty", lambda executable: (0,), None)
+    return Node((ctypes.c_uint64 * 0)(), "empty", lambda executable: (0,))

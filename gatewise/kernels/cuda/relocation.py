@@ -2,7 +2,8 @@
 
 Where a tensor lay at one address in one recording and at another in the other, every word that depends on it differs by
 just that distance, and every other word is the same. That is checked for all words, so what is found is complete: for a
-recording at a third place, the words of the tensors that were seen to move are computed, and the rest stay.
+recording at a third place, the words of the tensors that were seen to move are computed, and the rest stay. Where a
+kernel's parameters have gaps, which may hold anything, a word that differs by another distance is no address.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def places(
             if here == there:
                 continue
             tensor = _tensor(here, there - here, spans, moved)
-            if tensor is None:
+            if tensor is not None:
+                found[Place(number, word)] = tensor
+            elif not node.has_gaps:
                 return f"word {word} of node {number}, {node.identity}, went from {here:#x} to {there:#x}"
-            found[Place(number, word)] = tensor
     return found
 
 

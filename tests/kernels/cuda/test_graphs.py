@@ -18,10 +18,10 @@ class Node:
     def __init__(self, source, target, number, identity="add"):
         self.words = (ctypes.c_uint64 * 3)(source, target, number)
         self.written = list(self.words)
-        self.identity = identity
+        self.identity, self.has_gaps = identity, False
 
     def copy(self):
-        return Words(tuple(self.words), self.identity)
+        return Words(tuple(self.words), self.identity, self.has_gaps)
 
 
 class Graph:

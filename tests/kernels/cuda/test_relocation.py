@@ -10,8 +10,8 @@ SPANS = Spans((A, B, 0, C), (0x1000, 0x1000, 0, 0x100))
 FAR = 0x500000
 
 
-def nodes(*words, identity="kernel"):
-    return [Words(tuple(each), identity) for each in words]
+def nodes(*words, identity="kernel", has_gaps=False):
+    return [Words(tuple(each), identity, has_gaps) for each in words]
 
 
 def found(here, there, starts, spans=SPANS):
@@ -40,6 +40,13 @@ def test_a_number_that_looks_like_an_address_stays():
 @pytest.mark.parametrize("word", [A + 1, (A >> 4) + FAR, A + 2 * FAR])
 def test_any_other_difference_is_refused(word):
     assert "word 1 of node 0" in found([[A, A]], [[A + FAR, word]], (A + FAR, B, 0, C))
+
+
+def test_gaps_may_hold_anything_but_addresses_are_found_among_them():
+    here, there = [[A, 5, B + 8, 0x7F1234567890]], [[A + FAR, 6, B + FAR, 0x7F1234000000]]
+    starts = A + FAR, B, 0, C
+    assert isinstance(found(here, there, starts), str)
+    assert places(nodes(*here, has_gaps=True), SPANS, nodes(*there, has_gaps=True), starts) == {Place(0, 0): 0}
 
 
 def test_other_kernels_are_refused():

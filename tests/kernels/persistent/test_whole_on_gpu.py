@@ -9,6 +9,7 @@ import gatewise
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
+from gatewise.kernels.cuda import graphs
 from gatewise.kernels.persistent import whole
 from gatewise.kernels.persistent.kernel import persistent
 
@@ -26,10 +27,11 @@ KINDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def afresh():
+@pytest.fixture(autouse=True, params=[False, True], ids=["as_recorded", "relocated"])
+def relocates(request, monkeypatch):
+    monkeypatch.setattr(graphs, "_RELOCATES", request.param)
     whole._replays.cache_clear()
-    yield
+    yield request.param
     torch.cuda.synchronize()
 
 
@@ -58,7 +60,7 @@ def test_replays_have_the_bits_of_launches(problem):
 
 
 @pytest.mark.parametrize("problem", KINDS, ids=str)
-def test_replays_at_addresses_that_never_come_back_have_the_bits_of_launches(problem):
+def test_addresses_that_never_come_back_give_the_bits_of_launches(problem, relocates):
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
     first = [tensor.clone() for tensor in step(problem, inputs, gradients)]
@@ -72,7 +74,8 @@ def test_replays_at_addresses_that_never_come_back_have_the_bits_of_launches(pro
         held.append((elsewhere, above, step(problem, elsewhere, above)))
     assert all(torch.equal(*pair) for _, _, found in held for pair in zip(found, first, strict=True))
     passes = [whole._replays(name, problem, False, Needs()) for name in ("forward", "backward")]
-    assert all(found.recorded <= 4 and found.relocated >= 10 for found in passes)
+    assert all((found.recorded <= 4 and found.relocated >= 10) == relocates for found in passes)
+    assert all(found.replayed >= 10 for found in passes) == relocates
     for elsewhere, above, _ in held:  # nobody wrote where an earlier call read
         assert torch.equal(elsewhere.x, inputs.x)
         assert torch.equal(elsewhere.c0, inputs.c0)
@@ -119,6 +122,16 @@ def agree(found, expected):
 
 def test_weights_that_change_in_place(launched):
     assert agree(losses(module(), 10), launched)
+
+
+def test_other_allocations_between_steps(launched):
+    sizes, held = iter(range(1, 1000)), []
+
+    def between():
+        held.append(torch.empty(next(sizes) * 70_001 % 3_000_000, device="cuda"))
+        del held[:-4]
+
+    assert agree(losses(module(), 20, between=between)[: len(launched)], launched)
 
 
 def test_memory_that_is_given_back_between_steps(launched):
