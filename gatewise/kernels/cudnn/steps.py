@@ -14,7 +14,8 @@ from gatewise.contract.problem import Problem
 
 _FEW_ROWS, _NARROW = 16, 256
 _CACHE_BYTES = 50e6  # of the second-level cache, beyond which the sums of all steps come from memory
-_SMALL = 192  # hidden units, up to which one multiprocessor's memory holds a row group's weights
+SMALL = 128
+"""Hidden units up to which the algorithm for small sizes is faster than the standard one."""
 
 BESIDE = 0.66
 """Of the launches of several layers or directions, how many follow each other: the rest run beside them."""
@@ -117,8 +118,8 @@ def waiting_seconds(problem: Problem) -> float:
 
 def persistent_seconds(problem: Problem) -> float:
     """Return what a step of the persistent algorithms takes beyond its arithmetic: more, the more rows."""
-    if problem.hidden_size <= _SMALL:
-        return (4.1 if problem.needs_grad else 1.75) * 1e-6
+    if problem.hidden_size <= SMALL:
+        return _of_small_sizes(problem) * 1e-6
     width, rows = problem.hidden_size / 1024, max(problem.batch, 16)
     few, many = min(rows, 64) - 16, max(0, rows - 64)
     if problem.needs_grad:
@@ -126,6 +127,15 @@ def persistent_seconds(problem: Problem) -> float:
     gates = 4 * problem.time * problem.batch * problem.hidden_size * problem.element_bytes
     from_memory = 0.2 if gates > _CACHE_BYTES else 0.0
     return (1.05 + 0.75 * width + 0.085 * few + 0.03 * many + from_memory) * 1e-6
+
+
+def _of_small_sizes(problem: Problem) -> float:
+    width, rows = problem.hidden_size / SMALL, problem.batch
+    if problem.element_bytes == 4:
+        if problem.needs_grad:
+            return (0.3 + 4.0 * width**2) * (1 + 0.004 * rows)
+        return (0.05 + 1.8 * width**2) * (1 + 0.003 * rows)
+    return 1.4 + 2.4 * width + 0.006 * rows if problem.needs_grad else 0.4 + 1.2 * width + 0.0005 * rows
 
 
 def is_stacked(problem: Problem) -> bool:

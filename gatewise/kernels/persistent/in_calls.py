@@ -14,8 +14,9 @@ from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import Tiling
 
 _ONE_ROW = 0.75
-_NARROW, _WIDE = 256, 768  # hidden units
+_NARROWEST, _NARROW, _WIDE = 128, 256, 768  # hidden units
 _MANY = 64  # rows of the batch
+_CACHE_BYTES = 50e6  # of the second-level cache
 
 
 def share(problem: Problem, cut: Tiling) -> float:
@@ -44,15 +45,34 @@ def _in_16_bits(problem: Problem, cut: Tiling) -> float:
 
 
 def _rounded(problem: Problem, cut: Tiling) -> float:
+    hidden, both = problem.hidden_size, problem.bidirectional
     if cut.backward:
-        return 1.08 if cut.cells == 1 or problem.hidden_size >= _WIDE else 0.82
-    if problem.hidden_size <= _NARROW:
-        return 1.0
-    return 1.15 if cut.cells == 1 else 0.95
+        if hidden <= _NARROW:
+            return 1.85 if both else 1.4
+        return 1.0 if hidden >= _WIDE and problem.batch >= _MANY else 1.3
+    if hidden <= _NARROW:
+        return 1.35 if _leaves_cache(problem) else 1.08
+    return 1.22 if both else 1.14
 
 
 def _exact(problem: Problem, cut: Tiling) -> float:
+    hidden, many, in_turn = problem.hidden_size, problem.batch >= _MANY, cut.groups > cut.together
     if cut.backward:
-        return 1.1
-    wide = min(1.0, max(0.0, (problem.hidden_size - _NARROW) / (_WIDE - _NARROW)))
-    return 1.0 + 0.42 * wide**1.6
+        if hidden <= _NARROW:
+            return 1.25 if many and hidden > _NARROWEST else 1.03
+        if cut.cells > 1 and problem.batch > _MANY:
+            return 0.87 if in_turn or problem.bidirectional else 1.04
+        return 1.18 if hidden >= _WIDE else 1.05
+    if hidden <= _NARROW:
+        if _leaves_cache(problem):
+            return 1.3
+        return 0.87 if many or hidden <= _NARROWEST else 1.0
+    if many and (in_turn or hidden >= _WIDE):
+        return 1.2 if hidden >= _WIDE else 1.0
+    return 1.0 + 0.42 * min(1.0, (hidden - _NARROW) / (_WIDE - _NARROW)) ** 1.6
+
+
+def _leaves_cache(problem: Problem) -> bool:
+    # The sums of all steps, which the products before have written.
+    tokens = problem.num_directions * problem.time * problem.batch
+    return 4 * tokens * problem.hidden_size * problem.element_bytes > _CACHE_BYTES
