@@ -30,7 +30,7 @@ _MOST_STREAMS = 4  # beside the default stream
 _FREELY = 8  # recordings that a kind of call may make before each must have been replayed so often, on average
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
-_OFTEN = 4  # calls after which work is recorded though its addresses have not come back
+_OFTEN = 8  # calls, together about as long as a recording takes, after which work is recorded wherever it is
 _RELOCATES = False  # until it has been shown on a device
 _ALIGNED = 256  # bytes; libraries choose among kernels by the alignment of operands, up to this
 
@@ -82,7 +82,7 @@ class _Family:
             found = relocation.places(*self.base, nodes, spans.starts)
             if isinstance(found, str):
                 _log.info("replayed at the same addresses only: %s", found)
-                self.is_fixed = True
+                self.is_fixed, self.words = True, {}
                 return
             for index in self.moved(self.base[1].starts, spans.starts):
                 self.words.setdefault(index, set())
