@@ -105,7 +105,7 @@ def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
         whole,
         matmul_flops=whole.matmul_flops * (1.15 if multiplies_exactly(problem) else 1.0),
         bytes_moved=whole.bytes_moved + weights * problem.element_bytes,
-        launches=(6 if train else 4) + steps * (7 if train else 2),
+        launches=(6 if train else 2) + steps * (7 if train else 2),
         operators=steps * (12 if train else 4) + (60 if train else 5),
         exchanges=round(steps * waiting_seconds(problem) / device.exchange_seconds),
     )

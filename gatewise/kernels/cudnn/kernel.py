@@ -49,9 +49,10 @@ class _Cudnn:
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
-        # Weights are read once, by then mostly from L2; in training also turned around, and their gradients cleared,
-        # summed and handed over.
-        weights = problem.parameter_count * (5 if problem.needs_grad else 0.4)
+        # Weights are read once, by then mostly from L2, but by persistent kernels before they begin; in training also
+        # turned around, and their gradients cleared, summed and handed over.
+        persistent = criteria.runs_persistent(problem, device)
+        weights = problem.parameter_count * (5 if problem.needs_grad else 1.3 if persistent else 0.4)
         traffic = (passes * 12 * tokens * problem.hidden_size + weights) * problem.element_bytes
         # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
         recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
@@ -60,7 +61,7 @@ class _Cudnn:
         # A training step costs the CPU more than its operators: backward runs on a thread of autograd's own.
         operators = 35 + 50 * layers if problem.needs_grad else 6
         flops = passes * problem.matmul_flops * slowdown(problem)
-        if criteria.runs_persistent(problem, device):
+        if persistent:
             exchanges = round(steps * persistent_seconds(problem) / device.exchange_seconds)
             return Work(flops, traffic, (12 if problem.needs_grad else 3), operators, exchanges, stored)
         # One product and one element-wise kernel for every step; some of backward's have two more.

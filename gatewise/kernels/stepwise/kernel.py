@@ -10,6 +10,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.plan import form_of, held_bytes, memory_bytes, runs_of, slow_products_seconds, step
 
@@ -49,8 +50,11 @@ class _Stepwise:
         seconds += slow_products_seconds(problem, device)
         runs = layers * (1 + problem.needs_grad) * len(runs_of(problem.time))
         return Work(
-            matmul_flops=passes * (problem.matmul_flops - recurrent) + (recurrent if problem.needs_grad else 0),
-            bytes_moved=layers * tokens * moved * problem.element_bytes,
+            matmul_flops=(passes * (problem.matmul_flops - recurrent) + (recurrent if problem.needs_grad else 0))
+            * slowdown(problem),
+            # Weights are read and turned around, their gradients written, summed and handed over.
+            bytes_moved=(layers * tokens * moved + problem.parameter_count * (5 if problem.needs_grad else 0.4))
+            * problem.element_bytes,
             launches=layers * launches + 2 * runs,
             # In training autograd's thread doubles the cost of each, and adds its own; a replay is more than launches.
             operators=layers * calls * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
