@@ -9,6 +9,8 @@ from torch import Tensor
 
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import products
+from gatewise.kernels.persistent.padding import columns_widened, fitted
+from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import Segment
 from gatewise.kernels.stack import Layer
 
@@ -56,6 +58,29 @@ def hidden_states(
     if own.steps == 1:
         return (begins,)
     return Part(slice(0, tokens - batch), _rows(outputs[own.start + 1 :])), begins
+
+
+def rounded_up(parts: tuple[Part, ...], scratch: Scratch) -> tuple[Part, ...]:
+    """Return hidden states with their columns rounded up; those that are copied for that are then one part."""
+    if all(is_wide(part.states) for part in parts):
+        return parts
+    if len(parts) == 1:
+        return (Part(parts[0].tokens, as_wide(parts[0].states, scratch)),)
+    wide = scratch.new_empty(max(part.tokens.stop for part in parts), hidden_of(parts[0].states.shape[1]))
+    for part in parts:
+        fitted(part.states, part.states.shape[0], wide.shape[1], into=wide[part.tokens])
+    return (Part(slice(0, wide.shape[0]), wide),)
+
+
+def as_wide(matrix: Tensor, scratch: Scratch) -> Tensor:
+    """Return a matrix with its columns rounded up; where none are missing and rows begin on 16 bytes, as it lies."""
+    return matrix if is_wide(matrix) else columns_widened(matrix, scratch)
+
+
+def is_wide(matrix: Tensor) -> bool:
+    """Whether a matrix is as products want it: columns a multiple of 8, rows that begin on 16 bytes."""
+    row = matrix.stride(0) * matrix.element_size()
+    return matrix.shape[1] % 8 == 0 and matrix.stride(1) == 1 and (row | matrix.data_ptr()) % 16 == 0
 
 
 def _rows(outputs: Tensor) -> Tensor:

@@ -18,9 +18,11 @@ from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import history, products
+from gatewise.kernels.persistent.activation import activate
+from gatewise.kernels.persistent.history import as_wide
 from gatewise.kernels.persistent.layer import in_order as layer_in_order
 from gatewise.kernels.persistent.layer import on_device, plain_nan
-from gatewise.kernels.persistent.memory import forward_segment_count, segment_count
+from gatewise.kernels.persistent.memory import forward_segment_count, holds_matrices, segment_count
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
@@ -148,31 +150,32 @@ def differentiate(
     (cells,), (time, batch, _), directions = result.kept, layer.x.shape, len(layer.weights)
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
     count = segment_count(problem)
-    pairs, steps, held = visited_together(time, count, directions), longest(time, count), count > 1
+    pairs, steps = visited_together(time, count, directions), longest(time, count)
     matrices = Matrices(layer.weights)
-    launch = backward_launch(problem, batch, directions, layer.lengths is not None, cells.device, sums=True)
+    launch = backward_launch(problem, batch, directions, layer.lengths is not None, cells.device)
     with scratch.frame(), products.in_precision_of(problem):
         gates, dgates = (scratch.new_empty(directions, steps * batch, 4 * hidden) for _ in range(2))
-        bias = scratch.new_empty(launch.cut.together, directions, 4 * hidden, dtype=torch.float32).zero_()
+        biases = products.new_bias_gradients(launch.cut.together, directions, hidden, scratch, count)
         between = [[scratch.new_empty(layer.c0.shape) for _ in ("h", "c")] for _ in range(2)]
         call = _Call(
-            layer._replace(weights=_fitted(layer, size, scratch)) if held else layer,
+            layer._replace(weights=_fitted(layer, size, holds_matrices(problem), count > 1, scratch)),
             history.initial_hidden_states(layer, scratch),
             result.y,
             into.weights,
-            _totals(into, size, directions, scratch if held else None),
+            _totals(into, size, directions, scratch if count > 1 else None),
         )
         dh, dc = above.h_n, above.c_n
         begun: set[Segment] = set()
         for index, both in enumerate(reversed(pairs)):
-            at = _Place(both, Tokens(both[0].steps, batch, by_row=False), index == 0, both is pairs[0])
             dh_n, dc_n = dh, dc
             dh, dc = (
-                end if at.is_last and end is not None else own
+                end if both is pairs[0] and end is not None else own
                 for end, own in zip(into[1:3], between[index % 2], strict=True)
             )
             with scratch.frame():
+                at = _place(call, both, index, len(pairs), scratch)
                 _make_sums(call, at, gates, scratch)
+                activate(problem, matrices, gates, at.tokens.time * batch)
                 given = None if above.y is None else [_lying(above.y[own.start : own.stop], scratch) for own in both]
                 backward_pass(
                     launch,
@@ -187,17 +190,16 @@ def differentiate(
                     dc_n=dc_n,
                     dh0=dh,
                     dc0=dc,
-                    bias=bias,
+                    bias=biases[index],
                     lengths=layer.lengths,
                     starts=_starts(both),
                 )
-            if into.x is not None:
-                _add_to_inputs(call, at, dgates, into.x, begun, scratch)
-            if into.weights:
-                _add_to_weights(call, at, dgates, size, scratch)
+                if into.x is not None:
+                    _add_to_inputs(call, at, dgates, into.x, begun, scratch)
+                if into.weights:
+                    _add_to_weights(call, at, dgates, scratch)
         if problem.bias and into.weights:
-            total = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
-            for direction, own in enumerate(total):
+            for direction, own in enumerate(products.summed_bias_gradients(biases, launch.cut.together, scratch)):
                 _, _, *both_biases = (weight for weight in call.into_of(direction) if weight is not None)
                 products.write_biases(own, size, *both_biases)
 
@@ -206,7 +208,7 @@ class _Call(NamedTuple):
     """What stays the same from segment to segment.
 
     Attributes:
-        layer: The inputs; its matrices rounded up if there are several segments.
+        layer: The inputs; matrices that are held are rounded up.
         h0: Initial hidden state, as `history.initial_hidden_states` returns it.
         y: Outputs.
         into: For the gradients of the weights, in the layer's flat order; or nothing.
@@ -226,25 +228,46 @@ class _Call(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the backward pass is: the segment of each direction, and whether it is the first or last it visits."""
+    """Where the backward pass is, and what went in there.
+
+    Attributes:
+        both: The segment of each direction.
+        tokens: Its steps, and their order.
+        inputs: Of each direction [tokens, I], I rounded up, without what lies beyond the ends of sequences.
+        history: Of each direction, the hidden states that went in, H rounded up.
+        is_first: Whether it is the first segment to be visited.
+        is_last: Whether it is the last.
+    """
 
     both: tuple[Segment, ...]
     tokens: Tokens
+    inputs: list[Tensor]
+    history: list[tuple[history.Part, ...]]
     is_first: bool
     is_last: bool
+
+
+def _place(call: _Call, both: tuple[Segment, ...], index: int, count: int, scratch: Scratch) -> _Place:
+    layer, tokens = call.layer, Tokens(both[0].steps, call.y.shape[1], by_row=False)
+    inputs = [_inputs(layer, own, scratch, without_padding=True) for own in dict.fromkeys(both)]
+    past = [
+        history.rounded_up(history.hidden_states(layer, call.h0, call.y, direction, own, scratch), scratch)
+        for direction, own in enumerate(both)
+    ]
+    return _Place(both, tokens, [inputs[0], inputs[-1]], past, index == 0, index == count - 1)
 
 
 def _make_sums(call: _Call, at: _Place, gates: Tensor, scratch: Scratch) -> None:
     """Make the gate sums of a segment again, but for biases."""
     size = call.h0.shape[2]
-    for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
+    for direction, weights in enumerate(call.layer.weights):
         sums = _tokens_of(gates[direction], at.tokens)
         with scratch.frame():
-            torch.mm(_inputs(call.layer, own, scratch), gates_widened(weights.w_ih, size, scratch).t(), out=sums)
+            torch.mm(at.inputs[direction], gates_widened(weights.w_ih, size, scratch).t(), out=sums)
         with scratch.frame():
             w_hh = gates_widened(weights.w_hh, size, scratch).t()
-            for part in history.hidden_states(call.layer, call.h0, call.y, direction, own, scratch):
-                sums[part.tokens].addmm_(_rounded_up(part.states, scratch), w_hh)
+            for part in at.history[direction]:
+                sums[part.tokens].addmm_(part.states, w_hh)
 
 
 def _add_to_inputs(call: _Call, at: _Place, dgates: Tensor, dx: Tensor, begun: set[Segment], scratch: Scratch) -> None:
@@ -252,11 +275,12 @@ def _add_to_inputs(call: _Call, at: _Place, dgates: Tensor, dx: Tensor, begun: s
     for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
         dsums, rows = _tokens_of(dgates[direction], at.tokens), dx[own.start : own.stop].flatten(0, 1)
         with scratch.frame():
-            matrix = gates_widened(weights.w_ih, call.h0.shape[2], scratch)
-            if matrix.shape[1] == rows.shape[1]:
-                _add(rows, dsums, matrix, begun=own in begun)
+            w_ih = gates_widened(weights.w_ih, call.h0.shape[2], scratch)
+            if w_ih.shape[1] == rows.shape[1]:
+                _add(rows, dsums, w_ih, begun=own in begun)
             else:
-                wide = torch.mm(dsums, matrix, out=scratch.new_empty(rows.shape[0], matrix.shape[1]))
+                wide = scratch.new_empty(rows.shape[0], w_ih.shape[1])
+                torch.mm(dsums, w_ih, out=wide)
                 if own in begun:
                     rows.add_(wide[:, : rows.shape[1]])
                 else:
@@ -264,24 +288,22 @@ def _add_to_inputs(call: _Call, at: _Place, dgates: Tensor, dx: Tensor, begun: s
         begun.add(own)
 
 
-def _add_to_weights(call: _Call, at: _Place, dgates: Tensor, size: int, scratch: Scratch) -> None:
+def _add_to_weights(call: _Call, at: _Place, dgates: Tensor, scratch: Scratch) -> None:
     """Add what a segment gives to the gradients of the matrices; after the last one, hand them over."""
-    for direction, own in enumerate(at.both):
+    size = call.h0.shape[2]
+    for direction in range(len(at.both)):
         dsums = _tokens_of(dgates[direction], at.tokens)
-        for index, into in enumerate(call.into_of(direction)[:2]):
+        everything = history.Part(slice(0, dsums.shape[0]), at.inputs[direction])
+        for index, parts in enumerate(((everything,), at.history[direction])):
+            into = call.into_of(direction)[index]
             if into is None:
                 continue
             with scratch.frame():
                 total = call.totals[2 * direction + index]
                 if total is None:
                     total = scratch.new_empty(_wide_shape(into, size))
-                begun = not at.is_first
-                if index == 0:
-                    _add(total, dsums.t(), _inputs(call.layer, own, scratch, without_padding=True), begun=begun)
-                else:
-                    for part in history.hidden_states(call.layer, call.h0, call.y, direction, own, scratch):
-                        _add(total, dsums[part.tokens].t(), _rounded_up(part.states, scratch), begun=begun)
-                        begun = True
+                for number, part in enumerate(parts):
+                    _add(total, dsums[part.tokens].t(), part.states, begun=number > 0 or not at.is_first)
                 if at.is_last and total is not into:
                     gates_narrowed(total, size, into.shape[1], into)
 
@@ -294,11 +316,10 @@ def _add(total: Tensor, left: Tensor, right: Tensor, *, begun: bool) -> None:
         torch.mm(left, right, out=total)
 
 
-def _fitted(layer: Layer, size: int, scratch: Scratch) -> list[DirectionWeights]:
-    return [
-        own._replace(w_ih=gates_widened(own.w_ih, size, scratch), w_hh=gates_widened(own.w_hh, size, scratch))
-        for own in layer.weights
-    ]
+def _fitted(layer: Layer, size: int, inputs: bool, recurrent: bool, scratch: Scratch) -> list[DirectionWeights]:
+    w_ih = [gates_widened(own.w_ih, size, scratch) if inputs else own.w_ih for own in layer.weights]
+    w_hh = [gates_widened(own.w_hh, size, scratch) if recurrent else own.w_hh for own in layer.weights]
+    return [own._replace(w_ih=one, w_hh=other) for own, one, other in zip(layer.weights, w_ih, w_hh, strict=True)]
 
 
 def _totals(into: LayerGradients, size: int, directions: int, scratch: Scratch | None) -> tuple[Tensor | None, ...]:
@@ -337,7 +358,7 @@ def _inputs(layer: Layer, own: Segment, scratch: Scratch, *, without_padding: bo
     if without_padding and layer.lengths is not None:
         clean = scratch.new_empty(x.shape)
         x = products.without_padding(x, layer.lengths, own.start, into=clean, scratch=scratch)
-    return _rounded_up(_lying(x, scratch).flatten(0, 1), scratch)
+    return as_wide(_lying(x, scratch).flatten(0, 1), scratch)
 
 
 def _lying(tensor: Tensor, scratch: Scratch) -> Tensor:
@@ -352,10 +373,3 @@ def _shares(given: Sequence[Tensor], size: int) -> Pair:
 
 def _cells_of(cells: Tensor, both: tuple[Segment, ...]) -> Pair:
     return pair([cells[direction, own.start].data_ptr() for direction, own in enumerate(both)])
-
-
-def _rounded_up(matrix: Tensor, scratch: Scratch) -> Tensor:
-    """Return a matrix with its columns rounded up; where none are missing and rows begin on 16 bytes, as it lies."""
-    row = matrix.stride(0) * matrix.element_size()
-    fits = matrix.shape[1] % 8 == 0 and matrix.stride(1) == 1 and (row | matrix.data_ptr()) % 16 == 0
-    return matrix if fits else columns_widened(matrix, scratch)

@@ -15,6 +15,7 @@ from gatewise.kernels.persistent.segments import longest, segments
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _SHARE = 0.35  # of the memory that nn.LSTM takes
+_LITTLE_MORE = 1.1
 _PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
@@ -70,7 +71,7 @@ def kept_bytes(problem: Problem) -> int:
 def workspace_bytes(problem: Problem) -> int:
     """Return the bytes of scratch memory at the peak of a call."""
     if problem.rebuilds_gates:
-        return _lean(problem, segment_count(problem))
+        return _lean(problem, segment_count(problem), holds_matrices(problem))
     if is_laid_out(problem):
         values = _laid_out_backward(problem) if problem.needs_grad else _laid_out_forward(problem)
     else:
@@ -83,17 +84,35 @@ def segment_count(problem: Problem) -> int:
     """Return into how many segments the lean backward pass cuts a sequence.
 
     Launches and products of segments cost time: there are as few as leave the memory beside inputs, weights, outputs
-    and gradients within a third of what `torch.nn.LSTM` takes; where none does, as few as take the least.
+    and gradients within a third of what `torch.nn.LSTM` takes; where none does, as few as take little more than the
+    least.
     """
+    counts = (len(segments(problem.time, count)) for count in _COUNTS)
+    taken = {count: _lean(problem, count, holds=count > 1) for count in counts}
+    allowed = max(_allowed(problem), _LITTLE_MORE * min(taken.values()))
+    return next(count for count in taken if taken[count] <= allowed)
+
+
+@functools.lru_cache(maxsize=4096)
+def holds_matrices(problem: Problem) -> bool:
+    """Whether the lean backward pass keeps input weights that it rounded up until it needs them again."""
+    count = segment_count(problem)
+    return count > 1 or _lean(problem, count, holds=True) <= _allowed(problem)
+
+
+def _allowed(problem: Problem) -> float:
     kept = problem.num_layers * _plane(problem) + (problem.num_layers - 1) * _outputs(problem)
-    allowed = _SHARE * _of_cudnn(problem) - kept * problem.element_bytes
-    taken = {count: _lean(problem, count) for count in (len(segments(problem.time, count)) for count in _COUNTS)}
-    return next((count for count in taken if taken[count] <= allowed), min(taken, key=taken.__getitem__))
+    return _SHARE * _of_cudnn(problem) - kept * problem.element_bytes
 
 
+@functools.lru_cache(maxsize=4096)
 def forward_segment_count(problem: Problem) -> int:
-    """Return into how many segments the lean forward pass cuts a sequence: backward has gates twice where it has them."""
-    return len(segments(problem.time, (segment_count(problem) + 1) // 2))
+    """Return into how many segments the lean forward pass cuts a sequence: as few as take no more than backward."""
+    # It has no gradients beside it yet.
+    gradients = problem.parameter_count + problem.time * problem.batch * problem.x_size
+    allowed = _lean(problem, segment_count(problem), holds_matrices(problem)) + gradients * problem.element_bytes
+    counts = [len(segments(problem.time, count)) for count in _COUNTS]
+    return next((count for count in counts if _lean_forward(problem, count) <= allowed), counts[-1])
 
 
 def _of_cudnn(problem: Problem) -> int:
@@ -174,28 +193,41 @@ def _training(problem: Problem) -> int:
     return dgates + history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
 
 
-def _lean(problem: Problem, count: int) -> int:
-    """Return the bytes of scratch memory of the lean backward pass in so many segments."""
+def _lean(problem: Problem, count: int, holds: bool) -> int:
+    """Return the bytes that the lean backward pass takes in so many segments, with input weights held or not."""
     # As `lean.differentiate` takes it, beside gradients between two layers and inputs times a mask.
-    tokens, size = longest(problem.time, count) * problem.batch, problem.hidden_size
+    tokens, size, directions = longest(problem.time, count) * problem.batch, problem.hidden_size, problem.num_directions
     odd, ragged = _is_odd(problem), _is_ragged(problem)
-    history = tokens * (hidden_of(size) * odd + size * (ragged and problem.bidirectional))
+    history = tokens * (directions * hidden_of(size) * odd + size * (ragged and problem.bidirectional))
     layers = []
     for features in _inputs(problem):
         w_ih, w_hh = _matrix(problem, features), _matrix(problem, size) * odd
-        # Matrices that are rounded up, and their gradients, last over several segments.
-        held = 2 * problem.num_directions * (w_ih + w_hh) if count > 1 else 0
-        loose = [0 if count > 1 else own for own in (w_ih, w_hh)]
         inputs = _widened(tokens, features) + tokens * features * ragged
+        # Both directions read the only segment; matrices and sums of their gradients last over several.
+        held = directions * w_ih * holds + inputs * (directions if count > 1 else 1) + history
+        lasting = directions * (w_ih + 2 * w_hh) if count > 1 else max(w_ih, w_hh)
+        wide = tokens * hidden_of(features) * (features % 8 > 0)
         layers.append(
             2 * 4 * tokens * _width(problem)
             + held
-            + max(loose[0] + inputs, loose[1] + history)
+            + (lasting + wide if count > 1 else max(lasting, wide + w_ih * (not holds)))
             + problem.time * problem.batch * features * (problem.dropout > 0)
         )
-    states = (5 + ragged) * problem.num_directions * problem.batch * size
+    states = (5 + ragged) * directions * problem.batch * size
     between = _outputs(problem) * min(2, problem.num_layers - 1)
     return (between + max(layers) + states + _masks(problem)) * problem.element_bytes
+
+
+def _lean_forward(problem: Problem, count: int) -> int:
+    tokens = longest(problem.time, count) * problem.batch
+    layers = [
+        (4 + _is_odd(problem)) * tokens * _width(problem)
+        + problem.num_directions * _matrix(problem, features)
+        + _widened(tokens, features)
+        + problem.time * problem.batch * features * (problem.dropout > 0)
+        for features in _inputs(problem)
+    ]
+    return (max(layers) + _masks(problem)) * problem.element_bytes
 
 
 def _from_above(problem: Problem, tokens: int) -> int:

@@ -49,9 +49,11 @@ def input_sums(
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
     """Add [B, 4H] of each direction to the gate sums [D, T, B, 4H] of the step that it begins with."""
     gates[0, 0] += first[0]
-    if len(first) == 2 and lengths is None:
+    if len(first) == 1:
+        return
+    if lengths is None:
         gates[1, -1] += first[1]
-    elif len(first) == 2:
+    else:
         at = last_steps(lengths), torch.arange(gates.shape[2], device=gates.device)
         gates[1][at] += first[1]
 
@@ -177,6 +179,19 @@ def _product(
             total.addmm_(*pair)
         if not whole:
             gates_narrowed(total, size, into.shape[1], into)
+
+
+def new_bias_gradients(together: int, directions: int, hidden: int, scratch: Scratch, count: int) -> Tensor:
+    """Return unwritten memory for the gradients of the biases that so many launches find, as in cuda/backward.cu."""
+    if together > 1:
+        return scratch.new_empty(count, together, directions, 4 * hidden, dtype=torch.float32)
+    return scratch.new_empty(count, 2, directions, 4 * hidden)
+
+
+def summed_bias_gradients(found: Tensor, together: int, scratch: Scratch) -> Tensor:
+    """Return the sums [D, 4H] of what launches found."""
+    parts = found.flatten(0, 1) if together > 1 else found[:, 0]
+    return torch.sum(parts, 0, dtype=torch.float32, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
 
 
 def write_biases(found: Tensor, size: int, b_ih: Tensor, b_hh: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.persistent import failure, layer, lean, padding, products, whole
+from gatewise.kernels.persistent import failure, history, layer, lean, padding, products, whole
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -50,8 +50,8 @@ def fill_unwritten(buffer):
     return buffer.fill_(math.nan)
 
 
-def launch(problem, batch, directions, ragged, device, sums=False):
-    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER), sums=sums)
+def launch(problem, batch, directions, ragged, device):
+    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER))
 
 
 def _end(time, lengths, row, start):
@@ -61,6 +61,16 @@ def _end(time, lengths, row, start):
 def _activated(sums, bias):
     i, f, g, o = sums + bias
     return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+
+
+def activate(problem, matrices, gates, tokens):
+    hidden = hidden_of(problem.hidden_size)
+    for direction, share in enumerate(gates):
+        bias = torch.zeros(4, hidden, dtype=torch.float64)
+        bias[:, : problem.hidden_size] = _biases(matrices, direction, problem.hidden_size)
+        four = share[:tokens].view(tokens, 4, hidden)
+        for gate, value in enumerate(_activated(four.transpose(0, 1), bias.unsqueeze(1))):
+            four[:, gate] = value
 
 
 def _steps(direction, time):
@@ -109,13 +119,12 @@ def backward_pass(
 ):
     size, directions = launch.problem.hidden_size, matrices.directions
     hidden = hidden_of(size)
-    if not launch.sums:
-        bias.zero_()
+    bias.zero_()
     for direction in range(directions):
         found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
         kept = _Token(cells[direction], tokens, hidden, hidden)
         activated = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
-        w_hh, biases = at(matrices.recurrent[direction], 4 * size, size), _biases(matrices, direction, size)
+        w_hh = at(matrices.recurrent[direction], 4 * size, size)
         for row in range(tokens.batch):
             end = _end(tokens.time, lengths, row, starts[direction])
             steps = _steps(direction, end)
@@ -124,8 +133,7 @@ def backward_pass(
             dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in (dh_n, dc_n))
             for index in reversed(range(end)):
                 step = steps[index]
-                four = activated[step, row].view(4, hidden)[:, :size]
-                i, f, g, o = _activated(four, biases) if launch.sums else four
+                i, f, g, o = activated[step, row].view(4, hidden)[:, :size]
                 before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
                 if dy[0] is not None:
                     dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]
@@ -203,7 +211,8 @@ def _without_loops():
         for module in (layer, lean):
             patch.setattr(module, "forward_pass", nothing)
             patch.setattr(module, "backward_pass", nothing)
-        for module in (padding, products, lean):
+        patch.setattr(lean, "activate", nothing)
+        for module in (padding, products, lean, history):
             patch.setattr(module, "fitted", shaped)
         yield
 
@@ -215,8 +224,9 @@ def emulate(monkeypatch):
             monkeypatch.setattr(module, name, globals()[name])
         for name in ("forward_launch", "backward_launch"):
             monkeypatch.setattr(module, name, launch)
-    for module in (padding, products, lean):
+    for module in (padding, products, lean, history):
         monkeypatch.setattr(module, "fitted", fitted)
+    monkeypatch.setattr(lean, "activate", activate)
     monkeypatch.setattr(whole, "on", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())

@@ -36,13 +36,19 @@ def emulated(monkeypatch):
 def cut(monkeypatch, count):
     """Cut sequences into so many segments, or about as many."""
     monkeypatch.setattr(memory, "_COUNTS", (count,))
+    forget()
+
+
+def forget():
     memory.segment_count.cache_clear()
+    memory.forward_segment_count.cache_clear()
+    memory.holds_matrices.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    memory.segment_count.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize("by_row", [False, True])
@@ -96,7 +102,7 @@ def test_scratch_memory_is_as_predicted(monkeypatch, options, count):
     }
     assert 0.95 < (taken["backward"] + masks) / memory.workspace_bytes(problem) < 1.1
     # The forward pass has no gradients beside it yet.
-    assert taken["forward"] <= taken["backward"] + inputs.x.nbytes
+    assert taken["forward"] <= 1.05 * (taken["backward"] + inputs.x.nbytes + sum(own.nbytes for own in inputs.weights))
 
 
 @pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False, weights=False), Needs(False, False)], ids=str)

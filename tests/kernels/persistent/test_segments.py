@@ -41,7 +41,8 @@ def counts(problem):
 
 def test_there_are_as_few_as_memory_allows():
     plain = Problem(100, 64, 512, 512, dtype=torch.bfloat16)
-    assert counts(plain) == (3, 2)
+    assert counts(plain) == (3, 1)
+    assert counts(plain.replace(time=1000)) == (3, 2)
     # Among many weights, or layers, gates are a smaller part of all.
     assert counts(plain.replace(batch=8)) == (1, 1)
     assert counts(plain.replace(num_layers=2, bidirectional=True)) == (2, 1)

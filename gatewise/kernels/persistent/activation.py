@@ -1,0 +1,60 @@
+"""Gates from gate sums, where the forward pass did not keep them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.persistent.exactness import exact_products
+from gatewise.kernels.persistent.launch import SOURCES, on
+from gatewise.kernels.persistent.passes import Matrices, planes
+from gatewise.kernels.persistent.plan import hidden_of
+
+_THREADS = 128
+_BLOCKS = 2048
+
+
+class _Activate(ctypes.Structure):
+    """The struct `Activate` of activate.cu, field by field."""
+
+    _fields_ = [
+        *((f"{name}_{direction}", ctypes.c_void_p) for name in ("gates", "bias_ih", "bias_hh") for direction in (0, 1)),
+        ("tokens", ctypes.c_int),
+    ]
+
+
+def activate(problem: Problem, matrices: Matrices, gates: Tensor, tokens: int) -> None:
+    """Add biases to gate sums and activate them, in place.
+
+    Args:
+        problem: Gives size and dtype.
+        matrices: Where the biases lie.
+        gates: Sums [D, any, 4H], H rounded up.
+        tokens: How many of each direction are there, the first ones.
+    """
+    directions, _, width = gates.shape
+    columns = -(-width * gates.element_size() // (16 * _THREADS))
+    rows = max(1, min(tokens, _BLOCKS // (columns * directions)))
+    shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
+    arguments = _Activate(*planes(gates), *matrices.bias_ih, *matrices.bias_hh, tokens)
+    with on(gates.device):
+        binary = _code(problem.hidden_size, problem.dtype, exact_products(problem), gates.device)
+        driver.launch(binary, "lstm_activate", shape, arguments, gates.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _code(hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
+    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    macros = {
+        "SIZE": hidden_size,
+        "HIDDEN": hidden_of(hidden_size),
+        "FLOAT16": int(dtype == torch.float16),
+        "FLOAT32": int(dtype == torch.float32),
+        "EXACT": int(exact),
+    }
+    return toolchain.compile_source(SOURCES / "activate.cu", architecture, macros)
