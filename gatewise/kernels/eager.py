@@ -18,7 +18,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.skinny import multiplies_exactly, waiting_seconds
+from gatewise.kernels.skinny import forward_seconds, multiplies_exactly
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
 # adjoint the recurrent product, product, sum of products. Casts (half types) and projection products are added below.
@@ -55,8 +55,10 @@ class _Eager:
         state_bytes = lstm.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
         on_gpu = device.kind == "cuda"
+        # In float32 without rounding the H200's products of the grid's sizes reach 46 of the 53 TFLOP/s stated for it: the
+        # rows of `aten` in tests/selection/measured.jsonl.
         flops = problem.matmul_flops * (1.15 if on_gpu and multiplies_exactly(problem) else 1.0)
-        waiting = round(steps * waiting_seconds(problem) / device.exchange_seconds) if on_gpu else 0
+        waiting = round(steps * forward_seconds(problem) / device.exchange_seconds) if on_gpu else 0
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
         forward = Work(
             matmul_flops=flops,
@@ -78,6 +80,7 @@ class _Eager:
             + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
+            exchanges=waiting,
             workspace_bytes=unroll.backward_workspace(problem, device.kind),
         )
         if not problem.rebuilds_gates:

@@ -1,4 +1,9 @@
-"""What products with few rows cost on a GPU beyond their arithmetic, where a library makes them."""
+"""What products with few rows cost on a GPU beyond their arithmetic, where a library makes them.
+
+Few rows leave most of the GPU idle, and rows that do not begin at multiples of 16 bytes keep to slower kernels. Fitted
+to PyTorch's native loop under CUDA graphs on an H200 (PyTorch 2.11, cuBLAS of CUDA 13.0): the rows of `aten` in
+tests/selection/measured.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +12,38 @@ import torch
 from gatewise.contract.problem import Problem
 
 _FEW_TOKENS = 128
+_ALONE = 0.4  # what a single step takes of it in training: it sums no gradients of weights
+_MISALIGNED = 3.0
 
 
 def waiting_seconds(problem: Problem) -> float:
-    """Return the seconds by which the products of one step of a layer exceed their arithmetic and launches.
-
-    Fitted to PyTorch's products (cuBLAS) on an H200: few rows leave most of the GPU idle, and rows that do not begin at
-    multiples of 16 bytes keep to slower kernels.
-    """
+    """Return the seconds by which one step of PyTorch's loop exceeds its arithmetic and launches."""
+    if not problem.needs_grad:
+        return forward_seconds(problem)
     width, rows = problem.hidden_size / 1024, problem.batch
     if multiplies_exactly(problem) and rows > 1:
-        microseconds = 14 * width + 18 * width**2 + 0.15 * rows
+        microseconds = 20 + 30 * width + 0.15 * rows
     elif problem.element_bytes == 4 and rows > 1:
-        microseconds = 15 + 8 * width + 8 * width**2 + 0.1 * rows
+        microseconds = 12 + 20 * width + 0.28 * rows
     else:
-        microseconds = 4 + 4 * width + 4 * width**2 + 0.03 * rows
-    if problem.hidden_size * problem.element_bytes % 16:
-        microseconds *= 3
-    return microseconds * (1.0 if problem.needs_grad else 0.35) * 1e-6
+        microseconds = 10 + 16 * width + 0.09 * rows
+    return microseconds * _penalty(problem) * (_ALONE if problem.time == 1 else 1.0) * 1e-6
+
+
+def forward_seconds(problem: Problem) -> float:
+    """Return the seconds by which the forward product of a step exceeds its arithmetic and launch."""
+    width, rows = problem.hidden_size / 1024, problem.batch
+    if multiplies_exactly(problem) and rows > 1:
+        microseconds = 7 + 10 * width + 0.05 * rows
+    elif problem.element_bytes == 4 and rows > 1:
+        microseconds = 3 + 10 * width + 0.02 * rows
+    else:
+        microseconds = 1.4 + 1.4 * width + 1.4 * width**2 + 0.01 * rows
+    return microseconds * _penalty(problem) * 1e-6
+
+
+def _penalty(problem: Problem) -> float:
+    return _MISALIGNED if problem.hidden_size * problem.element_bytes % 16 else 1.0
 
 
 def multiplies_exactly(problem: Problem) -> bool:

@@ -164,8 +164,9 @@ def algorithm(problem: Problem, device: Device) -> str:
 def runs_persistent(problem: Problem, device: Device) -> bool:
     """Whether one kernel runs through all steps, instead of two launches for each."""
     # Asked for a persistent kernel in bfloat16, cuDNN 9.19 takes as long a step as without: 10.4 us at H 128, training.
-    # So it does forward, in any precision, between 128 and 192 units: 5.9 us at H 192, B 16 in float16.
-    return problem.dtype != torch.bfloat16 and _algorithm(problem, device, _BACKWARD_SMALL) != STANDARD
+    # So it does in float16 between 128 and 192 units: 5.9 us at H 192, B 16, inference.
+    small = _FORWARD_SMALL if problem.dtype == torch.float32 and not problem.needs_grad else _BACKWARD_SMALL
+    return problem.dtype != torch.bfloat16 and _algorithm(problem, device, small) != STANDARD
 
 
 def why_not_persistent(problem: Problem, device: Device) -> dict[str, tuple[Refusal, ...]]:

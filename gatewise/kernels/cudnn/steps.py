@@ -1,7 +1,9 @@
 """How long cuDNN's time steps take beyond what arithmetic and launches explain: fitted, since no rule derives it.
 
-Measured on one H200 with cuDNN 9.19 under CUDA graphs, over the shapes of `gatewise bench lstm`; most of them are met
-within 10 %, the worst within 30 %. All times are microseconds of one step of one layer and direction.
+Fitted to the rows of `cudnn` in tests/selection/measured.jsonl, times under CUDA graphs on one H200 with cuDNN 9.19:
+nn.LSTM's in the record of `gatewise bench lstm` at commit 191f4af, and sizes around those that the persistent
+algorithms take. Most of them are met within 10 %, the worst within 40 %. All times are microseconds of one step of one
+layer and direction.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from gatewise.contract.problem import Problem
 
 _FEW_ROWS, _NARROW = 16, 256
 _CACHE_BYTES = 50e6  # of the second-level cache, beyond which the sums of all steps come from memory
-SMALL = 128
-"""Hidden units up to which the algorithm for small sizes is faster than the standard one."""
+_SMALL, _LESS_SMALL = 128, 192  # hidden units that the algorithm for small sizes takes
 
 BESIDE = 0.66
 """Of the launches of several layers or directions, how many follow each other: the rest run beside them."""
@@ -118,7 +119,7 @@ def waiting_seconds(problem: Problem) -> float:
 
 def persistent_seconds(problem: Problem) -> float:
     """Return what a step of the persistent algorithms takes beyond its arithmetic: more, the more rows."""
-    if problem.hidden_size <= SMALL:
+    if problem.hidden_size <= _LESS_SMALL:
         return _of_small_sizes(problem) * 1e-6
     width, rows = problem.hidden_size / 1024, max(problem.batch, 16)
     few, many = min(rows, 64) - 16, max(0, rows - 64)
@@ -130,8 +131,10 @@ def persistent_seconds(problem: Problem) -> float:
 
 
 def _of_small_sizes(problem: Problem) -> float:
-    width, rows = problem.hidden_size / SMALL, problem.batch
+    width, rows = problem.hidden_size / _SMALL, problem.batch
     if problem.element_bytes == 4:
+        if width > 1:
+            return 4.1 + 0.138 * rows
         if problem.needs_grad:
             return (0.3 + 4.0 * width**2) * (1 + 0.004 * rows)
         return (0.05 + 1.8 * width**2) * (1 + 0.003 * rows)

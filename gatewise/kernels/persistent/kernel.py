@@ -121,9 +121,10 @@ def _operators(problem: Problem) -> int:
     second = problem.num_directions - 1
     if is_laid_out(problem):
         # Replayed: two launches in training, whatever the layers; their weights and gradients pass through autograd. In
-        # inference what is stated as launches is nearly all.
-        each = layers * problem.num_directions
-        return 35 + 3 * each if problem.needs_grad else 3
+        # inference what is stated as launches is nearly all. From eager calls in the record of `gatewise bench lstm` at
+        # commit 191f4af: 440 to 730 us a training step of one layer, depending on how often addresses came back.
+        each, ragged = layers * problem.num_directions, problem.layout is not Layout.DENSE
+        return 45 + 3 * each + 25 * ragged if problem.needs_grad else 4
     if problem.needs_grad:
         return 53 + layers * (47 + 8 * second + 20 * odd)
     return 7 + layers * (4 + 2 * second + 6 * odd)
@@ -142,14 +143,17 @@ def _folded(problem: Problem, planes: int) -> Work:
 
 
 def _segmented(problem: Problem, device: Device, planes: int) -> Work:
-    # The forward pass's products are made again; each segment after the first has launches and products of its own.
-    more, directions = problem.num_layers * (segment_count(problem) - 1), problem.num_directions
+    # The forward pass's products are made again and activated; each segment after the first has launches and products
+    # of its own.
+    layers, directions = problem.num_layers, problem.num_directions
+    more_forward, more_backward = forward_segment_count(problem) - 1, segment_count(problem) - 1
+    launches = 1 + 3 * directions + more_forward * (1 + directions) + more_backward * (4 + 5 * directions)
     return Work(
         matmul_flops=problem.matmul_flops,
-        bytes_moved=12.0 * problem.num_layers * planes,
-        launches=more * (5 + 7 * directions),
-        operators=more * (16 + 20 * directions),
-        exchanges=round(more * 2 * _SEGMENT_SECONDS / device.exchange_seconds),
+        bytes_moved=12.0 * layers * planes,
+        launches=layers * launches,
+        operators=0 if is_laid_out(problem) else 3 * layers * launches,
+        exchanges=round(layers * (more_forward + more_backward) * _SEGMENT_SECONDS / device.exchange_seconds),
     )
 
 
