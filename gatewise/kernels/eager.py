@@ -55,8 +55,8 @@ class _Eager:
         state_bytes = lstm.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
         on_gpu = device.kind == "cuda"
-        # In float32 without rounding the H200's products of the grid's sizes reach 46 of the 53 TFLOP/s stated for it: the
-        # rows of `aten` in tests/selection/measured.jsonl.
+        # Exact products of the grid's sizes reach 46 of the 53 TFLOP/s stated for an H200: the rows of `aten` in
+        # tests/selection/measured.jsonl.
         flops = problem.matmul_flops * (1.15 if on_gpu and multiplies_exactly(problem) else 1.0)
         waiting = round(steps * forward_seconds(problem) / device.exchange_seconds) if on_gpu else 0
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.

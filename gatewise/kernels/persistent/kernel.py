@@ -17,7 +17,14 @@ from gatewise.kernels import stack
 from gatewise.kernels.persistent import in_calls
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import is_laid_out, kept_bytes, kept_tensors, segment_count, workspace_bytes
+from gatewise.kernels.persistent.memory import (
+    forward_segment_count,
+    is_laid_out,
+    kept_bytes,
+    kept_tensors,
+    segment_count,
+    workspace_bytes,
+)
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.skinny import multiplies_exactly, slowdown
 
