@@ -2,9 +2,10 @@
 
 `plan` is fitted to tilings timed by themselves, which is enough to order them. In a call their data comes from the
 products before, other work shares the second-level cache, and sources have become faster since. The shares are read off
-the calls of `gatewise bench lstm` under CUDA graphs on an H200 (record of commit 191f4af): what is left of a call's
-time without its products and launches, over the plan's time; of the backward pass, less the forward pass of the same
-shape. The predicted calls are within 15 % of the record in most cells.
+whole calls under CUDA graphs, the rows of `persistent` in tests/selection/measured.jsonl: what is left of a call's time
+without its products and launches, over the plan's time; of the backward pass, less the forward pass of the same shape.
+(One H200; 16 bits and most exact products from the record of `gatewise bench lstm` at commit 191f4af, those in TF32
+from commit 50b69b0.)
 """
 
 from __future__ import annotations
