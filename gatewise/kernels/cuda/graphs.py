@@ -12,6 +12,7 @@ for each stream that calls come from, with a workspace for cuBLAS there.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import threading
@@ -31,7 +32,6 @@ _FREELY = 8  # recordings that a kind of call may make before each must have bee
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
 _OFTEN = 8  # calls, together about as long as a recording takes, after which work is recorded wherever it is
-_RELOCATES = False  # until it has been shown on a device
 _ALIGNED = 256  # bytes; libraries choose among kernels by the alignment of operands, up to this
 
 _log = logging.getLogger(__name__)
@@ -59,20 +59,20 @@ class _Family:
     Attributes:
         calls: How many were not replayed.
         base: Nodes of its first recording and where the tensors lay; None before.
-        is_fixed: Whether recordings have not shown what follows a tensor that moves.
+        is_fixed: Whether it is replayed at the addresses of recordings only: they do not show what follows a tensor.
         words: Of each tensor that was seen to move, what follows it.
     """
 
-    def __init__(self, starts: tuple[int, ...]) -> None:
+    def __init__(self, starts: tuple[int, ...], is_fixed: bool) -> None:
         self.calls = 0
         self.base: tuple[list, relocation.Spans] | None = None
-        self.is_fixed = False
+        self.is_fixed = is_fixed
         self.words: dict[int, set[relocation.Place]] = {}
         self._first_of_each = [index for index, start in enumerate(starts) if starts.index(start) == index and start]
 
     def learn(self, graph: driver.Graph, spans: relocation.Spans) -> None:
         """Find out from one more recording what follows the tensors that moved."""
-        nodes = graph.nodes if _RELOCATES and spans.are_apart() else None
+        nodes = graph.nodes if spans.are_apart() else None
         if nodes is None:
             self.is_fixed = True
         elif self.base is None:
@@ -99,6 +99,7 @@ class Replays:
 
     Args:
         most_graphs: Recordings held at a time; the one that was used longest ago gives way.
+        relocates: Whether recordings are changed for other addresses; otherwise work there is launched.
 
     Attributes:
         scratch_bytes: What its calls need besides inputs and outputs, once one has been made.
@@ -107,12 +108,13 @@ class Replays:
         relocated: Graphs changed for other addresses before they were launched.
     """
 
-    def __init__(self, most_graphs: int) -> None:
+    def __init__(self, most_graphs: int, *, relocates: bool = True) -> None:
         self.scratch_bytes: int | None = None
         self.recorded = 0
         self.replayed = 0
         self.relocated = 0
         self._most_graphs = most_graphs
+        self._relocates = relocates
         self._failures = 0
         self._lock = threading.Lock()  # calls come from several threads, and a graph serves one at a time
         self._graphs: OrderedDict[_Key, _Recording] = OrderedDict()  # the one that was used last at the end
@@ -166,7 +168,7 @@ class Replays:
         name = stream, settings, which, tuple([start % _ALIGNED for start in starts])
         family = self._families.get(name)
         if family is None:
-            family = self._families[name] = _Family(starts)
+            family = self._families[name] = _Family(starts, not self._relocates)
             if len(self._families) > _MOST_REMEMBERED:
                 self._families.popitem(last=False)
         return family
@@ -204,7 +206,7 @@ class Replays:
             return True
         family.calls += 1
         # From the second recording on it becomes known what moves.
-        if _RELOCATES and not family.is_fixed and (family.base is not None or family.calls >= _OFTEN):
+        if not family.is_fixed and (family.base is not None or family.calls >= _OFTEN):
             return True
         self._seen[key] = True
         if len(self._seen) > _MOST_REMEMBERED:
@@ -238,6 +240,8 @@ class _Studio:
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
         # Recordings go on using the workspace that cuBLAS has on this stream. Nobody else is given memory of this pool.
         self._pool = torch.cuda.MemPool()
+        # It lasts as long as the process; given up at its end, it would be an error if a capture was left open.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._lock = threading.Lock()
 
     def record(self, issue: Callable[[], None]) -> driver.Graph | None:

@@ -60,7 +60,6 @@ class Studio:
 def studio(monkeypatch):
     found = Studio()
     monkeypatch.setattr(graphs, "_studios", lambda index: found)
-    monkeypatch.setattr(graphs, "_RELOCATES", True)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     return found
@@ -119,6 +118,13 @@ def test_addresses_that_never_come_back_are_replayed_too(studio):
     for number in range(20):
         call(replays, new(), new(), new())
         assert counts(replays) == (2, number + 1, number + 1)
+
+
+def test_relocation_can_be_left_out(studio):
+    replays = graphs.Replays(16, relocates=False)
+    for _ in range(graphs._OFTEN + 8):
+        call(replays, new(), new(), new())
+    assert counts(replays) == (0, 0, 0)
 
 
 def test_what_was_not_seen_to_move_is_recorded_once_more_when_it_does(studio):
