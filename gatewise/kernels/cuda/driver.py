@@ -6,7 +6,7 @@ import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, MissingExtra
-from gatewise.kernels.cuda import nodes
 
 
 class Shape(NamedTuple):
@@ -70,13 +69,11 @@ def fill_with_ones(tensor: Tensor) -> None:
 class Graph:
     """Launches recorded from a stream; use `Graph.recorded`."""
 
-    def __init__(self, graph: object, executable: object) -> None:
-        self._driver = driver = _driver()
-        self._graph, self._executable = graph, executable
-        # What a node is launched with can be changed as long as the graph is there that it comes from. At the end of
-        # the process the driver clears up by itself.
-        for give_up, handle in ((driver.cuGraphDestroy, graph), (driver.cuGraphExecDestroy, executable)):
-            weakref.finalize(self, give_up, handle).atexit = False
+    def __init__(self, executable: object) -> None:
+        self._driver = _driver()
+        self._executable = executable
+        # At the end of the process the driver clears up by itself.
+        weakref.finalize(self, self._driver.cuGraphExecDestroy, executable).atexit = False
 
     @classmethod
     def recorded(cls, stream: int, issue: Callable[[], None]) -> Graph:
@@ -97,26 +94,15 @@ class Graph:
                 driver.cuGraphDestroy(graph)
             raise
         graph = _check(driver.cuStreamEndCapture(stream), entry)
-        status, executable = driver.cuGraphInstantiate(graph, 0)
-        if int(status) != 0:
+        try:
+            return cls(_check(driver.cuGraphInstantiate(graph, 0), entry))
+        finally:
             driver.cuGraphDestroy(graph)
-            _check((status,), entry)
-        return cls(graph, executable)
-
-    @functools.cached_property
-    def nodes(self) -> list[nodes.Node] | None:
-        """What it launches, in the order of recording; None if there is a kind of work whose words are not known."""
-        return nodes.read(self._driver, self._graph)
 
     def launch(self, stream: int, device: torch.device) -> None:
         """Launch all of it on a stream of a device, which is current."""
         ensure_context(device.index)
         _check(self._driver.cuGraphLaunch(self._executable, stream), "a recording")
-
-    def write(self, numbers: Iterable[int]) -> bool:
-        """Let future launches have the words that nodes have now; return whether the driver did it for each."""
-        ensure_context(torch.cuda.current_device())
-        return all(self.nodes[number].write(self._executable) for number in numbers)  # type: ignore[index]
 
 
 def ensure_context(device_index: int) -> None:

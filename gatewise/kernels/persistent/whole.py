@@ -73,11 +73,7 @@ def backward(
 @functools.lru_cache(maxsize=256)
 def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
     # Calls that warm up for a graph of the caller's own are not worth one of ours.
-    return Replays(0 if problem.captured else _MOST_GRAPHS, relocates=_relocates(problem))
-
-
-def _relocates(problem: Problem) -> bool:
-    return not problem.rebuilds_gates  # of which no device has shown it yet
+    return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
 
 
 def _way(problem: Problem) -> ModuleType:

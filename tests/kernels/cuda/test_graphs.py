@@ -1,59 +1,33 @@
-"""Replays of recorded work: at the same addresses, at others, and never with a wrong one."""
+"""Replays of recorded work: at addresses that come back, and never with a wrong one."""
 
-import ctypes
 import threading
 
 import pytest
 import torch
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.cuda.nodes import Words
-
-SIZE = 64  # values of a tensor; with 8 bytes each, twice the alignment that counts
-
-
-class Node:
-    """Adds `number` to what lies at its first word and writes it where its second points."""
-
-    def __init__(self, source, target, number, identity="add"):
-        self.words = (ctypes.c_uint64 * 3)(source, target, number)
-        self.written = list(self.words)
-        self.identity, self.has_gaps = identity, False
-
-    def copy(self):
-        return Words(tuple(self.words), self.identity, self.has_gaps)
-
-
-class Graph:
-    """As `driver.Graph`: what was written to it is what is launched."""
-
-    def __init__(self, nodes):
-        self.nodes, self.refuses = nodes, False
-
-    def launch(self, stream, device):
-        for node in self.nodes or []:
-            source, target, number = node.written
-            values = [(ctypes.c_double * SIZE).from_address(address) for address in (source, target)]
-            values[1][:] = [value + number for value in values[0]]
-
-    def write(self, numbers):
-        for number in numbers:
-            self.nodes[number].written = list(self.nodes[number].words)
-        return not self.refuses
 
 
 class Studio:
     """Records what `issue` says it would launch."""
 
-    known = True
+    can_record = True
 
     def of(self, stream):
         return self
 
     def record(self, issue):
-        graph = Graph(None)
-        graph.nodes = issue.launches() if self.known else None
-        return graph
+        return Graph(issue) if self.can_record else None
+
+
+class Graph:
+    """As `driver.Graph`: what was recorded is launched."""
+
+    def __init__(self, issue):
+        self._issue = issue
+
+    def launch(self, stream, device):
+        self._issue()
 
 
 @pytest.fixture
@@ -65,128 +39,77 @@ def studio(monkeypatch):
     return found
 
 
-class Work:
-    """Writes x + 1 to y by way of z."""
-
-    def __init__(self, x, y, z):
-        self.tensors = x, y, z
-
-    def launches(self):
-        x, y, z = (tensor.data_ptr() for tensor in self.tensors)
-        return [Node(x, z, 3), Node(z, y, 1)]
-
-    def __call__(self):
-        x, y, z = self.tensors
-        z.copy_(x + 3)
-        y.copy_(z + 1)
+def new():
+    return torch.empty(8, dtype=torch.float64)
 
 
-_held = []
-
-
-def new(shift=0):
-    """Return a tensor on a multiple of 256 bytes, or `shift` bytes behind, where none lay before."""
-    memory = torch.empty(2 * SIZE + 64, dtype=torch.float64)
-    _held.append(memory)
-    start = (-memory.data_ptr() % 256 + shift) // 8
-    return memory[start : start + SIZE]
-
-
-def call(replays, x, y, z, settings=()):
+def call(replays, x, y, settings=()):
     x.normal_()
     y.zero_()
-    replays.play(settings, (x, None, y, z), torch.device("cuda", 0), Work(x, y, z))
-    assert torch.equal(y, x + 3 + 1)
+    replays.play(settings, (x, None, y), torch.device("cuda", 0), lambda: y.copy_(x + 1))
+    assert torch.equal(y, x + 1)
 
 
 def counts(replays):
-    return replays.recorded, replays.replayed, replays.relocated
+    return replays.recorded, replays.replayed
 
 
 def test_the_same_addresses_are_replayed_from_the_third_call_on(studio):
-    replays, tensors = graphs.Replays(16), [new() for _ in range(3)]
-    for expected in ((0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 2, 0)):
-        call(replays, *tensors)
+    replays, x, y = graphs.Replays(16), new(), new()
+    for expected in ((0, 0), (1, 0), (1, 1), (1, 2)):
+        call(replays, x, y)
         assert counts(replays) == expected
 
 
-def test_addresses_that_never_come_back_are_replayed_too(studio):
-    replays = graphs.Replays(16)
-    for _ in range(graphs._OFTEN + 1):
-        call(replays, new(), new(), new())
-    assert counts(replays) == (2, 0, 0)
-    for number in range(20):
-        call(replays, new(), new(), new())
-        assert counts(replays) == (2, number + 1, number + 1)
+def test_new_addresses_are_launched(studio):
+    replays, held = graphs.Replays(16), []
+    for _ in range(20):
+        held.append((new(), new()))
+        call(replays, *held[-1])
+    assert counts(replays) == (0, 0)
 
 
-def test_relocation_can_be_left_out(studio):
-    replays = graphs.Replays(16, relocates=False)
-    for _ in range(graphs._OFTEN + 8):
-        call(replays, new(), new(), new())
-    assert counts(replays) == (0, 0, 0)
+def test_other_settings_are_other_work(studio):
+    replays, x, y = graphs.Replays(16), new(), new()
+    for _ in range(4):
+        call(replays, x, y)
+    before = counts(replays)
+    call(replays, x, y, settings=("other",))
+    assert counts(replays) == before
 
 
-def test_what_was_not_seen_to_move_is_recorded_once_more_when_it_does(studio):
-    replays, x = graphs.Replays(16), new()
-    for _ in range(graphs._OFTEN + 4):
-        call(replays, x, new(), new())
-    assert counts(replays) == (2, 3, 3)
-    call(replays, new(), new(), new())
-    assert counts(replays) == (3, 3, 3)
+def test_the_recording_that_was_used_longest_ago_gives_way(studio):
+    replays = graphs.Replays(2)
+    first, second, third = [(new(), new()) for _ in range(3)]
+    for pair in (first, second):
+        for _ in range(3):
+            call(replays, *pair)
+    call(replays, *first)
     for _ in range(3):
-        call(replays, new(), new(), new())
-    assert counts(replays) == (3, 6, 6)
-
-
-def test_other_settings_and_alignments_are_other_work(studio):
-    replays = graphs.Replays(16)
-    for _ in range(graphs._OFTEN + 2):
-        call(replays, new(), new(), new())
+        call(replays, *third)
     before = counts(replays)
-    call(replays, new(), new(), new(), settings=("other",))
-    call(replays, new(shift=8), new(), new())
+    call(replays, *second)
     assert counts(replays) == before
+    call(replays, *first)
+    assert counts(replays) == (before[0], before[1] + 1)
 
 
-def test_tensors_that_overlap_are_not_relocated(studio):
-    replays = graphs.Replays(16)
+def test_work_that_cannot_be_recorded_is_launched(studio):
+    studio.can_record = False
+    replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(20):
-        memory = new()[: SIZE // 2]
-        memory = torch.as_strided(memory, (SIZE,), (1,))
-        x, y = memory, new()
-        replays.play((), (x, x[1:], y, new()), torch.device("cuda", 0), Work(x, y, new()))
-    assert replays.relocated == 0
-
-
-def test_work_whose_words_are_unknown_is_replayed_where_it_was(studio):
-    studio.known = False
-    replays, tensors = graphs.Replays(16), [new() for _ in range(3)]
-    for _ in range(20):
-        replays.play((), [new() for _ in range(3)], torch.device("cuda", 0), Work(*tensors))
-    assert counts(replays)[1:] == (0, 0)
-    assert replays.recorded == 1
-
-
-def test_a_graph_that_cannot_be_changed_is_given_up(studio):
-    replays = graphs.Replays(16)
-    for _ in range(graphs._OFTEN + 2):
-        call(replays, new(), new(), new())
-    for recording in replays._graphs.values():
-        recording.graph.refuses = True
-    before = counts(replays)
-    for _ in range(5):
-        call(replays, new(), new(), new())
-    assert counts(replays) == before
+        call(replays, x, y)
+    assert counts(replays) == (0, 0)
 
 
 def test_threads_share_recordings(studio):
     replays, failures = graphs.Replays(16), []
 
     def work():
+        x, y = new(), new()
         try:
             for _ in range(100):
-                call(replays, new(), new(), new())
+                call(replays, x, y)
         except AssertionError as error:
             failures.append(error)
 
@@ -196,4 +119,4 @@ def test_threads_share_recordings(studio):
     for thread in threads:
         thread.join()
     assert not failures
-    assert replays.relocated > 100
+    assert replays.replayed == 4 * 98
