@@ -1,0 +1,37 @@
+"""The page on memory shows what the records of lean steps and of the ordinary ones beside them hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def newest():
+    found = {}
+    for line in (ROOT / "benchmarks/results/lstm.jsonl").read_text("utf-8").splitlines():
+        record = json.loads(line)
+        if (record["dtype"], record["direction"], record["status"]) == ("bf16", "train", "measured"):
+            found[record["case"], record["kernel"]] = record
+    return found
+
+
+def share(record):
+    own = {side: record["peak_bytes"][side] - record["owned_bytes"][side] for side in ("gatewise", "nn.LSTM")}
+    return own["gatewise"] / own["nn.LSTM"]
+
+
+def test_every_lean_record_is_a_row(newest):
+    page = (ROOT / "docs/memory.md").read_text("utf-8")
+    cases = [case for case, kernel in newest if kernel == "lean"]
+    assert len(cases) >= 7
+    for case in cases:
+        lean, ordinary = newest[case, "lean"], newest[case, "auto"]
+        assert lean["run"]["commit"] == ordinary["run"]["commit"]
+        times = [each["times"]["graph"]["gatewise"]["median"] for each in (lean, ordinary)]
+        row = next(line for line in page.splitlines() if line.startswith(f"| {case} ("))
+        assert row.endswith(f"| {times[0] / times[1]:.2f}x | {share(lean):.2f}x | {share(ordinary):.2f}x |")
