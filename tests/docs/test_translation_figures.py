@@ -1,0 +1,56 @@
+"""README and the page on translation show what the records of translation models hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def records(name):
+    return [json.loads(line) for line in (ROOT / f"benchmarks/results/{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+def prose(page):
+    return " ".join((ROOT / page).read_text("utf-8").split())
+
+
+def test_the_readme_compares_training_with_plain_pytorch():
+    newest = {
+        each["way"]: each
+        for each in records("nmt")
+        if (each["case"], each["dtype"], each["status"]) == ("iwslt-50-50-128", "bf16", "measured")
+    }
+    ours, plain = newest["fused, gatewise"], newest["plain PyTorch"]
+
+    def pairs(record, how):
+        return f"{128 / record['times'][how]['median']:,.0f}"
+
+    def memory(record, how):
+        return f"{record['peak_bytes'][how] / 1e9:.2f} GB"
+
+    smaller = plain["parts"]["attention"] / ours["parts"]["attention"]
+    assert (
+        f"trains {pairs(ours, 'graph')} sentence pairs a second in {memory(ours, 'eager')}, where plain PyTorch trains "
+        f"{pairs(plain, 'eager')} in {memory(plain, 'eager')}, and {pairs(plain, 'graph')} as a CUDA graph; attention's "
+        f"share of the memory is {smaller:.0f} times smaller"
+    ) in prose("README.md")
+
+
+def test_the_score_of_tatoeba():
+    (run,) = records("train_nmt")
+    bleu = f"{run['test_bleu']:.1f}"
+    assert f"{run['minutes']:.1f} minutes and ends at {bleu} BLEU" in prose("README.md")
+    row = f"| {bleu} | {run['test_chrf']:.1f} | {run['minutes']:.1f} minutes of training, {run['wall_seconds'] / 60:.1f} with"
+    assert row in prose("docs/translation.md")
+
+
+def test_the_pair_of_attention_kernels():
+    bleu = {each["changed"]["attention_kernel"]: each["test_bleu"] for each in records("train_nmt_pair")}
+    assert (
+        f"{bleu['fused']:.1f} BLEU on the test set with the kernel `fused` and to {bleu['reference']:.1f} with `reference`"
+    ) in prose("docs/translation.md")
+    assert bleu["fused"] == pytest.approx(bleu["reference"], abs=0.3)
