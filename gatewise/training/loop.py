@@ -25,7 +25,7 @@ from gatewise.training.processes import Processes
 from gatewise.training.run_folder import RunFolder
 from gatewise.training.schedule import Schedule
 from gatewise.training.snapshot import Run, capture, restore, weights_of
-from gatewise.training.step import Step
+from gatewise.training.step import MeanLoss, Step
 
 CHECKPOINT = "checkpoint"
 MODEL = "model"
@@ -193,17 +193,6 @@ def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision
     return loss_sum / tokens
 
 
-class _MeanLoss(nn.Module):
-    """`model.loss` as the forward of a module, the form in which a step takes it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        return self.model.loss(batch, state)
-
-
 class _Fitting:
     """The moving parts of one call of `fit`."""
 
@@ -267,7 +256,7 @@ class _Fitting:
     def _train_batch(self) -> Iterator[TrainBatch]:
         """Yield what trains on one batch, captured and replayed where that is possible."""
         options, processes = self._options, self._processes
-        optimizer, mean_loss = self._run.optimizer, _MeanLoss(self._run.model)
+        optimizer, mean_loss = self._run.optimizer, MeanLoss(self._run.model)
         step = Step(
             mean_loss, optimizer, options.clip, options.precision, processes.device, options.clip_value, processes
         )

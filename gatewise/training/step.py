@@ -13,6 +13,18 @@ from gatewise.training.precision import autocast
 from gatewise.training.processes import ALONE, Processes
 
 
+class MeanLoss(nn.Module):
+    """`model.loss` as the forward of a module, the form in which a `Step` takes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
+        """Return the mean loss of a batch, and the state after it."""
+        return self.model.loss(batch, state)  # type: ignore[operator]
+
+
 class Step:
     """Trains on one batch.
 
@@ -25,7 +37,8 @@ class Step:
     `torch.nn.parallel.DistributedDataParallel`, which a graph can hold only after eleven steps.
 
     Args:
-        mean_loss: A module from (batch, state) to (mean loss, state); the state is None, a tensor, or tuples of these.
+        mean_loss: A module from (batch, state) to (mean loss, state), as `MeanLoss` makes it; the state is None, a
+            tensor, or tuples of these.
         optimizer: As `build_optimizer` makes it.
         clip: Largest norm of all gradients together; 0 does not clip.
         precision: As in `TrainingOptions`.

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from gatewise.contract.errors import ArgumentError, KernelRefused
@@ -17,7 +16,7 @@ from gatewise.models import SequenceClassifier
 from gatewise.training import TrainingOptions
 from gatewise.training.graph import ReplayedStep
 from gatewise.training.optimizers import build_optimizer
-from gatewise.training.step import Step
+from gatewise.training.step import MeanLoss, Step
 
 SIZES = {"input_size": 3, "classes": 4, "hidden_size": 6}
 LENGTHS = torch.tensor([5, 1, 7, 3])
@@ -166,15 +165,6 @@ def test_bad_arguments_are_refused(options, message):
 def test_a_named_kernel_never_falls_back():
     with pytest.raises(KernelRefused):
         model(kernel="cudnn")(inputs())
-
-
-class MeanLoss(nn.Module):
-    def __init__(self, subject):
-        super().__init__()
-        self.subject = subject
-
-    def forward(self, batch, state):
-        return self.subject.loss(batch, state)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import gatewise
 from gatewise.contract.device import Device
@@ -17,20 +16,11 @@ from gatewise.planning.translation.step import training_step
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic
-from gatewise.training.step import Step
+from gatewise.training.step import MeanLoss, Step
 
 LEAN = {"encoder 1": "lean", "encoder 2": "lean", "decoder": "lean"}
 FED_LEAN = {"encoder 1": "lean", "encoder 2": "lean", "decoder": "again"}
 AT_ONCE, IN_CHUNKS = {"output": str(1 << 30)}, {"output": "128"}
-
-
-class MeanLoss(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch, state):
-        return self.model.loss(batch, state)
 
 
 def batch_of(model, shape, device="cpu"):

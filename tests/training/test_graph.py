@@ -15,7 +15,7 @@ from gatewise.training import TrainingOptions, graph
 from gatewise.training.graph import WARMUPS, ReplayedStep, refusal
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
-from gatewise.training.step import Step
+from gatewise.training.step import MeanLoss, Step
 
 
 class Shifting(nn.Module):
@@ -32,20 +32,11 @@ class Shifting(nn.Module):
 
 def trainer(model=None, *, recorder=None, remarks=None, weights=(), **options):
     """Return the step of an `EchoModel`, replayed when there is a recorder."""
-    model = model or Loss(echo_model(dropout=0.0))
+    model = model or MeanLoss(echo_model(dropout=0.0))
     options = TrainingOptions(**({"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0} | options))
     step = Step(model, build_optimizer(model.parameters(), options), options.clip, "float32", torch.device("cpu"))
     told = (remarks if remarks is not None else []).append
     return step if recorder is None else ReplayedStep(step, recorder, told, weights)
-
-
-class Loss(nn.Module):
-    def __init__(self, model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch, state):
-        return self.model.loss(batch, state)
 
 
 def run(step, batches):
@@ -70,7 +61,7 @@ def test_gradients_of_the_last_step_stay_in_the_weights():
     batches, found = list(Echoes().windows()), []
     short = Batch(batches[3].x[:5], batches[3].y[:5])
     for recorder in (None, Recorder()):
-        model = Loss(echo_model(dropout=0.0))
+        model = MeanLoss(echo_model(dropout=0.0))
         weights = list(model.parameters())
 
         def capture(work, weights=weights, recorder=recorder):

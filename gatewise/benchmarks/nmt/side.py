@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gatewise.benchmarks.nmt.agreement import gradient_of
 from gatewise.benchmarks.nmt.cases import TranslationCase
@@ -16,11 +16,10 @@ from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, seq2seq_name
 from gatewise.benchmarks.nmt.ways import Way, new_model
 from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
-from gatewise.models import Seq2Seq
 from gatewise.planning import Plan
 from gatewise.training.graph import WARMUPS, ReplayedStep, cuda_graph
 from gatewise.training.optimizers import build_optimizer
-from gatewise.training.step import Step
+from gatewise.training.step import MeanLoss, Step
 
 
 class Side:
@@ -76,7 +75,7 @@ class Side:
                         weight.copy_(start[name])
             options = training_options(case, precision)
             self._optimizer = build_optimizer(self.model.parameters(), options)
-            step = Step(_Loss(self.model), self._optimizer, options.clip, options.precision, device)
+            step = Step(MeanLoss(self.model), self._optimizer, options.clip, options.precision, device)
         self._step = step
         self._replayed = ReplayedStep(step, cuda_graph, lambda sentence: None, list(self._weights.values()))
 
@@ -133,14 +132,3 @@ class Side:
             found |= {f"gradient of {name}": gradient_of(weight) for name, weight in self._weights.items()}
         self.forget()
         return found
-
-
-class _Loss(nn.Module):
-    """`Seq2Seq.loss` as the step takes it."""
-
-    def __init__(self, model: Seq2Seq) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: PairBatch, state: None) -> tuple[Tensor, None]:
-        return self.model.loss(batch, state)
