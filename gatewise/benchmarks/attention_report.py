@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gatewise.benchmarks.attention import PLAIN, AttentionRecord
+from gatewise.benchmarks.provenance import provenance
 from gatewise.contract.decision import format_bytes, format_seconds
 
 
@@ -27,10 +28,9 @@ def markdown(records: Sequence[AttentionRecord]) -> str:
         times = f"{format_seconds(record.median)} | {_seconds(record.replayed)} | {_bytes(record.peak_bytes)}"
         lines.append(f"{lead} {times} | {_against(record, plain.get(_case(record)))} |")
     if records:
-        where, first = records[0].run, records[0]
-        sizes = f"B {first.batch}, H = V = {first.hidden}"
-        versions = f"{where.device}; PyTorch {where.torch}, gatewise {where.gatewise}, commit {where.commit[:7]}"
-        lines += ["", f"Additive attention, forward and backward, {sizes}. {versions}, {where.date[:10]}."]
+        sizes = f"B {records[0].batch}, H = V = {records[0].hidden}"
+        origin = provenance([record.run for record in records])
+        lines += ["", f"Additive attention, forward and backward, {sizes}. {origin}"]
     return "\n".join(lines)
 
 

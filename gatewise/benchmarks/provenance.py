@@ -12,17 +12,22 @@ def provenance(runs: Sequence[Run]) -> str:
     """Say in a sentence or two on what device, with what versions, when and at which commits runs were made.
 
     Args:
-        runs: Of each record of a report, oldest first.
+        runs: Of each record of a report, in any order; versions are those of the newest.
     """
+    runs = sorted(runs, key=lambda run: run.date)
     run = runs[-1]
     versions = [f"PyTorch {run.torch}", f"gatewise {run.gatewise}"]
     versions += [f"CUDA {run.cuda}"] if run.driver else []
     versions += [f"cuDNN {format_cudnn(run.cudnn)}"] if run.cudnn else []
     versions += [f"driver {run.driver}"] if run.driver else []
-    dates = sorted({each.date[:10] for each in runs})
     commits = dict.fromkeys(
         f"{each.commit[:10]}{' with changes' if each.dirty else ''}" for each in runs if each.commit
     )
-    parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((dates[0], dates[-1])))]
+    parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((runs[0].date[:10], run.date[:10])))]
     parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
     return f"{'; '.join(parts)}. Medians of samples taken in turn."
+
+
+def commands(runs: Sequence[Run]) -> str:
+    """Return the command lines of the runs as a Markdown list, oldest first."""
+    return "\n".join(dict.fromkeys(f"- `{run.command}`" for run in sorted(runs, key=lambda run: run.date)))

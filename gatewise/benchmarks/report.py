@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gatewise.benchmarks.provenance import provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED, Record
-from gatewise.contract.decision import format_bytes, format_cudnn
+from gatewise.contract.decision import format_bytes
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
 
 _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
@@ -53,22 +54,8 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
             if record.status != MEASURED
         ]
         parts.append(Text(""))
-    parts.append(Text(provenance(records[0]) if records else "No row was finished."))
+    parts.append(Text(_origin(records) if records else "No row was finished."))
     return Group(*parts)
-
-
-def provenance(record: Record) -> str:
-    """Say in one sentence where a run's figures come from, and what they time."""
-    run = record.run
-    versions = [f"PyTorch {run.torch}", f"gatewise {run.gatewise}"]
-    versions += [f"CUDA {run.cuda}"] if run.driver else []
-    versions += [f"cuDNN {format_cudnn(run.cudnn)}"] if run.cudnn else []
-    versions += [f"driver {run.driver}"] if run.driver else []
-    commit = f", commit {run.commit[:10]}{' with changes' if run.dirty else ''}" if run.commit else ""
-    return (
-        f"{run.device}; {', '.join(versions)}; {run.date[:10]}{commit}. "
-        "A training step: forward, loss, backward, clip, SGD; median of samples taken in turn."
-    )
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -92,7 +79,7 @@ def markdown(records: Sequence[Record]) -> str:
             cells = [_markdown_cell(way, rows) for rows in columns.values()]
             parts.append(f"| {way} | {' | '.join(cells)} |")
         parts.append("")
-    parts.append(provenance(records[0]))
+    parts.append(_origin(records))
     return "\n".join(parts)
 
 
@@ -151,6 +138,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         ArgumentError: No row has a speed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
@@ -178,7 +166,13 @@ def plot(records: Sequence[Record], path: Path) -> None:
     figure.axes[-1].legend(frameon=False, fontsize="small")
     figure.suptitle(measured[0].run.device, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with rc_context({"svg.hashsalt": "gatewise"}):  # the same records give the same file
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _origin(records: Sequence[Record]) -> str:
+    return f"{provenance([record.run for record in records])} A training step: forward, loss, backward, clip, SGD."
 
 
 def _cells(record: Record, rows: Sequence[Record]) -> list[str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, INFERENCE, OURS, RIVAL, TRAIN, LayerRecord
-from gatewise.benchmarks.provenance import provenance
+from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED
 from gatewise.contract.decision import format_bytes
 
@@ -177,7 +177,8 @@ def markdown(records: Sequence[LayerRecord]) -> str:
 
 def report(records: Sequence[LayerRecord]) -> str:
     """Return everything in Markdown: the summary, then every row with its times, memory, errors and decision."""
-    parts = [f"# `{records[-1].run.command}`", "", markdown(records), "", _LEGEND, ""]
+    made_by = commands([record.run for record in records])
+    parts = ["# `gatewise bench lstm`", "", markdown(records), "", _LEGEND, "", "Made by", "", made_by, ""]
     for key, rows in tables(records).items():
         parts += [
             f"## {_title(key)}",

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gatewise.benchmarks.nmt.memory import ATTENTION, LSTM, OUTPUT, PARTS
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, REST, TranslationRecord
-from gatewise.benchmarks.provenance import provenance
+from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED
 
 _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
@@ -102,12 +102,7 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
         replayed = plain.samples_per_second(GRAPH)
         if replayed and best.fastest:
             parts[0] += f" and {best.fastest / replayed:.1f}x plain PyTorch in a CUDA graph"
-        theirs, mine = plain.peak_bytes.get(EAGER), best.peak_bytes.get(EAGER)
-        if theirs and mine:
-            parts.append(f"in {_gigabytes(mine)} GB instead of {_gigabytes(theirs)}")
-        if plain.parts.get(ATTENTION) and best.parts.get(ATTENTION):
-            factor = plain.parts[ATTENTION] / best.parts[ATTENTION]
-            parts.append(f"attention's share {factor:.3g} times smaller" if factor > 1 else "attention's share larger")
+        parts += [room] if (room := _room(best, plain)) else []
         if plain.quickest and best.quickest:
             parts.append(f"loss {best.loss:g} after {best.quickest:.2g} s instead of {plain.quickest:.2g}")
         base = next((row for row in records if _is_base(row, best) and row.fastest), None)
@@ -115,6 +110,18 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
             parts.append(f"{best.fastest / base.fastest:.2f}x of its speed at B {base.batch}")
         lines.append(f"{case}, {dtype}: {'; '.join(parts)}.")
     return [*lines, *_predictions(records)]
+
+
+def _room(best: TranslationRecord, plain: TranslationRecord) -> str:
+    """Say what memory a way takes beside plain PyTorch; where both may take the same, how large a batch goes into it."""
+    if best.budget_bytes is not None:
+        return f"{best.batch} sentence pairs a batch instead of {plain.batch}"
+    theirs, mine = plain.peak_bytes.get(EAGER), best.peak_bytes.get(EAGER)
+    parts = [f"in {_gigabytes(mine)} GB instead of {_gigabytes(theirs)}"] if theirs and mine else []
+    if plain.parts.get(ATTENTION) and best.parts.get(ATTENTION):
+        factor = plain.parts[ATTENTION] / best.parts[ATTENTION]
+        parts.append(f"attention's share {factor:.3g} times smaller" if factor > 1 else "attention's share larger")
+    return "; ".join(parts)
 
 
 def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
@@ -129,8 +136,8 @@ def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
     near = sum(ratio <= 1.1 for ratio, _ in found)
     (least, _), (most, where) = min(found), max(found)
     return [
-        f"Planned: the measured peak is {least:.2f} to {most:.2f} of the predicted one ({where}), at most 10 % above "
-        f"it in {near} of {len(found)}."
+        f"Planned: the measured peak is {least:.2f} to {most:.2f} of the predicted one (most in {where}), at most 10 % "
+        f"above it in {near} of {len(found)}."
     ]
 
 
@@ -158,7 +165,8 @@ def markdown(records: Sequence[TranslationRecord]) -> str:
 
 def report(records: Sequence[TranslationRecord]) -> str:
     """Return everything in Markdown: the summary, then every row with its quantiles, memory and errors."""
-    parts = [f"# `{records[-1].run.command}`", "", markdown(records), "", _LEGEND, ""]
+    made_by = commands([record.run for record in records])
+    parts = ["# `gatewise bench nmt`", "", markdown(records), "", _LEGEND, "", "Made by", "", made_by, ""]
     for key, rows in tables(records).items():
         parts += [f"## {_title(key, rows)}", "", f"| {' | '.join(_FULL_COLUMNS)} |"]
         parts += [f"|---|{'---:|' * (len(_FULL_COLUMNS) - 1)}"]

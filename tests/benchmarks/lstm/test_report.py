@@ -12,7 +12,6 @@ from rich.console import Console
 
 from gatewise.benchmarks.lstm import picture, record, report
 from gatewise.benchmarks.lstm.record import LayerRecord
-from gatewise.benchmarks.provenance import provenance
 from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 
@@ -168,6 +167,8 @@ def test_other_kernels_are_not_in_the_summary(rows: list[LayerRecord]) -> None:
 
 def test_whole_report(rows: list[LayerRecord]) -> None:
     text = report.report([*rows, faster(rows[0], 0.5, kernel="cudnn", ran="cudnn")])
+    assert text.startswith("# `gatewise bench lstm`\n")
+    assert f"- `{rows[0].run.command}`\n" in text
     assert "## bf16, train step, cudnn" in text
     assert (
         "| speech | 3 (2.85-3.3) | 2 (1.9-2.2) | 12 | 4 | 4.00x | 2.00x | 1 | 2.00 | 20 MiB (40 MiB) | 1.04 | "
@@ -176,12 +177,6 @@ def test_whole_report(rows: list[LayerRecord]) -> None:
     assert "- a, b: refused. hidden_size is 9, allowed: 8" in text
     columns = {line.count("|") for line in text.split("## bf16, train step\n")[1].splitlines() if line.startswith("|")}
     assert len(columns) == 1
-
-
-def test_several_commits_are_said(cell: LayerRecord) -> None:
-    later = dataclasses.replace(cell.run, commit="fedcba", dirty=True, date="2026-01-05T00:00:00+00:00")
-    text = provenance([cell.run, later])
-    assert "2026-01-02 to 2026-01-05; commits 0123456789, fedcba with changes." in text
 
 
 def test_the_newest_record_of_every_row(cell: LayerRecord) -> None:

@@ -56,7 +56,7 @@ def shown(records: list[TranslationRecord]) -> str:
 def test_screen(plain, ours, refused) -> None:
     lines = shown([plain, refused, ours]).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].rstrip() == "iwslt-50-50-128, tf32, until loss 3.5".replace("3.5", "6")
+    assert lines[0].rstrip() == "iwslt-50-50-128, tf32, until loss 6"
     assert lines[1].split() == ["way", "eager", "graph", "x", "GB", "att", "LSTM", "out", "rest", "loss"]
     rows = {line[:19].strip(): line.split() for line in lines[3:6]}
     assert rows["plain PyTorch"][2:] == ["2,560", "5,120", "2.0", "3.50", "2.00", "0.40", "0.50", "0.60", "2.5"]
@@ -74,7 +74,8 @@ def test_the_largest_batch_is_compared_with_the_usual_one(plain, ours, largest, 
     text = " ".join(shown([plain, ours, largest_plain, largest]).split())
     assert "iwslt-50-50-largest, tf32, largest batch under 8 GB" in text
     assert "fused, gatewise 17,067 32,000" in text
-    assert "2.00x of its speed at B 128." in text
+    assert "1024 sentence pairs a batch instead of 320; 2.00x of its speed at B 128." in text
+    assert "in 7.90 GB instead of" not in text
     table = report.markdown([plain, ours, largest_plain, largest])
     assert "| way | iwslt 50/50, B 128 | iwslt 50/50, under 8 GB |" in table
     assert "| fused, gatewise | 16,000, 1.00 GB | 32,000, 7.90 GB, B 1024 |" in table
@@ -87,8 +88,8 @@ def test_plans_are_held_to_what_they_predicted(plain, ours) -> None:
     near, far = (dataclasses.replace(ours, predicted_bytes=count) for count in (950_000_000, 800_000_000))
     text = " ".join(shown([plain, near, dataclasses.replace(far, dtype="bf16")]).split())
     assert (
-        "Planned: the measured peak is 1.05 to 1.25 of the predicted one (iwslt-50-50-128, bf16), at most 10 % above "
-        "it in 1 of 2." in text
+        "Planned: the measured peak is 1.05 to 1.25 of the predicted one (most in iwslt-50-50-128, bf16), at most "
+        "10 % above it in 1 of 2." in text
     )
 
 
@@ -116,6 +117,8 @@ def test_markdown_has_a_table_a_precision(plain, ours, refused) -> None:
 def test_report_has_every_row_whole(plain, ours, refused) -> None:
     text = report.report([plain, refused, ours])
     assert "| fused, gatewise | 40 (40-40) | 8 (8-8) | 3,200 | 16,000 | 6.25x | 128 | 1.00 | 1.00 |" in text
+    assert text.startswith("# `gatewise bench nmt`\n")
+    assert f"- `{ours.run.command}`\n" in text
     assert "| 4 (100) | 0.8 (100) | 1.0e-04 (2.0e-03) |" in text
     assert "- fused, nn.LSTM: refused. it is shy" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith(("| fused", "| plain", "| way | eager"))}
