@@ -11,21 +11,18 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.launch import SOURCES, on
+from gatewise.kernels.persistent.launch import SOURCES, on, pointers_of_each_direction
 from gatewise.kernels.persistent.passes import Matrices, planes
 from gatewise.kernels.persistent.plan import hidden_of
 
 _THREADS = 128
-_BLOCKS = 2048
+_MOST_BLOCKS = 2048
 
 
 class _Activate(ctypes.Structure):
     """The struct `Activate` of activate.cu, field by field."""
 
-    _fields_ = [
-        *((f"{name}_{direction}", ctypes.c_void_p) for name in ("gates", "bias_ih", "bias_hh") for direction in (0, 1)),
-        ("tokens", ctypes.c_int),
-    ]
+    _fields_ = [*pointers_of_each_direction("gates", "bias_ih", "bias_hh"), ("tokens", ctypes.c_int)]
 
 
 def activate(problem: Problem, matrices: Matrices, gates: Tensor, tokens: int) -> None:
@@ -35,11 +32,11 @@ def activate(problem: Problem, matrices: Matrices, gates: Tensor, tokens: int) -
         problem: Gives size and dtype.
         matrices: Where the biases lie.
         gates: Sums [D, any, 4H], H rounded up.
-        tokens: How many of each direction are there, the first ones.
+        tokens: How many of each direction are activated, the first ones.
     """
     directions, _, width = gates.shape
     columns = -(-width * gates.element_size() // (16 * _THREADS))
-    rows = max(1, min(tokens, _BLOCKS // (columns * directions)))
+    rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))
     shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
     arguments = _Activate(*planes(gates), *matrices.bias_ih, *matrices.bias_hh, tokens)
     with on(gates.device):

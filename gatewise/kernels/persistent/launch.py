@@ -1,4 +1,4 @@
-"""The arguments of the two kernels, and launching a tiling."""
+"""The arguments of the forward and the backward kernel, and launching a tiling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _ALREADY = contextlib.nullcontext()
 SOURCES = Path(__file__).parent / "cuda"
 
 
-def _of_each_direction(*names: str) -> list[tuple[str, type]]:
+def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:
+    """Return the fields of a struct that point to two tensors of each name: forward, reverse."""
     return [(f"{name}_{direction}", ctypes.c_void_p) for name in names for direction in ("forward", "reverse")]
 
 
@@ -35,7 +36,7 @@ class Forward(ctypes.Structure):
     """The struct `Forward` of forward.cu, field by field."""
 
     _fields_ = [
-        *_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "narrow", "cells"),
+        *pointers_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "narrow", "cells"),
         *_pointers("h0", "c0", "h_n", "c_n", "lengths", "failure"),
         *_numbers("start_forward", "start_reverse", "keep_gates"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
@@ -47,7 +48,7 @@ class Backward(ctypes.Structure):
     """The struct `Backward` of backward.cu, field by field."""
 
     _fields_ = [
-        *_of_each_direction("weights", "gates", "bias_ih", "bias_hh", "cells", "dy", "dgates"),
+        *pointers_of_each_direction("weights", "gates", "bias_ih", "bias_hh", "cells", "dy", "dgates"),
         *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias", "lengths", "failure"),
         *_numbers("start_forward", "start_reverse"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),

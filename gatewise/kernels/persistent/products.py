@@ -234,12 +234,6 @@ def last_steps(lengths: Tensor) -> Tensor:
     return (lengths - 1).clamp(min=0)
 
 
-def gates_without_padding(bias: Tensor, size: int) -> Tensor:
-    """Return a vector of four gates without what was added to them."""
-    hidden = bias.shape[0] // 4
-    return bias if hidden == size else bias.unflatten(0, (4, hidden))[:, :size].flatten()
-
-
 def begun(h0: Tensor, lengths: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Return states [D, B, H] with zeros for sequences of length 0, which may hold anything."""
     empty = torch.le(lengths, 0, out=(scratch or lengths).new_empty(lengths.shape, dtype=torch.bool))

@@ -175,9 +175,7 @@ _MAKE_WITHOUT_OUT = {_ATEN.mm, _ATEN.cat, _ATEN.sum, _ATEN.mul, _ATEN.add, _ATEN
 
 
 class Recording:
-    """What `driver.Graph` does; which words of its launches are addresses cannot be known."""
-
-    nodes = None
+    """What `driver.Graph` does."""
 
     def __init__(self, issue):
         self._issue = issue
