@@ -27,7 +27,8 @@ import torch
 
 from gatewise.contract.hashing import hash_once
 
-NORMAL, LEAN = "normal", "lean"  # the words for `memory`, of which `Problem.lean` is the second
+NORMAL, LEAN = "normal", "lean"
+"""What a call may keep for its backward pass, the argument `memory`: whatever makes it fastest, or little."""
 
 
 class Layout(enum.Enum):

@@ -15,8 +15,6 @@ from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.saved import Inputs
 from gatewise.functional.signature import Form, Signature, form_of, signature_of
 
-"""What a call may keep for its backward pass: whatever makes it fastest, or little."""
-
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
