@@ -154,11 +154,11 @@ class Tiling:
         passes = math.ceil(self.groups / self.together)
         if self.scaled:
             return passes * self._clocks_scaled()
-        return passes * (self._clocks_in_float32() if self.exact else self._clocks_in_16_bits())
+        return passes * (self._clocks_exact() if self.exact else self._clocks_in_16_bits())
 
-    # The factors are fitted to measurements of some 230 tilings of each pass on an H200 in 16 bits, 330 in float32; the
-    # error is about 10 %. Whole calls showed two corrections: traffic of the backward pass counts more than by itself,
-    # and so do long loops of few warps.
+    # The factors are fitted to measurements of some 230 tilings of each pass on an H200 in 16 bits, 330 in float32
+    # (exact ones, and those in TF32 before they were scaled); the error is about 10 %. Whole calls showed two
+    # corrections: traffic of the backward pass counts more than by itself, and so do long loops of few warps.
 
     def _clocks_in_16_bits(self) -> float:
         operand = self.rows * self.depth * 2
@@ -193,10 +193,10 @@ class Tiling:
         clocks += 1.77 * lent + 2.16 * products + 1.39 * memory + 153 * rounds + 0.7 * sums + 87 * uneven
         return clocks + 83.1 * self.spans + 8.9 * slices + 4.75 * self.blocks
 
-    def _clocks_in_float32(self) -> float:
+    def _clocks_exact(self) -> float:
         loads = self.rows * self.depth * 4 / 64
         items = self.spans * self.rows / 8
-        products = self.tiles * items * self.warps * (4 if self.exact and not self.one_row else 1)
+        products = self.tiles * items * self.warps * (1 if self.one_row else 4)
         memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
         rounds = self._poll_rounds - 1
         if self.backward:
