@@ -199,9 +199,7 @@ def differentiate(
                 if into.weights:
                     _add_to_weights(call, at, dgates, scratch)
         if problem.bias and into.weights:
-            for direction, own in enumerate(products.summed_bias_gradients(biases, launch.cut.together, scratch)):
-                _, _, *both_biases = (weight for weight in call.into_of(direction) if weight is not None)
-                products.write_biases(own, size, *both_biases)
+            _write_biases(call, products.summed_bias_gradients(biases, launch.cut.together, scratch))
 
 
 class _Call(NamedTuple):
@@ -308,6 +306,13 @@ def _add_to_weights(call: _Call, at: _Place, dgates: Tensor, scratch: Scratch) -
                     gates_narrowed(total, size, into.shape[1], into)
 
 
+def _write_biases(call: _Call, sums: Tensor) -> None:
+    """Write the gradients of each direction's biases from their sums [D, 4H] over segments, H rounded up."""
+    for direction, own in enumerate(sums):
+        _, _, *both = (weight for weight in call.into_of(direction) if weight is not None)
+        products.write_biases(own, call.h0.shape[2], *both)
+
+
 def _add(total: Tensor, left: Tensor, right: Tensor, *, begun: bool) -> None:
     """Add a product to what was begun, or begin with it."""
     if begun:
@@ -326,14 +331,12 @@ def _totals(into: LayerGradients, size: int, directions: int, scratch: Scratch |
     """Return where the gradients of the matrices add up; without `scratch` only those that lie as they are returned."""
     each = len(into.weights) // directions
     matrices = [own for index, own in enumerate(into.weights) if index % each < 2] if each else []
-    return tuple(
-        own
-        if own is None or own.shape == _wide_shape(own, size)
-        else None
-        if scratch is None
-        else scratch.new_empty(_wide_shape(own, size))
-        for own in matrices
-    )
+    totals = []
+    for own in matrices:
+        lies_as_returned = own is None or own.shape == _wide_shape(own, size)
+        wide = None if lies_as_returned or scratch is None else scratch.new_empty(_wide_shape(own, size))
+        totals.append(own if lies_as_returned else wide)
+    return tuple(totals)
 
 
 def _wide_shape(matrix: Tensor, size: int) -> tuple[int, int]:
