@@ -7,6 +7,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.aten.kernel import aten
 from gatewise.kernels.cudnn.kernel import cudnn
+from gatewise.kernels.persistent import memory
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.selection import cost
@@ -48,3 +49,18 @@ def test_is_within_a_tenth(kernel, problem, planes):
         owned += problem.parameter_count + tokens * problem.input_size + states
     measured = (owned + planes * tokens * problem.output_size) * problem.element_bytes
     assert 0.9 <= cost.peak_bytes(kernel, kernel.work(problem, H200), problem, H200) / measured <= 1.1
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(100, 64, 512, 512),
+        Problem(35, 20, 1500, 1500, num_layers=2, allow_tf32=True),
+        TAGGER.replace(dtype=torch.float16, hidden_size=1024),
+    ],
+    ids=str,
+)
+def test_lean_passes_are_held_to_what_cudnn_states(problem):
+    problem = problem.replace(needs_grad=True)
+    stated = cudnn.work(problem, H200).workspace_bytes + sum(spec.nbytes for spec in cudnn.kept(problem, H200))
+    assert memory._of_cudnn(problem) == stated

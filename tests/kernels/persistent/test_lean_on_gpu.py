@@ -7,7 +7,7 @@ from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import memory, whole
+from gatewise.kernels.persistent import whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.selection import cost
 from gatewise.selection.timing import peak_memory
@@ -33,25 +33,6 @@ _PASSES = ("forward", 1), ("backward", 2)  # and of how many tensors the order c
 
 def lean(problem, dtype=torch.bfloat16):
     return problem.replace(dtype=dtype, needs_grad=True, lean=True)
-
-
-def forget_calls():
-    memory.segment_count.cache_clear()
-    memory.forward_segment_count.cache_clear()
-    memory.holds_matrices.cache_clear()
-    whole._replays.cache_clear()
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Cut sequences into so many segments, or about as many, instead of as few as memory allows."""
-
-    def into(count):
-        monkeypatch.setattr(memory, "_COUNTS", (count,))
-        forget_calls()
-
-    yield into
-    forget_calls()
 
 
 def run(problem, inputs, gradients, needs=Needs()):  # noqa: B008

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent import memory
 from gatewise.kernels.persistent.memory import forward_segment_count, segment_count, workspace_bytes
 from gatewise.kernels.persistent.segments import longest, segments, visited_together
 
@@ -50,12 +49,10 @@ def test_there_are_as_few_as_memory_allows():
     assert counts(Problem(35, 20, 1500, 1500, num_layers=2)) == (1, 1)
 
 
-def test_more_segments_take_less(monkeypatch):
+def test_more_segments_take_less(cut):
     problem = Problem(100, 64, 512, 512, dtype=torch.bfloat16, needs_grad=True, lean=True)
     found = []
     for count in (1, 2, 5):
-        monkeypatch.setattr(memory, "_COUNTS", (count,))
-        segment_count.cache_clear()
+        cut(count)
         found.append(workspace_bytes(problem))
-    segment_count.cache_clear()
     assert found == sorted(found, reverse=True)

@@ -1,0 +1,22 @@
+"""What tests of lean passes share."""
+
+import pytest
+
+from gatewise.kernels.persistent import memory, whole
+
+
+def _forget():
+    for remembered in (memory.segment_count, memory.forward_segment_count, memory.holds_matrices, whole._replays):
+        remembered.cache_clear()
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Cut sequences into so many segments, or about as many, instead of as few as memory allows."""
+
+    def into(count):
+        monkeypatch.setattr(memory, "_COUNTS", (count,))
+        _forget()
+
+    yield into
+    _forget()
