@@ -113,7 +113,7 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
 
 
 def _room(best: TranslationRecord, plain: TranslationRecord) -> str:
-    """Say what memory a way takes beside plain PyTorch; where both may take the same, how large a batch goes into it."""
+    """Say what memory a way takes beside plain PyTorch's; where both have the same, how large a batch goes into it."""
     if best.budget_bytes is not None:
         return f"{best.batch} sentence pairs a batch instead of {plain.batch}"
     theirs, mine = plain.peak_bytes.get(EAGER), best.peak_bytes.get(EAGER)
