@@ -23,7 +23,10 @@ Output = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUN)]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.", rich_help_panel=RUN)
+    str | None,
+    typer.Option(
+        help="cpu, cuda or cuda:N; default: a GPU if there is one, to each process its own.", rich_help_panel=RUN
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=0, help="CPU threads, default 1; 0: as PyTorch does.", rich_help_panel=RUN)

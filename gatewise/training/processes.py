@@ -138,18 +138,18 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
     """Join the processes that torchrun started, or be the only one.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; None takes a GPU if there is one, and among several processes each
-            its own.
+        device: ``"cpu"``, ``"cuda"``, and for a single process ``"cuda:1"``; None takes a GPU if there is one. Among
+            several processes each takes a GPU of its own.
 
     Yields:
         This process.
 
     Raises:
-        ArgumentError: The device does not exist here.
+        ArgumentError: The device does not exist here, or is one GPU for several processes.
     """
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = _device(device, local)
+    chosen = _device(device, local, several=count > 1)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if count == 1:
@@ -172,7 +172,7 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         distributed.destroy_process_group()
 
 
-def _device(name: str | None, local_rank: int) -> torch.device:
+def _device(name: str | None, local_rank: int, *, several: bool) -> torch.device:
     available = torch.cuda.is_available()
     if name is None:
         name = "cuda" if available else "cpu"
@@ -183,6 +183,11 @@ def _device(name: str | None, local_rank: int) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(sentence("device", "cpu, cuda or cuda:N", repr(name)))
     if device.type == "cuda":
+        if several and device.index is not None:
+            wanted = "cpu or cuda where several processes train together"
+            raise ArgumentError(
+                sentence("device", wanted, repr(name), "Leave the number out: each takes a GPU of its own.")
+            )
         if not available:
             raise ArgumentError(
                 sentence("device", "one that this machine has", repr(name), "No GPU was found; use cpu.")
@@ -194,7 +199,7 @@ def _device(name: str | None, local_rank: int) -> torch.device:
                     "device",
                     f"one of the {torch.cuda.device_count()} GPUs here",
                     repr(str(device)),
-                    "Start fewer processes.",
+                    "Start fewer processes." if several else "",
                 )
             )
     return device

@@ -300,3 +300,25 @@ def test_an_unknown_device_is_refused(device):
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(ArgumentError, match=r"`device` must be .*No GPU was found; use cpu"), join_processes("cuda"):
         pass
+
+
+def test_a_named_gpu_is_for_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = r"`device` must be cpu or cuda where several processes train together, got 'cuda:1'\. Leave the number out"
+    with pytest.raises(ArgumentError, match=words), join_processes("cuda:1"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "advice"),
+    [("cuda:2", {}, ""), ("cuda", {"WORLD_SIZE": "3", "LOCAL_RANK": "2"}, " Start fewer processes.")],
+    ids=["named", "one of several"],
+)
+def test_a_gpu_beyond_those_there_are_is_refused(monkeypatch, device, settings, advice):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError) as refusal, join_processes(device):
+        pass
+    assert str(refusal.value) == f"`device` must be one of the 2 GPUs here, got 'cuda:2'.{advice}"
