@@ -18,7 +18,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.skinny import forward_seconds, multiplies_exactly
+from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
 # adjoint the recurrent product, product, sum of products. Casts (half types) and projection products are added below.
@@ -55,9 +55,7 @@ class _Eager:
         state_bytes = lstm.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
         on_gpu = device.kind == "cuda"
-        # Exact products of the grid's sizes reach 46 of the 53 TFLOP/s stated for an H200: the rows of `aten` in
-        # tests/selection/measured.jsonl.
-        flops = problem.matmul_flops * (1.15 if on_gpu and multiplies_exactly(problem) else 1.0)
+        flops = problem.matmul_flops * (exact_slowdown(problem) if on_gpu else 1.0)
         waiting = round(steps * forward_seconds(problem) / device.exchange_seconds) if on_gpu else 0
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
         forward = Work(

@@ -1,4 +1,4 @@
-"""What products with few rows cost on a GPU beyond their arithmetic, where a library makes them.
+"""What products cost on a GPU beyond their arithmetic at the stated rate, where a library makes them.
 
 Few rows leave most of the GPU idle, and rows that do not begin at multiples of 16 bytes keep to slower kernels. Fitted
 to PyTorch's native loop under CUDA graphs on an H200 (PyTorch 2.11, cuBLAS of CUDA 13.0): the rows of `aten` in
@@ -14,6 +14,7 @@ from gatewise.contract.problem import Problem
 _FEW_TOKENS = 128
 _ALONE = 0.4  # what a single step takes of it in training: it sums no gradients of weights
 _MISALIGNED = 3.0
+_EXACT = 1.15  # exact products of the grid's sizes reach 46 of the 53 TFLOP/s stated for an H200
 
 
 def waiting_seconds(problem: Problem) -> float:
@@ -49,6 +50,11 @@ def _penalty(problem: Problem) -> float:
 def multiplies_exactly(problem: Problem) -> bool:
     """Whether products are exact to float32 or float64."""
     return problem.dtype == torch.float64 or (problem.dtype == torch.float32 and not problem.allow_tf32)
+
+
+def exact_slowdown(problem: Problem) -> float:
+    """Return how many times as long as at the stated rate PyTorch's products take: exact ones fall short of it."""
+    return _EXACT if multiplies_exactly(problem) else 1.0
 
 
 def slowdown(problem: Problem) -> float:

@@ -15,7 +15,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.aten import native, onednn
 from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
-from gatewise.kernels.skinny import multiplies_exactly, waiting_seconds
+from gatewise.kernels.skinny import exact_slowdown, waiting_seconds
 
 _TRACEABLE = Criterion(
     "compiled call",
@@ -99,12 +99,12 @@ def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
     train, layers = problem.needs_grad, problem.num_layers * problem.num_directions
     steps = layers * problem.time
     recurrent = 4 * problem.hidden_size * problem.state_size
-    # Weights that are used once come partly from the second-level cache. Exact products of these sizes reach 46 of the
-    # 53 TFLOP/s stated for an H200. Fitted to the rows of this kernel in tests/selection/measured.jsonl.
+    # Weights that are used once come partly from the second-level cache. Fitted to the rows of this kernel in
+    # tests/selection/measured.jsonl.
     weights = problem.parameter_count * (3.5 if train else 0.4) + (steps - layers) * recurrent * (4 if train else 0)
     return dataclasses.replace(
         whole,
-        matmul_flops=whole.matmul_flops * (1.15 if multiplies_exactly(problem) else 1.0),
+        matmul_flops=whole.matmul_flops * exact_slowdown(problem),
         bytes_moved=whole.bytes_moved + weights * problem.element_bytes,
         launches=(6 if train else 2) + steps * (7 if train else 2),
         operators=steps * (12 if train else 4) + (60 if train else 5),
