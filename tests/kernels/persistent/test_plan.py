@@ -15,13 +15,13 @@ SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)
 BATCHES = (1, 7, 64, 300)
 
 
-@pytest.mark.parametrize("value_bytes", [2, 4], ids=["16-bit", "float32"])
+@pytest.mark.parametrize(("value_bytes", "exact"), [(2, False), (4, False), (4, True)], ids=["16-bit", "TF32", "exact"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-def test_every_choice_is_resident_and_covers_the_problem(device, backward, value_bytes):
+def test_every_choice_is_resident_and_covers_the_problem(device, backward, value_bytes, exact):
     for hidden in SIZES:
         for batch in BATCHES:
-            cut = tiling(hidden, batch, 2, device, backward, value_bytes)
+            cut = tiling(hidden, batch, 2, device, backward, value_bytes, exact)
             if cut is None:
                 continue
             blocks = math.prod(cut.grid)

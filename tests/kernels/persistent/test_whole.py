@@ -198,4 +198,4 @@ def test_addresses_that_come_back_too_rarely_are_no_longer_recorded(monkeypatch)
         for _ in range(2):
             addresses.begin()
             persistent.forward(PROBLEM, held[-1])
-    assert found.recorded < 12
+    assert 8 < found.recorded < 12

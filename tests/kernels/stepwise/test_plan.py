@@ -10,7 +10,16 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.form import THREADS, Form, cut
-from gatewise.kernels.stepwise.plan import form_of, forms, memory_bytes, runs_of, starts_early, step
+from gatewise.kernels.stepwise.plan import (
+    FEWEST_STEPS,
+    form_of,
+    forms,
+    held_bytes,
+    memory_bytes,
+    runs_of,
+    starts_early,
+    step,
+)
 from gatewise.selection import cost
 
 H200 = Device.named("h200")
@@ -100,3 +109,9 @@ def test_memory_grows_with_weights_and_rows_but_not_with_steps():
     assert memory_bytes(WIDE) == memory_bytes(WIDE.replace(time=5000))
     assert memory_bytes(WIDE) > 8 << 20  # at least the copy of the weights
     assert memory_bytes(WIDE.replace(bidirectional=True)) == 2 * memory_bytes(WIDE)
+
+
+def test_what_is_recorded_is_held_between_calls():
+    assert stepwise.work(WIDE, H200).held_bytes == held_bytes(WIDE) == memory_bytes(WIDE)
+    for changes in ({"time": FEWEST_STEPS - 1}, {"proj_size": 8}, {"captured": True}):
+        assert held_bytes(WIDE.replace(**changes)) == 0
