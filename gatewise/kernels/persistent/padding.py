@@ -15,7 +15,7 @@ from gatewise.kernels.persistent.launch import SOURCES, on
 from gatewise.kernels.persistent.plan import hidden_of
 
 _THREADS = 128
-_BLOCKS = 2048
+_MOST_BLOCKS = 2048
 
 
 class _Fit(ctypes.Structure):
@@ -61,7 +61,7 @@ def fitted(
     values = word // size
     sizes = stride // values, matrix.shape[0] // groups, source_columns // values
     arguments = _Fit(start, end, *sizes, groups * rows, rows, columns // values)
-    shape = driver.Shape((min(groups * rows, _BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
+    shape = driver.Shape((min(groups * rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
     with on(matrix.device):
         driver.launch(_code(word, matrix.device), "lstm_fit", shape, arguments, matrix.device)
     return target
