@@ -123,10 +123,10 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class Gathering(Protocol):
-    """What a kernel offers that makes a step's map again for the gradient of its query: the source's share of the map.
+    """What a kernel offers besides, if it makes a step's map again for the gradient of the step's query.
 
-    The source's gradients need the maps of all steps. What a step's is summed to is added up while it is there, so that
-    none is made a third time.
+    The source's gradients need the maps of all steps, too. What they need of a map is added up while it is there, so
+    that none is made a third time.
     """
 
     def gathers(self, problem: Problem) -> bool:
@@ -149,7 +149,8 @@ class Gathering(Protocol):
             inputs: The same.
             result: The same.
             dcontext: Gradient of its context [1, B, V].
-            gathered: Zeros shaped as keys, v and layer norm, that all steps are added to; private to the kernel.
+            gathered: Shaped as keys, v and layer norm, zero before the first step; each step is added. Private to the
+                kernel.
             dquery: Written [1, B, H].
         """
         ...
@@ -170,7 +171,7 @@ class Gathering(Protocol):
             inputs: The same.
             result: The same.
             dcontexts: Gradients of all contexts [T, B, V].
-            gathered: What each step was added to once.
+            gathered: What `gather_step` added every step to, each once.
             into: As in `Kernel.backward`.
         """
         ...

@@ -107,7 +107,7 @@ class _Recompute:
         return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
 
     def gathers(self, problem: Problem) -> bool:
-        """Where there is a map that a step makes again."""
+        """Tell whether a step makes a map again, which only the additive score has."""
         return problem.additive
 
     def gather_step(

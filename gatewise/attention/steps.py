@@ -1,8 +1,8 @@
 """Attention of a decoder that runs step by step: each step a forward and a query's gradient, the source's once.
 
 What the gradients of keys, values and parameters are sums of, over steps, is known after the loop of the backward pass:
-all queries and all gradients of contexts. They are computed then, in one call, so that neither a map nor a gradient of
-the source is made, or added to, at any step.
+all queries and all gradients of contexts. They are computed then, in one call, and no step makes a gradient of the
+source. A kernel that makes a step's map again anyway can gather its share of them meanwhile: `new_gathering`.
 """
 
 from __future__ import annotations
