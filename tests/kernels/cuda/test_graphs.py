@@ -1,4 +1,4 @@
-"""Replays of recorded work: at addresses that come back, and never with a wrong one."""
+"""Replays of recorded work: at addresses that come back, and only there."""
 
 import threading
 
@@ -13,10 +13,14 @@ class Studio:
 
     can_record = True
 
+    def __init__(self):
+        self.asked = 0
+
     def of(self, stream):
         return self
 
     def record(self, issue):
+        self.asked += 1
         return Graph(issue) if self.can_record else None
 
 
@@ -100,9 +104,37 @@ def test_work_that_cannot_be_recorded_is_launched(studio):
     for _ in range(20):
         call(replays, x, y)
     assert counts(replays) == (0, 0)
+    assert studio.asked == graphs._MOST_FAILURES
 
 
-def test_threads_share_recordings(studio):
+def test_other_streams_are_other_work(studio, monkeypatch):
+    replays, x, y = graphs.Replays(16), new(), new()
+    for _ in range(4):
+        call(replays, x, y)
+    before = counts(replays)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1, raising=False)
+    call(replays, x, y)
+    assert counts(replays) == before
+
+
+def test_the_callers_own_graph_holds_launches(studio, monkeypatch):
+    replays, x, y = graphs.Replays(16), new(), new()
+    for _ in range(4):
+        call(replays, x, y)
+    before = counts(replays)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: True, raising=False)
+    call(replays, x, y)
+    assert counts(replays) == before
+
+
+def test_without_room_for_recordings_all_is_launched(studio):
+    replays, x, y = graphs.Replays(0), new(), new()
+    for _ in range(4):
+        call(replays, x, y)
+    assert studio.asked == 0
+
+
+def test_threads_may_call_at_the_same_time(studio):
     replays, failures = graphs.Replays(16), []
 
     def work():
