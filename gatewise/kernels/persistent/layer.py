@@ -242,7 +242,7 @@ def in_order(above: OutputGradients, tokens: Tokens) -> OutputGradients:
 
 def plain_nan(h0: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Return an initial hidden state as the kernel can read it."""
-    # The kernel rounds to TF32 by adding to the bits, which would make a number of a NaN with large ones.
+    # Exact products part a number by adding to its bits, which would make a number of a NaN with large ones.
     if h0.dtype != torch.float32:
         return h0
     made = (scratch or h0).new_empty(h0.shape)

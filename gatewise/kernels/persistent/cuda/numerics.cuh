@@ -1,9 +1,9 @@
 // The numbers that tensors hold. No CUDA headers: conversions are inline PTX.
 //
-// FLOAT32 chooses fp32 with TF32 products, or with EXACT ones; FLOAT16 fp16; otherwise the numbers are bf16. Each header has a type `Value` for
-// the bits of a number in memory, SPAN, conversions, the rounding of operands, tensor-core products and activations. NaN
-// leaves every conversion as a positive NaN, so the pattern of ones, which the exchange uses for "not yet written", is never
-// a result.
+// FLOAT32 chooses fp32, with products rounded as TF32's or EXACT ones; FLOAT16 fp16; otherwise the numbers are bf16. Each
+// header has a type `Value` for the bits of a number in memory, SPAN, conversions, the rounding of operands, tensor-core
+// products and activations. NaN leaves every conversion as a positive NaN, so the pattern of ones, which the exchange uses
+// for "not yet written", is never a result.
 #pragma once
 
 using u16 = unsigned short;
