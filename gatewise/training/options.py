@@ -38,7 +38,7 @@ class TrainingOptions:
         average_last: See `average`.
         precision: ``"float32"``; ``"tf32"``, float32 with TensorFloat-32 products on GPUs that have them; or
             ``"bfloat16"``, autocast to it.
-        cuda_graph: Whether steps on one GPU are captured and replayed as a CUDA graph where that is possible; the
+        cuda_graph: Whether steps on GPUs are captured and replayed as a CUDA graph where that is possible; the
             numbers are the same.
         seed: Seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: How often the validation loss is measured, at equal distances.
