@@ -57,7 +57,7 @@ CRITERIA = (
 
 STANDARD, SMALL, PERSISTENT = "STANDARD", "PERSIST_STATIC_SMALL_H", "PERSIST_STATIC"
 
-_FORWARD_SMALL, _BACKWARD_SMALL = 192, 128
+FORWARD_SMALL, BACKWARD_SMALL = 192, 128  # hidden units up to which SMALL is asked for
 
 _NO_PROJECTION = Criterion(
     "proj_size",
@@ -87,12 +87,12 @@ PERSISTENT_CRITERIA = {
         ),
         Criterion(
             "hidden_size",
-            allowed=f"at most {_FORWARD_SMALL} (forward), {_BACKWARD_SMALL} (backward)",
+            allowed=f"at most {FORWARD_SMALL} (forward), {BACKWARD_SMALL} (backward)",
             actual=lambda problem, device: str(problem.hidden_size),
             holds=lambda problem, device: (
-                problem.hidden_size <= (_BACKWARD_SMALL if problem.needs_grad else _FORWARD_SMALL)
+                problem.hidden_size <= (BACKWARD_SMALL if problem.needs_grad else FORWARD_SMALL)
             ),
-            violation=lambda problem, device: (problem.replace(hidden_size=_FORWARD_SMALL + 1), device),
+            violation=lambda problem, device: (problem.replace(hidden_size=FORWARD_SMALL + 1), device),
         ),
     ),
     PERSISTENT: (
@@ -155,7 +155,7 @@ PERSISTENT_CRITERIA = {
 
 def algorithm(problem: Problem, device: Device) -> str:
     """Name the algorithm that PyTorch asks cuDNN for, forward and backward."""
-    forward, backward = _algorithm(problem, device, _FORWARD_SMALL), _algorithm(problem, device, _BACKWARD_SMALL)
+    forward, backward = _algorithm(problem, device, FORWARD_SMALL), _algorithm(problem, device, BACKWARD_SMALL)
     if not problem.needs_grad or forward == backward:
         return forward
     return f"{forward} forward, {backward} backward"
@@ -165,13 +165,13 @@ def runs_persistent(problem: Problem, device: Device) -> bool:
     """Whether one kernel runs through all steps, instead of two launches for each."""
     # Asked for a persistent kernel in bfloat16, cuDNN 9.19 takes as long a step as without: 10.4 us at H 128, training.
     # So it does in float16 between 128 and 192 units: 5.9 us at H 192, B 16, inference.
-    small = _FORWARD_SMALL if problem.dtype == torch.float32 and not problem.needs_grad else _BACKWARD_SMALL
+    small = FORWARD_SMALL if problem.dtype == torch.float32 and not problem.needs_grad else BACKWARD_SMALL
     return problem.dtype != torch.bfloat16 and _algorithm(problem, device, small) != STANDARD
 
 
 def why_not_persistent(problem: Problem, device: Device) -> dict[str, tuple[Refusal, ...]]:
     """Return each persistent algorithm's unmet demands; empty once both passes run on one of them."""
-    if _algorithm(problem, device, _BACKWARD_SMALL if problem.needs_grad else _FORWARD_SMALL) != STANDARD:
+    if _algorithm(problem, device, BACKWARD_SMALL if problem.needs_grad else FORWARD_SMALL) != STANDARD:
         return {}
     return {
         name: tuple(refusal for criterion in criteria if (refusal := criterion.check(problem, device)) is not None)

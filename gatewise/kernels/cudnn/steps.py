@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 
 from gatewise.contract.problem import Problem
+from gatewise.kernels.cudnn.criteria import BACKWARD_SMALL, FORWARD_SMALL
 
 _FEW_ROWS, _NARROW = 16, 256
 _CACHE_BYTES = 50e6  # of the second-level cache, beyond which the sums of all steps come from memory
-_SMALL, _LESS_SMALL = 128, 192  # hidden units that the algorithm for small sizes takes
 
 BESIDE = 0.66
 """Of the launches of several layers or directions, how many follow each other: the rest run beside them."""
@@ -119,7 +119,7 @@ def waiting_seconds(problem: Problem) -> float:
 
 def persistent_seconds(problem: Problem) -> float:
     """Return what a step of the persistent algorithms takes beyond its arithmetic: more, the more rows."""
-    if problem.hidden_size <= _LESS_SMALL:
+    if problem.hidden_size <= FORWARD_SMALL:
         return _of_small_sizes(problem) * 1e-6
     width, rows = problem.hidden_size / 1024, max(problem.batch, 16)
     few, many = min(rows, 64) - 16, max(0, rows - 64)
@@ -131,9 +131,9 @@ def persistent_seconds(problem: Problem) -> float:
 
 
 def _of_small_sizes(problem: Problem) -> float:
-    width, rows = problem.hidden_size / _SMALL, problem.batch
+    width, rows = problem.hidden_size / BACKWARD_SMALL, problem.batch
     if problem.element_bytes == 4:
-        if width > 1:
+        if width > 1:  # in inference alone
             return 4.1 + 0.138 * rows
         if problem.needs_grad:
             return (0.3 + 4.0 * width**2) * (1 + 0.004 * rows)
