@@ -32,7 +32,7 @@ class Tiling:
         together: Groups at work at the same time; the others follow.
         directions: Directions beside each other in one launch.
         value_bytes: Of a value in memory: 2, or 4 for float32.
-        exact: Whether float32 products are as exact as float32's own, three of TF32 each, instead of one.
+        exact: Whether float32 products are as exact as float32's own, three of TF32 each; otherwise they are `scaled`.
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
     """
 

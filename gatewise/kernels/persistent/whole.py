@@ -72,6 +72,7 @@ def backward(
 
 @functools.lru_cache(maxsize=256)
 def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
+    """Return the recordings of one kind of call, which the arguments tell from others."""
     # Calls that warm up for a graph of the caller's own are not worth one of ours.
     return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
 
