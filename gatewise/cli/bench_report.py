@@ -15,7 +15,9 @@ from gatewise.cli.bench_run import Results
 
 
 def bench_report(
-    benchmark: Annotated[str, typer.Argument(help="lm, lstm, nmt or attention; lm_quick and so on for trials.")] = language_model.BENCHMARK,
+    benchmark: Annotated[
+        str, typer.Argument(help="lm, lstm, nmt or attention; lm_quick and so on for trials.")
+    ] = language_model.BENCHMARK,
     into: Annotated[
         Path | None, typer.Option(help="A page, such as README.md, whose marked block is filled with the summary.")
     ] = None,
