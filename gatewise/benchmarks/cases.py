@@ -27,11 +27,6 @@ class LSTMCase:
     directions: int = 1
     ragged: bool = False
 
-    @property
-    def full_name(self) -> str:
-        """The name of the case of the same sizes whose sequences all have T steps."""
-        return self.name.removesuffix("_ragged")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LanguageModelCase:

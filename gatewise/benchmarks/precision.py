@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
 
@@ -48,10 +47,6 @@ class Precision:
     def autocasting(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Return the context of the forward pass."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
-
-    def of_model(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Move a model to the device and dtype."""
-        return model.to(device=device, dtype=self.dtype)
 
 
 FLOAT64 = Precision("fp64", torch.float64, 2.0**-52)

@@ -135,11 +135,6 @@ class Record:
             words_per_second=words / timing.median,
         )
 
-    @property
-    def milliseconds(self) -> float | None:
-        """The median, in milliseconds a batch."""
-        return None if self.median is None else 1e3 * self.median
-
     @classmethod
     def from_line(cls, line: str) -> Record:
         """Read one line of a file."""
