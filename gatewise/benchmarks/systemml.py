@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gatewise.benchmarks.provenance import provenance
 from gatewise.benchmarks.record import RESULTS, Run, append_line, path_of, read_lines
 from gatewise.benchmarks.report import fill_block
 from gatewise.contract.decision import format_seconds
@@ -130,9 +131,7 @@ def markdown(records: Sequence[StateRecord]) -> str:
         cells = [", ".join(map(str, record.sizes)), record.dtype, record.kernel]
         figures = [without, kept, f"{record.saved:.0%}", f"{record.speed_up:.2f}x"]
         lines.append(f"| {' | '.join(cells + figures)} |")
-    run = records[0].run
-    commit = f", commit {run.commit[:7]}" if run.commit else ""
-    return "\n".join([*lines, "", f"{run.device}; PyTorch {run.torch}; {run.date[:10]}{commit}. Medians."])
+    return "\n".join([*lines, "", provenance([record.run for record in records])])
 
 
 def newest_of_each(records: Sequence[StateRecord]) -> dict[str, list[StateRecord]]:
