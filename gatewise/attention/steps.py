@@ -79,7 +79,8 @@ def new_steps(
         steps: T.
         score: "additive" or "dot". For the general score, multiply the keys by its weight once and use "dot".
         queries: Where the caller is going to write each step's query [T, B, H]; None makes it.
-        contexts: Where each step's context is written [T, B, V]; may be a part of a wider tensor. None makes it.
+        contexts: Where each step's context is written [T, B, V]; may be a part of a wider tensor, or the same place for
+            all steps. None makes it.
         needs_grad: Whether gradients are asked for later.
 
     Returns:

@@ -29,7 +29,7 @@ def markdown(records: Sequence[AttentionRecord]) -> str:
         lines.append(f"{lead} {times} | {_against(record, plain.get(_case(record)))} |")
     if records:
         sizes = f"B {records[0].batch}, H = V = {records[0].hidden}"
-        origin = provenance([record.run for record in records])
+        origin = provenance([record.run for record in records], in_turn=False)
         lines += ["", f"Additive attention, forward and backward, {sizes}. {origin}"]
     return "\n".join(lines)
 

@@ -8,11 +8,12 @@ from gatewise.benchmarks.record import Run
 from gatewise.contract.decision import format_cudnn
 
 
-def provenance(runs: Sequence[Run]) -> str:
+def provenance(runs: Sequence[Run], *, in_turn: bool = True) -> str:
     """Say in a sentence or two on what device, with what versions, when and at which commits runs were made.
 
     Args:
         runs: Of each record of a report, in any order; versions are those of the newest.
+        in_turn: Whether what is compared was sampled in turn, not one after the other.
     """
     runs = sorted(runs, key=lambda run: run.date)
     run = runs[-1]
@@ -25,7 +26,7 @@ def provenance(runs: Sequence[Run]) -> str:
     )
     parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((runs[0].date[:10], run.date[:10])))]
     parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
-    return f"{'; '.join(parts)}. Medians of samples taken in turn."
+    return f"{'; '.join(parts)}. Medians of samples{' taken in turn' if in_turn else ''}."
 
 
 def commands(runs: Sequence[Run]) -> str:

@@ -19,7 +19,8 @@ def later(row: Record) -> Run:
 def test_one_run(row: Record) -> None:
     text = provenance([row.run, row.run])
     assert text.startswith(f"{row.run.device}; PyTorch {row.run.torch}, ")
-    assert "; 2026-01-02; commit 0123456789. " in text
+    assert text.endswith("; 2026-01-02; commit 0123456789. Medians of samples taken in turn.")
+    assert provenance([row.run], in_turn=False).endswith("; commit 0123456789. Medians of samples.")
 
 
 def test_several_runs_are_said_in_the_order_in_which_they_were_made(row: Record, later: Run) -> None:
