@@ -102,7 +102,7 @@ def holds_matrices(problem: Problem) -> bool:
 
 def _allowed(problem: Problem) -> float:
     kept = problem.num_layers * _plane(problem) + (problem.num_layers - 1) * _outputs(problem)
-    return _SHARE * _of_cudnn(problem) - kept * problem.element_bytes
+    return _SHARE * _of_nn_lstm(problem) - kept * problem.element_bytes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -115,8 +115,9 @@ def forward_segment_count(problem: Problem) -> int:
     return next((count for count in counts if _lean_forward(problem, count) <= allowed), counts[-1])
 
 
-def _of_cudnn(problem: Problem) -> int:
-    # What the kernel `cudnn` states of its ordinary algorithm. In bfloat16 it holds the weights once more.
+def _of_nn_lstm(problem: Problem) -> int:
+    # What the kernel `cudnn` states of its ordinary algorithm, and in bfloat16 a copy of the weights: nn.LSTM lays them
+    # side by side in one buffer for the other dtypes alone, so PyTorch does it in every call.
     layers, time = problem.num_layers, max(problem.time, 1)
     values = 6 * layers - 1 + 6 + 10 * layers / time + 1.5 * problem.bidirectional
     tokens = problem.time * problem.batch * problem.num_directions * problem.hidden_size
