@@ -83,9 +83,8 @@ def launch_of(
     exact: bool,
     ragged: bool,
     device: torch.device,
-    sums: bool = False,
 ) -> Launch:
-    """Return the launch of the pass "forward" or "backward"; with `sums`, backward activates the gates itself.
+    """Return the launch of the pass "forward" or "backward".
 
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
@@ -94,7 +93,7 @@ def launch_of(
     if cut is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     major, minor = torch.cuda.get_device_capability(device)
-    macros = {"SIZE": hidden_size, **cut.macros(dtype == torch.float16, ragged), "SUMS": int(sums)}
+    macros = {"SIZE": hidden_size, **cut.macros(dtype == torch.float16, ragged)}
     binary = toolchain.compile_source(SOURCES / f"{name}.cu", f"sm_{major}{minor}", macros)
     shape = driver.Shape(cut.grid, cut.warps * 32, cut.shared_bytes, cut.split)
     return Launch(cut, f"lstm_{name}", binary, shape)

@@ -43,12 +43,10 @@ def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, 
     return launch_of("forward", problem.hidden_size, batch, directions, *number, ragged, device)
 
 
-def backward_launch(
-    problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device, *, sums: bool = False
-) -> Launch:
-    """Return the launch of the backward pass of a layer; with `sums` it reads gates before bias and activation."""
+def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
+    """Return the launch of the backward pass of a layer."""
     number = problem.dtype, exact_products(problem)
-    return launch_of("backward", problem.hidden_size, batch, directions, *number, ragged, device, sums)
+    return launch_of("backward", problem.hidden_size, batch, directions, *number, ragged, device)
 
 
 def forward_pass(
@@ -139,7 +137,7 @@ def backward_pass(
         launch: From `backward_launch`.
         matrices: The weights.
         tokens: The stretch: its steps, and their order.
-        gates: Activated gates [tokens, 4H], H rounded up here and below; or their sums, as the launch says.
+        gates: Activated gates [tokens, 4H], H rounded up here and below.
         cells: Cell states [tokens, H].
         dy: Gradients of the outputs [tokens, D*H], not rounded up, or none.
         dgates: For the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten`.

@@ -54,17 +54,6 @@ def test_next_to_nothing_spills_in_float32(name, hidden, batch):
     assert taken.spilled_bytes <= 16
 
 
-@pytest.mark.parametrize(
-    ("hidden", "batch", "value_bytes", "exact"), [(512, 64, 2, 0), (1024, 16, 4, 0), (128, 16, 4, 1)]
-)
-def test_next_to_nothing_spills_where_gates_are_made_again(hidden, batch, value_bytes, exact):
-    cut = tiling(hidden, batch, 1, Device.named("h200"), True, value_bytes, bool(exact))
-    macros = {"SIZE": cut.hidden - 1, **cut.macros(False, True), "SUMS": 1}
-    _, taken = toolchain.compile_afresh(SOURCES / "backward.cu", "sm_90", macros)
-    assert taken.registers >= cut.weight_registers
-    assert taken.spilled_bytes <= 40  # tilings are planned for the pass without them, which needs less
-
-
 def test_ragged_and_dtype_are_different_code():
     cut = tiling(64, 8, 1, Device.named("h200"), False)
     plain, _ = compiled("forward", "sm_90", cut)

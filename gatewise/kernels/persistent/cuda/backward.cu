@@ -5,7 +5,7 @@
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SUMS (gates are given before bias and activation).
+// RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #include "gates.cuh"
@@ -19,8 +19,8 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Backward {
     const Value* weights[2];  // [4 * SIZE, SIZE] for each direction
-    const Value* gates[2];    // [tokens, 4H], activated; if SUMS, x W_ih^T + h W_hh^T
-    const Value* bias_ih[2];  // [4 * SIZE], or null; read only if SUMS
+    const Value* gates[2];    // [tokens, 4H], activated
+    const Value* bias_ih[2];  // not read
     const Value* bias_hh[2];
     const Value* cells[2];    // [tokens, H]
     const Value* dy[2];       // [tokens, SIZE of D * SIZE], or null for zeros
@@ -30,7 +30,7 @@ struct Backward {
     const Value* dc_n;        // [D, B, SIZE], or null for zeros
     Value* dh0;               // [D, B, SIZE]
     Value* dc0;               // [D, B, SIZE]
-    void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]; if SUMS, those are added to what is there
+    void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]
     const i64* lengths;       // [B]; read only if RAGGED
     int* failure;             // set to 1 when a wait is given up
     int start[2];             // steps that `lengths` counts before the first one here, of each direction
@@ -69,19 +69,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const Value* const dy = reverse ? p.dy[1] : p.dy[0];
     Value* const dgates = reverse ? p.dgates[1] : p.dgates[0];
     const int skipped = reverse ? p.start[1] : p.start[0];
-#if SUMS
-    __shared__ float4 biases[UNITS];
-    read_biases(biases, reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], first_unit);
-    // What the forward pass would have kept.
-    auto arrived = [&](FourGates loaded, int cell) {
-        const Place at = place_of(cell);
-        const Gates sums = widened(gathered(loaded));
-        const float4 bias = biases[at.exists ? at.unit : 0];
-        return narrowed(activated({sums.i + bias.x, sums.f + bias.y, sums.g + bias.z, sums.o + bias.w}));
-    };
-#else
-    auto arrived = [&](FourGates loaded, int) { return gathered(loaded); };
-#endif
 
     // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
@@ -153,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             dc[cell] = inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at)]) : 0.f;
             cell_now[cell] = end ? step_of(cells, reverse ? 0 : end - 1, step_values)[own[cell]] : 0u;
             input[cell] = load(cell, 0);
-            input[cell].gates = arrived(input[cell].gates, cell);
+            input[cell].gates = gathered(input[cell].gates);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
@@ -186,13 +173,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                      summed(sums, row, column), address_in(shared_address(&arrival), to));
             }
 #endif
-            // What does not depend on what is waited for comes first; not with SUMS, which leaves too few registers.
+            // What does not depend on what is waited for comes first.
             Slopes slope[CELLS];
-#if !SUMS
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), widened(input[cell].before));
-#endif
 #if SPLIT > 1
             if (warp_owns(0)) {
                 patience.polls = 0;
@@ -227,9 +212,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     p.dc0[own_state(at)] = (Value)narrowed(dc[cell]);
                 }
                 const Inputs& in = input[cell];
-#if SUMS
-                slope[cell] = slopes(widened(in.gates), widened(cell_now[cell]), widened(in.before));
-#endif
                 float carried = dc[cell];
                 const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
                 if (active) {
@@ -248,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
-                input[cell].gates = arrived(input[cell].gates, cell);
+                input[cell].gates = gathered(input[cell].gates);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
             }
             begin_product(words, row_at, step + 1);
@@ -274,14 +256,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         for (int row = 0; row < ROWS; ++row) total += ((float*)collected)[(row * UNITS + unit) * 4 + gate];
         if (first_unit + unit >= HIDDEN) continue;
         const int own = (direction * 4 + gate) * HIDDEN + first_unit + unit, all = p.directions * 4 * HIDDEN;
-#if SUMS
-        ((float*)p.bias)[blockIdx.y * all + own] += total;
-#else
         if (gridDim.y > 1)
             ((float*)p.bias)[blockIdx.y * all + own] = total;
         else
             ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(total);
-#endif
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
 #if SPLIT > 1

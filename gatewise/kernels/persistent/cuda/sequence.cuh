@@ -6,7 +6,7 @@ constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // of one thread
 
 // How many steps ahead a cell's inputs are loaded. In float32 they take twice the registers, and blocks of several cells a
 // thread have long steps.
-#if SCALED && !SUMS
+#if SCALED
 constexpr int EARLIER = CELLS > 1 ? 1 : 2;
 #else
 constexpr int EARLIER = 2;
