@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver
+from gatewise.kernels.cuda.graphs import product_settings
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.launch import Backward, Forward, Launch
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, runs_of
@@ -124,9 +125,7 @@ class Recorder:
 def key_of(name: str, problem: Problem, form: Form) -> Hashable:
     """Return everything that a pass's recorded work depends on, but for the number of steps."""
     sizes = problem.batch, problem.hidden_size, problem.num_directions
-    matmul = torch.backends.cuda.matmul
-    reduced = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-    return name, sizes, problem.dtype, problem.allow_tf32, reduced, form
+    return name, sizes, problem.dtype, problem.allow_tf32, product_settings(), form
 
 
 @contextlib.contextmanager
