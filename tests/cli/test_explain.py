@@ -95,7 +95,7 @@ def test_the_json_has_what_the_text_has(gatewise):
 
 
 def test_a_named_kernel_that_refuses_is_status_1_and_shows_what_would_make_it_run(gatewise):
-    answer = gatewise(*LARGE, "--gpu", "h200", "--kernel", "persistent")
+    answer = gatewise(*LARGE, "--no-tf32", "--gpu", "h200", "--kernel", "persistent")
     assert answer.status == 1
     assert "chosen   none ('persistent' was named" in answer.out
     helping = section(answer.out, "what would help, predicted")
