@@ -20,8 +20,9 @@ from gatewise.training.processes import LARGE_BYTES
 
 CUBLAS = "cuBLAS"
 CUBLAS_BYTES = 64 << 20
-"""What cuBLAS takes through PyTorch's allocator on a GPU, for good: 32 MiB at the first product of each thread, and
-autograd's is one more (measured on an H200 with PyTorch 2.11; GPUs before Hopper take less)."""
+"""What cuBLAS takes through PyTorch's allocator on a GPU, for good: 32 MiB at the first product of each pair of thread
+and stream. There are two: a step is captured on a stream of its own, and autograd may have a thread of its own
+(measured with the latter on an H200 with PyTorch 2.11; GPUs before Hopper take less)."""
 
 
 def training_step(
