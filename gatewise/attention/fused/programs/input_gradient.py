@@ -79,7 +79,7 @@ def sweep(
                 dv += tl.sum(scaled, 1)
             found = dscore - scaled * squashed
         elif ADDITIVE:
-            power = query_power(q) * k_power if POWERS else exp2(SLOPE * (q + k))
+            power = query_power(q) * k_power if POWERS else exp2((q + k) * SLOPE)
             squashed = 1.0 - 2.0 * reciprocal(1.0 + power)
             scaled = dscore * squashed
             if SOURCE:

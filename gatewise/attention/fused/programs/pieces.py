@@ -41,19 +41,19 @@ def tanh(x, HARDWARE: tl.constexpr):
     """The hyperbolic tangent: the GPU's own, off by 2^-11 of its value, or one that is off by 2^-22 at most."""
     if HARDWARE and not INTERPRETED:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return 1.0 - 2.0 * reciprocal(1.0 + exp2(SLOPE * x))
+    return 1.0 - 2.0 * reciprocal(1.0 + exp2(x * SLOPE))
 
 
 @triton.jit
 def query_power(q):
     """A query's share of the tanh of a sum."""
-    return exp2(tl.clamp(SLOPE * q, -QUERY_REACH, QUERY_REACH, propagate_nan=tl.PropagateNan.ALL))
+    return exp2(tl.clamp(q * SLOPE, -QUERY_REACH, QUERY_REACH, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def key_power(k):
     """A key's share of the tanh of a sum; right for keys within reach."""
-    return exp2(tl.clamp(SLOPE * k, -KEY_REACH, KEY_REACH, propagate_nan=tl.PropagateNan.ALL))
+    return exp2(tl.clamp(k * SLOPE, -KEY_REACH, KEY_REACH, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
