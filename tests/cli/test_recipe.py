@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tomllib
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_every_value_has_a_description(recipe):
     for owner in [type(recipe), *(type(getattr(recipe, field.name)) for field in dataclasses.fields(recipe))]:
         if dataclasses.is_dataclass(owner):
             for field in dataclasses.fields(owner):
-                assert f"        {field.name}: " in owner.__doc__, f"{owner.__name__}.{field.name}"
+                assert f"\n    {field.name}: " in inspect.getdoc(owner), f"{owner.__name__}.{field.name}"
 
 
 @pytest.mark.parametrize(
