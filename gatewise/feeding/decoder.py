@@ -121,8 +121,7 @@ def parts_for(options: Options, inputs: Inputs) -> Elementwise:
 def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights) -> bool:
     """Whether what the steps' products multiply is stored in float16, beside float32 numbers that may be rounded.
 
-    TensorFloat-32 has as many bits behind the point, ten, and products in it take twice as long, or more: PyTorch's
-    libraries have had fast kernels for them in one layout alone.
+    TensorFloat-32 has as many bits behind the point, ten, and its numbers take twice the room.
     """
     features = 0 if weights.query is None else len(weights.query)
     units, rounded = weights.attended.shape[0], tf32_products_allowed()

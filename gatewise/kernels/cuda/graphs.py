@@ -129,7 +129,7 @@ class _Studio:
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
         # Recordings go on using the workspace that cuBLAS has on this stream. Nobody else is given memory of this pool.
         self._pool = torch.cuda.MemPool()
-        # Never freed: after any capture of the process that failed, PyTorch's allocator ends it for freeing a pool.
+        # Never freed: PyTorch 2.11 aborts a process that frees a pool after one of its captures has failed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._lock = threading.Lock()
 
