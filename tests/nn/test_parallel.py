@@ -1,0 +1,132 @@
+"""PyTorch's own ways of training on several devices, around a model with our layers: two processes, one result."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+import torch
+from several import COUNT, together
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gatewise
+from gatewise.training.processes import Processes
+
+T, B, FEATURES, HIDDEN = 7, 4, 24, 64
+STEPS = 6  # enough for eager calls on a GPU to be recorded and replayed
+SECONDS = 90
+
+
+class Net(nn.Module):
+    """Two LSTM layers and a linear map."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.lstm = layer(FEATURES, HIDDEN, num_layers=2)
+        self.out = nn.Linear(HIDDEN, FEATURES)
+
+    def forward(self, x, **options):
+        return self.out(self.lstm(x, **options)[0])
+
+
+def plain(model, device):
+    return model
+
+
+def averaged(model, device):
+    return DistributedDataParallel(model)
+
+
+def averaged_in_place(model, device):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def averaged_and_compiled(model, device):
+    return torch.compile(DistributedDataParallel(model), backend="aot_eager")
+
+
+def in_shards(model, device):
+    mesh = init_device_mesh(device.type, (COUNT,))
+    fully_shard(model.lstm, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+WAYS = [averaged, averaged_in_place, averaged_and_compiled, in_shards]
+
+
+def trained(processes, way, layer=gatewise.LSTM, lengths=None):
+    """Train on this process's columns; return the losses, and the weights before and after."""
+    device = processes.device
+    torch.manual_seed(0)
+    model = Net(layer)
+    start = [weight.detach().numpy().copy() for weight in model.parameters()]
+    model = way(model.to(device), device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    share = slice(processes.rank * B // processes.count, (processes.rank + 1) * B // processes.count)
+    options = {} if lengths is None else {"lengths": torch.tensor(lengths[share], device=device)}
+    losses = []
+    for step in range(STEPS):
+        x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(step))[:, share].to(device)
+        optimizer.zero_grad()
+        loss = (model(x, **options) - x.flip(0)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, start, [whole(weight) for weight in model.parameters()]
+
+
+def whole(weight):
+    weight = weight.detach()
+    return (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).cpu().numpy().copy()
+
+
+def distance(ones, others):
+    return sum(((one - other).astype(float) ** 2).sum() for one, other in zip(ones, others, strict=True)) ** 0.5
+
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def runs(request, tmp_path_factory):
+    """The device, and what two processes found in each way."""
+    device = request.param
+    if device == "cuda" and torch.cuda.device_count() < COUNT:
+        pytest.skip("needs two GPUs")
+    jobs = {way.__name__: (trained, {"way": way}) for way in WAYS}
+    jobs["theirs"] = (trained, {"way": averaged, "layer": nn.LSTM})
+    jobs["unequal"] = (trained, {"way": averaged, "lengths": [7, 3, 1, 5]})
+    context = multiprocessing.get_context("spawn") if device == "cuda" else None
+    return device, together(tmp_path_factory.mktemp("results"), jobs, device, context, SECONDS)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_two_processes_train_what_one_does_with_both_shares(runs, way):
+    device, found = runs
+    (first_losses, start, first), (second_losses, _, second) = found[way.__name__]
+    losses, _, alone = trained(Processes(0, 1, torch.device(device, 0)), plain)
+    assert all((one == other).all() for one, other in zip(first, second, strict=True)), "weights of both processes"
+    # A wrong share would take training a good part of its way elsewhere; rounding does not.
+    assert distance(first, alone) < 0.001 * distance(start, alone)
+    assert [(one + other) / 2 for one, other in zip(first_losses, second_losses, strict=True)] == pytest.approx(
+        losses, rel=1e-4
+    )
+    assert losses[-1] < losses[0]
+
+
+def test_it_trains_what_the_layer_of_torch_does(runs):
+    (_, start, ours), (_, _, theirs) = runs[1]["averaged"][0], runs[1]["theirs"][0]
+    assert distance(ours, theirs) < 0.001 * distance(start, ours)
+
+
+def test_lengths_go_through(runs):
+    device, found = runs
+    lengths = [7, 3, 1, 5]
+    _, start, alone = trained(Processes(0, 1, torch.device(device, 0)), plain, lengths=lengths)
+    first, second = (each[2] for each in found["unequal"])
+    assert all((one == other).all() for one, other in zip(first, second, strict=True))
+    assert distance(first, alone) < 0.001 * distance(start, alone)
+    assert distance(first, found["averaged"][0][2]) > 0.01 * distance(start, alone), "lengths change the result"
