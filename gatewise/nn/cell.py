@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.nn import init
+from gatewise.nn.given import check_input, check_pair, refuse_script
 
 
 class LSTMCell(nn.Module):
@@ -76,6 +79,7 @@ class LSTMCell(nn.Module):
         Raises:
             ShapeError: A rank or size does not fit.
             DtypeError: A dtype differs from the parameters', outside of autocast.
+            ArgumentError: `input` is no tensor, or `hx` no pair of tensors.
         """
         # Looked up in every call, as in `LSTM`; by name, a module finds a parameter only after an AttributeError.
         found = self._parameters
@@ -97,6 +101,7 @@ class LSTMCell(nn.Module):
         return torch.lstm_cell(x, state, *weights)
 
     def _check(self, x: Tensor, state: tuple[Tensor, Tensor] | None, dtype: torch.dtype) -> None:
+        check_input(x)
         shape = x.shape
         if len(shape) not in (1, 2):
             expectation = "[B, I], or [I] without a batch"
@@ -104,6 +109,7 @@ class LSTMCell(nn.Module):
         if shape[-1] != self.input_size:
             raise ShapeError(sentence("input", f"of {self.input_size} features", f"{shape[-1]} in {list(shape)}"))
         if state is not None:
+            check_pair(state)
             expected = (*shape[:-1], self.hidden_size)
             for index, value in enumerate(state):
                 if value.shape != expected:
@@ -111,6 +117,9 @@ class LSTMCell(nn.Module):
         if x.dtype != dtype and not torch._C._is_any_autocast_enabled():
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("input", f"{dtype} like the parameters", x.dtype, advice))
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("LSTMCell")
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew from U(-1/sqrt(H), 1/sqrt(H))."""

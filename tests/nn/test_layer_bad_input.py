@@ -163,6 +163,38 @@ def test_cell_refuses_another_dtype():
         LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
 
 
+LAYERS = [LSTMCell]
+X = torch.zeros(3, 10)
+PAIR = "`hx` must be None or a pair of tensors (h_0, c_0), got "
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("input", "hx", "message"),
+    [
+        (X.numpy(), None, "`input` must be a tensor, got ndarray. torch.as_tensor makes one of an array or a list."),
+        ([[0.0] * 10], None, "`input` must be a tensor, got list. torch.as_tensor makes one of an array or a list."),
+        (X, torch.zeros(2, 20), f"{PAIR}Tensor. Give zeros for a state that is not known."),
+        (X, (X, None), f"{PAIR}(Tensor, None). Give zeros for a state that is not known."),
+        (X, (X, X, X), f"{PAIR}(Tensor, Tensor, Tensor). Give zeros for a state that is not known."),
+        (X, (), f"{PAIR}(). Give zeros for a state that is not known."),
+    ],
+)
+def test_what_is_no_tensor_and_no_pair_is_said_to_be_none(layer, input, hx, message):
+    with pytest.raises(ArgumentError) as raised:
+        layer(10, 20)(input, hx)
+    assert str(raised.value) == message
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("layer", LAYERS)
+def test_torchscript_is_refused_in_a_sentence_and_the_model_stays(layer):
+    model = nn.Sequential(layer(10, 20))
+    with pytest.raises(ArgumentError, match=rf"`gatewise\.{layer.__name__}` must be compiled by torch\.compile or"):
+        torch.jit.script(model)
+    assert isinstance(model[0], layer)
+
+
 @pytest.mark.parametrize("name", ["input_size", "hidden_size"])
 @pytest.mark.parametrize("value", [0, -1, 2.0])
 def test_cell_needs_positive_sizes(name, value):
