@@ -6,15 +6,13 @@ import typer
 
 from gatewise.cli.bench_attention import bench_attention
 from gatewise.cli.bench_lm import bench_language_model
-from gatewise.cli.bench_lstm import EXAMPLES as LSTM_EXAMPLES
 from gatewise.cli.bench_lstm import bench_lstm
-from gatewise.cli.bench_nmt import EXAMPLES as NMT_EXAMPLES
 from gatewise.cli.bench_nmt import bench_translation
 from gatewise.cli.bench_report import bench_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure, and write reports from what was measured.")
 app.command("lm")(bench_language_model)
-app.command("lstm", epilog=LSTM_EXAMPLES)(bench_lstm)
-app.command("nmt", epilog=NMT_EXAMPLES)(bench_translation)
+app.command("lstm")(bench_lstm)
+app.command("nmt")(bench_translation)
 app.command("attention")(bench_attention)
 app.command("report")(bench_report)

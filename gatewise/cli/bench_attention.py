@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from gatewise.benchmarks import attention, attention_report, record
-from gatewise.cli.bench_run import Results, device_named, finish
+from gatewise.cli.bench_run import Results, Where, device_named, finish
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -22,7 +22,7 @@ def bench_attention(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: a trial, not a figure.")] = False,
     seconds: Annotated[float, typer.Option(min=0, help="Of samples for each measured time.")] = 0.2,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    device: Where = "",
     results: Results = record.RESULTS,
 ) -> None:
     """Measure attention, forward and backward, beside plain PyTorch.

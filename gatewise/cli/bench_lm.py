@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gatewise.benchmarks import language_model, precision, record, report
 from gatewise.benchmarks.cases import LANGUAGE_MODELS, QUICK_LANGUAGE_MODEL
-from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -25,7 +25,7 @@ def bench_language_model(
     way: Annotated[list[str] | None, typer.Option(help="Only ways with this in their name; repeatable.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Probability. Default: the classic one of the size.")] = None,
     train: Annotated[Path | None, typer.Option(help="A text to take words from. Default: random tokens.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    device: Where = "",
     runs: Annotated[int, typer.Option(min=1, help="Samples of each way, taken in turn.")] = 20,
     calls: Annotated[
         int | None, typer.Option(min=1, help="Training steps a sample. Default: 10 on a GPU, 1 on a CPU.")

@@ -15,23 +15,10 @@ from gatewise.benchmarks.cases import LSTM_GRID, LSTM_QUICK, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm import grid, picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
-from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import LEAN
 from gatewise.selection import AUTO, kernel_names
-
-# Each line is a paragraph of its own; typer would run single line breaks together.
-EXAMPLES = """
-Examples:
-
-gatewise bench lstm --quick
-
-gatewise bench lstm --dtype bf16 --plot lstm
-
-gatewise bench lstm --case speech --case speech_ragged --direction train
-
-gatewise bench lstm --kernel persistent --kernel cudnn --dtype fp16
-"""
 
 
 def bench_lstm(
@@ -59,7 +46,7 @@ def bench_lstm(
     seconds: Annotated[
         float | None, typer.Option(help="Of samples for each measured time. Default: 0.15, with --quick 0.05.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    device: Where = "",
     records: Annotated[
         Path | None,
         typer.Option("--record", help="File to append to. Default: lstm.jsonl, with --quick lstm_quick.jsonl, there."),
@@ -78,7 +65,14 @@ def bench_lstm(
 
     Each record is written as soon as it is made, so a run can be split by
     --case or --dtype, or interrupted.
-    """
+
+    \b
+    Examples:
+      gatewise bench lstm --quick
+      gatewise bench lstm --dtype bf16 --plot lstm
+      gatewise bench lstm --case speech --case speech_ragged --direction train
+      gatewise bench lstm --kernel persistent --kernel cudnn --dtype fp16
+    """  # noqa: D301 - \b keeps the lines of the examples apart
     where = device_named(device)
     if seconds is not None and seconds < 0:
         raise ArgumentError(sentence("--seconds", "at least 0", seconds))

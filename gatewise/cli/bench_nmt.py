@@ -15,7 +15,7 @@ from gatewise.benchmarks.nmt import picture, report, table
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt.cases import CASES, QUICK_CASES, TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.ways import Way, ways
-from gatewise.cli.bench_run import Bar, Results, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.planning.budget import bytes_of
@@ -23,19 +23,6 @@ from gatewise.planning.budget import bytes_of
 NONE = "none"
 _BUDGET = "8GB"
 _LOSS = 3.5  # of batches whose words nobody can tell apart but by topic, see `gatewise.benchmarks.nmt.sentences`
-
-# Each line is a paragraph of its own; typer would run single line breaks together.
-EXAMPLES = """
-Examples:
-
-gatewise bench nmt --quick
-
-gatewise bench nmt --case iwslt-50-50-128 --dtype tf32 --plot nmt
-
-gatewise bench nmt --dtype tf32 --way fused --memory-budget 16GB
-
-gatewise bench nmt --loss 0 --memory-budget none
-"""
 
 
 def bench_translation(
@@ -71,7 +58,7 @@ def bench_translation(
     seconds: Annotated[
         float | None, typer.Option(min=0, help="Of samples for each table. Default: 5, with --quick 2, on a CPU 0.2.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU when there is one.")] = "",
+    device: Where = "",
     plot: Annotated[
         Path | None, typer.Option(help="Draw memory by part, and throughput by batch: PREFIX.png and PREFIX.svg.")
     ] = None,
@@ -87,7 +74,14 @@ def bench_translation(
 
     Each record is written as soon as its table is made, so a run can be split
     by --case or --dtype, or interrupted.
-    """
+
+    \b
+    Examples:
+      gatewise bench nmt --quick
+      gatewise bench nmt --case iwslt-50-50-128 --dtype tf32 --plot nmt
+      gatewise bench nmt --dtype tf32 --way fused --memory-budget 16GB
+      gatewise bench nmt --loss 0 --memory-budget none
+    """  # noqa: D301 - \b keeps the lines of the examples apart
     where = device_named(device)
     on_gpu = where.type == "cuda"
     benchmark = nmt_record.QUICK_BENCHMARK if quick else nmt_record.BENCHMARK

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gatewise.benchmarks import record
 from gatewise.contract.errors import ArgumentError, sentence
 
+Where = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Results = Annotated[Path, typer.Option(help="Folder of the records, JSON lines that are only appended to.")]
 
 _INTERRUPTED = 130
