@@ -1,0 +1,105 @@
+"""gatewise.LSTM inside what training loops put around layers: the results are those of torch.nn.LSTM."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
+
+from gatewise.nn import LSTM
+
+LAYERS = [nn.LSTM, LSTM]
+SIZES = {"num_layers": 2, "dtype": torch.float64}
+
+
+def layer_and_input(kind, **options):
+    torch.manual_seed(0)
+    return kind(5, 4, **(SIZES | options)), torch.randn(6, 3, 5, dtype=options.get("dtype", torch.float64))
+
+
+def gradients(layer, x, *others):
+    return [x.grad, *(weight.grad for weight in layer.parameters()), *others]
+
+
+def same_for_both(found) -> None:
+    theirs, ours = found
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant, dropout):
+    found = []
+    for again in (False, True):
+        layer, x = layer_and_input(LSTM, dropout=dropout)
+        x.requires_grad_()
+        torch.manual_seed(1)
+        y, _ = checkpoint(layer, x, use_reentrant=reentrant) if again else layer(x)
+        y.square().sum().backward()
+        found.append(gradients(layer, x, y))
+    same_for_both(found)
+
+
+def test_gradient_scaling_and_clipping():
+    found, shrunk = [], []
+    for kind in LAYERS:
+        layer, x = layer_and_input(kind, dtype=torch.float32)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(layer(x)[0].square().sum()).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(layer.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append([*layer.parameters()])
+        shrunk.append(scaler.get_scale())
+    same_for_both(found)
+    assert shrunk[0] == shrunk[1] != 2.0**120
+
+
+def test_an_optimizer_that_calls_a_closure():
+    found = []
+    for kind in LAYERS:
+        layer, x = layer_and_input(kind)
+        optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure(layer=layer, x=x, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = (layer(x)[0] - 0.3).square().mean()
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(3)]
+        assert losses[-1] < losses[0]
+        found.append([*layer.parameters()])
+    same_for_both(found)
+
+
+def test_tensors_kept_on_the_host():
+    found = []
+    for kind in LAYERS:
+        layer, x = layer_and_input(kind)
+        x.requires_grad_()
+        with torch.autograd.graph.save_on_cpu():
+            y, _ = layer(x)
+        y.square().sum().backward()
+        found.append(gradients(layer, x))
+    same_for_both(found)
+
+
+def test_an_average_of_weights():
+    found = []
+    for kind in LAYERS:
+        layer, x = layer_and_input(kind)
+        averaged = torch.optim.swa_utils.AveragedModel(layer)
+        averaged.update_parameters(layer)
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.mul_(2)
+        averaged.update_parameters(layer)
+        found.append(averaged(x)[0])
+    same_for_both(found)
