@@ -150,6 +150,11 @@ def path_of(folder: Path, benchmark: str) -> Path:
 class Line(Protocol):
     """A record of any benchmark."""
 
+    @property
+    def run(self) -> Run:
+        """Where, when and with what it was made."""
+        ...
+
     @classmethod
     def from_line(cls, line: str) -> Self:
         """Read one line of a file."""
@@ -226,11 +231,17 @@ def newest(records: Sequence[Record], device: str = "") -> list[Record]:
     Raises:
         ArgumentError: No run was on such a device; the message lists those there are.
     """
+    fitting = of_device(records, device)
+    return [record for record in fitting if record.run == fitting[-1].run]
+
+
+def of_device(records: Sequence[L], device: str = "") -> list[L]:
+    """Return the records of the device whose name fits and that was used last; arguments and errors as of `newest`."""
     fitting = [record for record in records if device.lower() in record.run.device.lower()]
     if not fitting:
         known = ", ".join(dict.fromkeys(record.run.device for record in records)) or "none"
         raise ArgumentError(sentence("--device", f"part of a recorded device's name: {known}", repr(device)))
-    return [record for record in fitting if record.run == fitting[-1].run]
+    return [record for record in fitting if record.run.device == fitting[-1].run.device]
 
 
 def _processor() -> str:

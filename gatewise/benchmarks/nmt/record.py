@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gatewise.benchmarks.nmt.memory import ATTENTION, LSTM, OUTPUT
-from gatewise.benchmarks.record import Run
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.benchmarks.record import Run, of_device
 from gatewise.selection.timing import Timing
 
 BENCHMARK = "nmt"
@@ -120,13 +119,5 @@ def newest(records: Sequence[TranslationRecord], device: str = "") -> list[Trans
     Raises:
         ArgumentError: No record is from such a device; the message lists those there are.
     """
-    fitting = [record for record in records if device.lower() in record.run.device.lower()]
-    if not fitting:
-        known = ", ".join(dict.fromkeys(record.run.device for record in records)) or "none"
-        raise ArgumentError(sentence("--device", f"part of a recorded device's name: {known}", repr(device)))
-    found = {
-        (record.case, record.dtype, record.way): record
-        for record in fitting
-        if record.run.device == fitting[-1].run.device
-    }
+    found = {(record.case, record.dtype, record.way): record for record in of_device(records, device)}
     return list(found.values())
