@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from several import Recorder
 
 import gatewise.models.greedy_search
 import gatewise.models.search
@@ -214,24 +215,6 @@ def test_sentences_that_are_settled_leave_the_batch():
     beam_search(Spy(), source, lengths, search(2))
     assert rows[:12] == [8] * 12  # a sentence of one token may have 12
     assert rows[12:] == [2] * (2 * 20 + 10 - 12)
-
-
-class Recorder:
-    """Repeats work by doing it again; counts."""
-
-    def __init__(self, refuses=""):
-        self.refuses, self.records, self.replays = refuses, 0, 0
-
-    def __call__(self, work):
-        self.records += 1
-        if self.refuses:
-            raise RuntimeError(self.refuses)
-
-        def replay():
-            self.replays += 1
-            work()
-
-        return replay
 
 
 def same_translations(found, wanted):
