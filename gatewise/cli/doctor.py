@@ -212,8 +212,7 @@ def _device_text(device: Device) -> str:
     memory = format_bytes(device.memory_bytes)
     if device.kind == "cpu":
         return f"{device.name}, {memory}"
-    major, minor = device.capability
-    return f"{device.name}, sm_{major}{minor}, {device.multiprocessors} multiprocessors, {memory}"
+    return f"{device.name}, {device.architecture}, {device.multiprocessors} multiprocessors, {memory}"
 
 
 def _extra_lines(extra: Extra) -> Iterator[str]:

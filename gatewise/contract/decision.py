@@ -82,9 +82,8 @@ class Decision:
         device = self.device
         if device.kind == "cpu":
             return device.name
-        major, minor = device.capability
         cudnn = f", cuDNN {format_cudnn(device.cudnn_version)}" if device.cudnn_version else ", no cuDNN"
-        return f"{device.name} (sm_{major}{minor}, {device.multiprocessors} multiprocessors{cudnn})"
+        return f"{device.name} ({device.architecture}, {device.multiprocessors} multiprocessors{cudnn})"
 
     def _verdict_lines(self, verdict: Verdict, width: int) -> list[str]:
         mark = "*" if verdict.kernel == self.chosen else " "

@@ -54,6 +54,11 @@ class Device:
     def __hash__(self) -> int:
         return hash_once(self)
 
+    @property
+    def architecture(self) -> str:
+        """The GPU's architecture as compilers name it, such as "sm_90"."""
+        return "sm_{}{}".format(*self.capability)
+
     def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
         """Return the achievable rate of large products, in floating-point operations per second.
 

@@ -252,5 +252,5 @@ def address(tensor: Tensor | None) -> int | None:
 @functools.lru_cache(maxsize=256)
 def binary_of(source: Path, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
     """Return the machine code of a source for a device."""
-    major, minor = torch.cuda.get_device_capability(device_index)
-    return toolchain.compile_source(source, f"sm_{major}{minor}", dict(macros))
+    architecture = Device.probe(torch.device("cuda", device_index)).architecture
+    return toolchain.compile_source(source, architecture, dict(macros))

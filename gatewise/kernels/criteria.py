@@ -8,7 +8,7 @@ from gatewise.contract.problem import Layout
 
 
 def _architecture(device: Device) -> str:
-    return f"{device.name} (sm_{device.capability[0]}{device.capability[1]})" if device.kind == "cuda" else device.name
+    return f"{device.name} ({device.architecture})" if device.kind == "cuda" else device.name
 
 
 COMPILER = Criterion(

@@ -136,9 +136,7 @@ PERSISTENT_CRITERIA = {
         Criterion(
             "GPU",
             allowed="sm_70, or from sm_80 on with 98 multiprocessors or more, but not sm_86",
-            actual=lambda problem, device: (
-                f"sm_{device.capability[0]}{device.capability[1]} with {device.multiprocessors} multiprocessors"
-            ),
+            actual=lambda problem, device: f"{device.architecture} with {device.multiprocessors} multiprocessors",
             holds=lambda problem, device: device.capability == (7, 0) or _wide(device),
             violation=lambda problem, device: (problem, device.replace(capability=(8, 6))),
         ),

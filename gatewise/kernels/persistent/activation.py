@@ -8,6 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.exactness import exact_products
@@ -46,7 +47,7 @@ def activate(problem: Problem, matrices: Matrices, gates: Tensor, tokens: int) -
 
 @functools.lru_cache(maxsize=256)
 def _code(hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
-    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    architecture = Device.probe(device).architecture
     macros = {
         "SIZE": hidden_size,
         "HIDDEN": hidden_of(hidden_size),

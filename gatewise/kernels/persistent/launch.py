@@ -89,12 +89,12 @@ def launch_of(
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
     """
-    cut = tiling(hidden_size, batch, directions, Device.probe(device), name == "backward", dtype.itemsize, exact)
+    numbers = Device.probe(device)
+    cut = tiling(hidden_size, batch, directions, numbers, name == "backward", dtype.itemsize, exact)
     if cut is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
-    major, minor = torch.cuda.get_device_capability(device)
     macros = {"SIZE": hidden_size, **cut.macros(dtype == torch.float16, ragged)}
-    binary = toolchain.compile_source(SOURCES / f"{name}.cu", f"sm_{major}{minor}", macros)
+    binary = toolchain.compile_source(SOURCES / f"{name}.cu", numbers.architecture, macros)
     shape = driver.Shape(cut.grid, cut.warps * 32, cut.shared_bytes, cut.split)
     return Launch(cut, f"lstm_{name}", binary, shape)
 

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launch import SOURCES, on
@@ -69,7 +70,7 @@ def fitted(
 
 @functools.lru_cache(maxsize=64)
 def _code(word: int, device: torch.device) -> bytes:
-    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    architecture = Device.probe(device).architecture
     return toolchain.compile_source(SOURCES / "fit.cu", architecture, {"BYTES": word})
 
 

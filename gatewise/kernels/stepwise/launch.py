@@ -145,5 +145,5 @@ def address(tensor: Tensor | None) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def _binary(name: str, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
-    major, minor = torch.cuda.get_device_capability(device_index)
-    return toolchain.compile_source(SOURCES / f"{name}.cu", f"sm_{major}{minor}", dict(macros))
+    architecture = Device.probe(torch.device("cuda", device_index)).architecture
+    return toolchain.compile_source(SOURCES / f"{name}.cu", architecture, dict(macros))
