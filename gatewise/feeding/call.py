@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gatewise import attention
+from gatewise.feeding.attending import Attending
 from gatewise.feeding.elementwise import Dropout
-
-if TYPE_CHECKING:
-    from gatewise.feeding.attending import Attending
-
 
 _MOST_THREADS = 1024  # of a block
 

@@ -9,7 +9,8 @@ Operands of a product lie side by side in memory because their makers write them
 from __future__ import annotations
 
 from gatewise import attention
-from gatewise.feeding.attending import Apart, Attending, Places
+from gatewise.feeding.attend_apart import Apart
+from gatewise.feeding.attending import Attending, Places
 from gatewise.feeding.call import Inputs, Kept, Options
 from gatewise.feeding.elementwise import Elementwise, wide
 from gatewise.feeding.products import multiply

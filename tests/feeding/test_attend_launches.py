@@ -10,7 +10,8 @@ from gatewise import attention
 from gatewise.attention.call import Result
 from gatewise.contract.device import Device
 from gatewise.feeding import attend_launches, decoder
-from gatewise.feeding.attending import Apart, Places
+from gatewise.feeding.attend_apart import Apart
+from gatewise.feeding.attending import Places
 from gatewise.feeding.call import Options
 from gatewise.feeding.elementwise import Plain, Planes
 
