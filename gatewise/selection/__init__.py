@@ -1,8 +1,9 @@
 """The choice: which kernel computes a problem, and why."""
 
 from gatewise.selection.admit import kernel_named, kernel_names
-from gatewise.selection.choose import choose, decide, predicted
+from gatewise.selection.choose import choose, decide
 from gatewise.selection.explain import explain
+from gatewise.selection.predict import predicted
 from gatewise.selection.preference import AUTO, Preference, preference, use_kernel
 from gatewise.selection.reference import REFERENCE, differentiable
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor
 
 from gatewise._version import __version__
+from gatewise.contract.cache import cache_folder
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients
 from gatewise.selection import admit
-from gatewise.selection.choose import predicted
+from gatewise.selection.predict import predicted
 from gatewise.selection.timing import time_callable
 
 
@@ -40,15 +40,6 @@ def bucketed(problem: Problem) -> Problem:
     return problem.replace(
         time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), captured=False, announced=False
     )
-
-
-def cache_folder() -> Path:
-    """Return where measured times are kept: GATEWISE_CACHE, otherwise the user's cache folder."""
-    configured = os.environ.get("GATEWISE_CACHE")
-    if configured:
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gatewise"
 
 
 @functools.lru_cache(maxsize=4096)

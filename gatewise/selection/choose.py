@@ -11,6 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import KernelRefused, OutOfMemoryPredicted
 from gatewise.contract.problem import Problem
 from gatewise.selection import admit
+from gatewise.selection.predict import predicted
 from gatewise.selection.preference import AUTO, Preference, preference
 
 _log = logging.getLogger(__name__)
@@ -90,24 +91,6 @@ def within(decision: Decision, memory_budget: float) -> Decision:
     return dataclasses.replace(
         decision, chosen=fitting[0].kernel if fitting else None, reason=reason, passed_over=preferred.kernel
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def predicted(problem: Problem, device: Device) -> Decision:
-    """Choose the kernel with the least predicted time; equal times go to the earlier kernel."""
-    verdicts = admit.verdicts(problem, device)
-    accepted = able = [verdict for verdict in verdicts if verdict.seconds is not None]
-    if problem.captured and not problem.announced:
-        launched = predicted(problem.replace(captured=False), device).chosen
-        able = [
-            verdict
-            for verdict in accepted
-            if verdict.kernel == launched or admit.kernel_named(verdict.kernel).sets_up_in_captures
-        ]
-    best = min(able, key=lambda verdict: verdict.seconds or 0.0)
-    least = "least predicted time of the device" if problem.captured else "least predicted time"
-    reason = "the only kernel that accepts" if len(accepted) == 1 else least
-    return Decision(problem, device, verdicts, best.kernel, reason)
 
 
 @functools.lru_cache(maxsize=4096)

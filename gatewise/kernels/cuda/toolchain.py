@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from gatewise.contract.cache import cache_folder
 from gatewise.contract.errors import MissingExtra
 
 SHARED = Path(__file__).parent
@@ -44,7 +44,7 @@ def compile_source(source: Path, architecture: str, macros: Mapping[str, int]) -
         MissingExtra: `cuda-core` is not installed.
     """
     fingerprint = _fingerprint(source, architecture, tuple(macros.items()))
-    path = cache_folder() / f"{source.stem}-{architecture}-{fingerprint}.cubin"
+    path = cache_folder() / "kernels" / f"{source.stem}-{architecture}-{fingerprint}.cubin"
     try:
         return path.read_bytes()
     except OSError:
@@ -67,14 +67,6 @@ def compile_afresh(source: Path, architecture: str, macros: Mapping[str, int]) -
     program = core.Program(source.read_text(), "c++", options)
     binary = program.compile("cubin", logs=log).code
     return binary, _resources(log.getvalue())
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: GATEWISE_CACHE, or the user's cache folder."""
-    named = os.environ.get("GATEWISE_CACHE")
-    if named:
-        return Path(named) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gatewise" / "kernels"
 
 
 def _core() -> ModuleType:
