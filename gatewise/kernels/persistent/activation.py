@@ -17,7 +17,7 @@ from gatewise.kernels.persistent.passes import Matrices, planes
 from gatewise.kernels.persistent.plan import hidden_of
 
 _THREADS = 128
-_MOST_BLOCKS = 2048
+_MOST_BLOCKS = 2048  # about as many as an H200 has room for, 16 on a multiprocessor; they take several rows each
 
 
 class _Activate(ctypes.Structure):

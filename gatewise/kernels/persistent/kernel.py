@@ -26,10 +26,9 @@ from gatewise.kernels.persistent.memory import (
     workspace_bytes,
 )
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
-from gatewise.kernels.skinny import multiplies_exactly, slowdown
+from gatewise.kernels.skinny import exact_slowdown, slowdown
 
 _FEW_STEPS = 8
-_SEGMENT_SECONDS = 8e-6  # until the weights of one more launch are on the chip
 
 
 class _Persistent:
@@ -77,9 +76,8 @@ class _Persistent:
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
         work = Work(
-            # Without tensor cores, products over all steps fall short of the rate of large ones.
             matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent)
-            * (1.12 if multiplies_exactly(problem) else 1.0)
+            * exact_slowdown(problem)
             * slowdown(problem),
             bytes_moved=layers * planes * (30 if problem.needs_grad else 9) + moved,
             launches=launches,
@@ -89,7 +87,9 @@ class _Persistent:
         )
         if problem.proj_size:
             return work + _folded(problem, planes)
-        return work + _segmented(problem, device, planes) if problem.rebuilds_gates else work
+        if problem.rebuilds_gates:
+            return work + _segmented(problem, device, planes, _start_seconds(problem, cuts[-1][1]))
+        return work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -149,7 +149,7 @@ def _folded(problem: Problem, planes: int) -> Work:
     )
 
 
-def _segmented(problem: Problem, device: Device, planes: int) -> Work:
+def _segmented(problem: Problem, device: Device, planes: int, start_seconds: float) -> Work:
     # The forward pass's products are made again and activated; each segment after the first has launches and products
     # of its own.
     layers, directions = problem.num_layers, problem.num_directions
@@ -160,7 +160,7 @@ def _segmented(problem: Problem, device: Device, planes: int) -> Work:
         bytes_moved=12.0 * layers * planes,
         launches=layers * launches,
         operators=0 if is_laid_out(problem) else 3 * layers * launches,
-        exchanges=round(layers * (more_forward + more_backward) * _SEGMENT_SECONDS / device.exchange_seconds),
+        exchanges=round(layers * (more_forward + more_backward) * start_seconds / device.exchange_seconds),
     )
 
 
