@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -70,12 +71,14 @@ def test_public_names_are_the_declared_ones() -> None:
     assert len(gatewise.__all__) == len(set(gatewise.__all__))
 
 
+PACKAGES = ("", ".functional", ".nn", ".attention", ".models", ".data", ".training", ".planning", ".testing")
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (gatewise, gatewise.functional)
+    for module in (importlib.import_module(f"gatewise{package}") for package in PACKAGES)
     for name in module.__all__
     if callable(getattr(module, name))
 }
+AS_IN = re.compile(r"Args: as in `(?:gatewise\.attention\.)?attend`")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -87,7 +90,9 @@ def test_a_public_name_is_documented(name: str) -> None:
     if inspect.isfunction(public) or (inspect.isclass(public) and issubclass(public, torch.nn.Module)):
         signature = inspect.signature(public)
         named = set(re.findall(r"^ +\*{0,2}(\w+)(?: \(.*\))?: ", text, flags=re.MULTILINE))
+        if AS_IN.search(text):
+            named |= set(inspect.signature(gatewise.attention.attend).parameters)
         assert set(signature.parameters) <= named, f"{name}: `Args` must name every parameter"
     if inspect.isfunction(public):
         returns_nothing = str(signature.return_annotation) in ("None", "Iterator[None]")
-        assert returns_nothing or "Returns:" in text or text.startswith("Return "), f"{name}: what it returns"
+        assert returns_nothing or re.search(r"Returns:|Yields:|\AReturn ", text), f"{name}: what it returns"

@@ -149,6 +149,9 @@ def new_gathering(steps: Steps) -> Gradients | None:
     source's gradients need of it, and `source_gradients` does not make all maps once more. It is for a loop in which
     each step goes back exactly once, from the gradients of contexts that `source_gradients` is given.
 
+    Args:
+        steps: From `new_steps`.
+
     Returns:
         What both are given; None where the kernel gathers nothing.
     """

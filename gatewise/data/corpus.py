@@ -112,6 +112,12 @@ def read_text(path: str | Path) -> str:
 
     A byte-order mark is dropped; line ends become ``\\n``.
 
+    Args:
+        path: The file.
+
+    Returns:
+        Its text.
+
     Raises:
         CorpusError: The file is missing, not a file, unreadable, empty, or not UTF-8 (with the offset of the first
             byte that is not).

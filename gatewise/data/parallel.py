@@ -86,6 +86,9 @@ def divide_parallel(
         shares: Fractions of the different sentences for training, validation and test; they sum to 1.
         seed: Of the draw.
 
+    Returns:
+        The three parts, in the order of the shares.
+
     Raises:
         ArgumentError: The shares are not three positive numbers that sum to 1.
         CorpusError: There are too few different sentences for three parts.

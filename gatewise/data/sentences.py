@@ -97,7 +97,12 @@ def build_vocabularies(
 
 
 def vocabularies_to_json(source: SentenceVocabulary, target: SentenceVocabulary) -> str:
-    """Return everything that `load_vocabularies` needs; a joint vocabulary is written once."""
+    """Return everything that `load_vocabularies` needs; a joint vocabulary is written once.
+
+    Args:
+        source: What sentences are read with.
+        target: What translations are written with; the same object where both share one.
+    """
     documents = {"source": json.loads(source.tokenizer.to_json())}
     if target is not source:
         documents["target"] = json.loads(target.tokenizer.to_json())
@@ -106,6 +111,12 @@ def vocabularies_to_json(source: SentenceVocabulary, target: SentenceVocabulary)
 
 def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabulary]:
     """Rebuild the vocabularies of both sides.
+
+    Args:
+        document: From `vocabularies_to_json`.
+
+    Returns:
+        The source's and the target's; one object twice where both share one.
 
     Raises:
         CorpusError: The document is not one that `vocabularies_to_json` wrote.
@@ -121,7 +132,12 @@ def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabu
 
 
 def encode_all(vocabulary: SentenceVocabulary, sentences: Sequence[str]) -> list[torch.Tensor]:
-    """Return the tokens of every sentence, as `SentenceVocabulary.encode` does one by one."""
+    """Return the tokens of every sentence, as `SentenceVocabulary.encode` does one by one.
+
+    Args:
+        vocabulary: Of the sentences' side.
+        sentences: Plain texts.
+    """
     return vocabulary.encode_all(sentences)
 
 

@@ -34,6 +34,9 @@ def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: 
         columns: Which column of a table is what; `label` empty reads no labels, from an .npz neither.
         numbers: Whether labels are numbers to be predicted, otherwise names of classes.
 
+    Returns:
+        The sequences in the order of the file, on the CPU.
+
     Raises:
         DataError: The file is missing, empty, of another format, or its content cannot be trained on; the sentence
             names the file, the row, and what to do.

@@ -97,6 +97,9 @@ def divide_sequences(
 def classes_of(sequences: Sequences) -> tuple[str, ...]:
     """Return the different labels in order: as numbers when all of them are whole numbers, otherwise as text.
 
+    Args:
+        sequences: With labels.
+
     Raises:
         DataError: There are fewer than two.
     """
@@ -115,6 +118,10 @@ def classes_of(sequences: Sequences) -> tuple[str, ...]:
 
 def class_numbers(sequences: Sequences, classes: Sequence[str]) -> torch.Tensor:
     """Return each sequence's label as its number among the classes, int64 [N].
+
+    Args:
+        sequences: With labels.
+        classes: As `classes_of` returns them.
 
     Raises:
         DataError: A label is none of the classes.

@@ -186,6 +186,12 @@ def build_tokenizer(kind: str, text: str, size: int | None = None) -> Tokenizer:
 def load_tokenizer(document: str) -> Tokenizer:
     """Rebuild a tokenizer from its `to_json()`.
 
+    Args:
+        document: What that returned.
+
+    Returns:
+        A tokenizer that gives the same tokens.
+
     Raises:
         CorpusError: The document is not one that a tokenizer wrote.
     """

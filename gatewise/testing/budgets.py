@@ -43,7 +43,13 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 
 
 def named(problem: Problem, result: Result, gradients: InputGradients | None = None) -> dict[str, Tensor]:
-    """Return every output and gradient there is, by name: `y`, `h_n`, `c_n`, `dx`, `dh0`, `dc0`, `dweight_ih_l0`..."""
+    """Return every output and gradient there is, by name: `y`, `h_n`, `c_n`, `dx`, `dh0`, `dc0`, `dweight_ih_l0`...
+
+    Args:
+        problem: Gives the names of the weights.
+        result: Of the forward pass.
+        gradients: Of the backward pass; None where there was none.
+    """
     tensors: dict[str, Tensor | None] = {"y": result.y, "h_n": result.h_n, "c_n": result.c_n}
     if gradients is not None:
         tensors |= {"dx": gradients.x, "dh0": gradients.h0, "dc0": gradients.c0}

@@ -62,7 +62,11 @@ CASES: tuple[Case, ...] = (
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:
-    """Return the lengths its rows get by default: mixed, with a 1 and a 0, longest T; a packed batch has no 0."""
+    """Return the lengths that rows get by default: mixed, with a 1 and a 0, longest T; a packed batch has no 0.
+
+    Args:
+        problem: Gives T, B and the layout.
+    """
     if problem.layout is Layout.DENSE or problem.time == 0:
         return (problem.time,) * problem.batch
     shortest = 1 if problem.layout is Layout.PACKED else 0
@@ -127,7 +131,13 @@ def make_inputs(
 
 
 def make_gradients(problem: Problem, inputs: Inputs, *, seed: int = 1) -> OutputGradients:
-    """Return random gradients of the outputs, normal with mean zero, beside the inputs."""
+    """Return random gradients of the outputs, normal with mean zero.
+
+    Args:
+        problem: Gives their shapes.
+        inputs: Beside which they lie: same dtype, same device.
+        seed: Of the draw.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

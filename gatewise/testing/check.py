@@ -126,7 +126,13 @@ def run_kernel(
 
 
 def why_not(kernel: Kernel, problem: Problem, device: torch.device | str) -> list[str]:
-    """Return why a kernel cannot run a problem on a device of this machine, one sentence each; empty when it can."""
+    """Return why a kernel cannot run a problem, one sentence each; empty when it can.
+
+    Args:
+        kernel: One of `gatewise.kernels.ALL`, or of your own.
+        problem: What would be computed.
+        device: Of this machine.
+    """
     numbers = Device.probe(device)
     refusals: list[Refusal] = [
         refusal for criterion in kernel.criteria() if (refusal := criterion.check(problem, numbers)) is not None

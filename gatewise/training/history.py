@@ -56,7 +56,11 @@ class Progress:
 
 
 def perplexity(loss: float) -> float:
-    """Return ``exp(loss)`` of a loss in nats a token, infinity where that overflows."""
+    """Return ``exp(loss)``, infinity where that overflows.
+
+    Args:
+        loss: Nats a token.
+    """
     return math.exp(loss) if loss < 700 else math.inf
 
 
