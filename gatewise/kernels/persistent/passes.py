@@ -29,12 +29,17 @@ class Matrices:
     def __init__(self, weights: list[DirectionWeights]) -> None:
         self.directions = len(weights)
         self._held = [
-            [None if tensor is None else tensor.contiguous() for tensor in (own.w_hh, own.b_ih, own.b_hh)]
+            [aligned(own.w_hh), *(None if bias is None else bias.contiguous() for bias in (own.b_ih, own.b_hh))]
             for own in weights
         ]
         self.recurrent, self.bias_ih, self.bias_hh = (
             pair([address(tensor) for tensor in kind]) for kind in zip(*self._held, strict=True)
         )
+
+
+def aligned(matrix: Tensor) -> Tensor:
+    """Return a matrix as the kernels read weights: contiguous, beginning on 16 bytes."""
+    return matrix.contiguous() if matrix.data_ptr() % 16 == 0 else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:

@@ -10,6 +10,7 @@ import math
 from gatewise.contract.device import Device
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
+_STAGING_BYTES = 80 * 1024
 _CLOCK = 1.75e9
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
@@ -106,10 +107,29 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: two steps' partial sums, and what a cluster sends."""
-        partial = self.rows * (self.tiles * 16 + 4)
-        received = self.split * self.rows * self.units if self.split > 1 else 0
-        lent = (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
-        return 2 * 4 * (self.warps * partial + received) + lent
+        received = 2 * 4 * self.split * self.rows * self.units if self.split > 1 else 0
+        staging = self.warps * self.staged * self._span_bytes
+        return max(self._sum_bytes, staging) + self._lent_bytes + received
+
+    @property
+    def staged(self) -> int:
+        """Spans of weights that a warp of the backward pass has in shared memory at a time until they are turned."""
+        if self.value_bytes == 4 or not self.backward:
+            return 0
+        room = max(self._sum_bytes, _STAGING_BYTES - self._lent_bytes)
+        return max(1, min(self.spans, room // (self.warps * self._span_bytes)))
+
+    @property
+    def _span_bytes(self) -> int:
+        return self.tiles * 1024 + 512
+
+    @property
+    def _sum_bytes(self) -> int:
+        return 2 * 4 * self.warps * self.rows * (self.tiles * 16 + 4)
+
+    @property
+    def _lent_bytes(self) -> int:
+        return (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -147,7 +167,7 @@ class Tiling:
             "EXACT": int(self.exact),
             "ONE_ROW": int(self.one_row),
         }
-        return {**names, "SPLIT": self.split} if self.backward else names
+        return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 
     def step_clocks(self) -> float:
         """Predicted clock cycles of one step of every group: the longest resource, and what cannot overlap it."""

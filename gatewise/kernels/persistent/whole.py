@@ -21,6 +21,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import failure, layer, lean, products
 from gatewise.kernels.persistent.launch import on
 from gatewise.kernels.persistent.memory import kept_bytes
+from gatewise.kernels.persistent.passes import aligned
 from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
 from gatewise.kernels.stack import LayerGradients
 
@@ -90,8 +91,8 @@ def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool |
 
 def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     x, h0, c0, weights, lengths, _, masks = inputs
-    if not all(weight.is_contiguous() for weight in weights):
-        weights = tuple([weight.contiguous() for weight in weights])
+    if not all(weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights):
+        weights = tuple([aligned(weight) for weight in weights])
     # Lean passes read x a segment at a time, and copy no more of it if it lies row by row.
     if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
         x = x.contiguous()

@@ -5,11 +5,19 @@
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
+// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #include "gates.cuh"
 #include "sequence.cuh"
+#if FLOAT32
+constexpr int STAGING_BYTES = 0;
+#else
+#include "staging.cuh"
+constexpr int STAGING_BYTES = WARPS * STAGED * SPAN_PITCH;
+#endif
+constexpr int SUM_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4;
+constexpr int WORKING_BYTES = SUM_BYTES > STAGING_BYTES ? SUM_BYTES : STAGING_BYTES;  // of shared memory
 #if SPLIT > 1
 #include "cluster.cuh"
 
@@ -51,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     extern __shared__ float4 shared[];
     __shared__ int row_ends[ROWS];
     float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
-    uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
+    uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
 #if SPLIT > 1
     __shared__ u64 arrival;
     float* const received = (float*)(lent + LENT_WORDS);  // [2, SPLIT, ROWS, UNITS]
@@ -72,32 +80,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 
     // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
-    const Value* source = reverse ? p.weights[1] : p.weights[0];
-    load_weights(weights, lent, [&](int tile, int span) -> Pair {
+    const int units = first_unit - (int)rank * UNITS;  // the first of the tiles
+    const Value* const source = (reverse ? p.weights[1] : p.weights[0]) + (size_t)rank * (4 / SPLIT) * SIZE * SIZE + units;
+#if FLOAT32
+    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
+        const int depth = depth_of(span), gate = HIDDEN == SIZE || SPLIT == 4 ? 0 : depth / HIDDEN, within = depth - gate * HIDDEN;
+        const int column = tile * 16 + (lane >> 2);
+        const Value* const from = source + (size_t)(gate * SIZE + within) * SIZE + column;
         u32 turned[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-#if FLOAT32
-            const int k = depth_of(span) + (i >> 1), row = tile * 16 + (i & 1) * 8 + (lane >> 2);
-#else
-            const int k = (warp * SPANS + span) * 32 + (lane >> 3) * 8 + (i >> 2) * 4 + (i & 2) + (lane >> 2 & 1);
-            const int row = tile * 16 + (i & 1) * 8 + (lane & 3) * 2;
-#endif
-            const int unit = first_unit - (int)rank * UNITS + row;
-            const int gate = (rank * WIDTH + k) / HIDDEN, within = (rank * WIDTH + k) % HIDDEN;
-            const bool exists = k < WIDTH && row < SPLIT * UNITS && within < SIZE;
-            const Value* const from = source + (size_t)(gate * SIZE + within) * SIZE + unit;
-#if FLOAT32
-            turned[i] = exists && unit < SIZE ? *from : 0u;
-#else
-            const bool whole = unit + 1 < SIZE && ((size_t)from & 3) == 0;
-            const u32 first = exists && !whole && unit < SIZE ? *from : 0u;
-            const u32 second = exists && !whole && unit + 1 < SIZE ? from[1] : 0u;
-            turned[i] = transposed_matrix(exists && whole ? *(const u32*)from : first | second << 16);
-#endif
+            const int k = i >> 1, further = (i & 1) * 8;
+            const bool exists = (WARPS * SPANS * SPAN == WIDTH || depth + k < WIDTH) && (HIDDEN == SIZE || within + k < SIZE) &&
+                                (SIZE % (SPLIT * UNITS) == 0 || units + column + further < SIZE);
+            turned[i] = exists ? from[k * SIZE + further] : 0u;
         }
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
+#else
+    const Staging staging((char*)shared + warp * STAGED * SPAN_PITCH, source);
+    load_weights(weights, lent, [&](int span) { staging.arrive(span, SIZE - units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
+#endif
     Patience patience = {p.patience, 0, false};
     int parity = 0;
     Gates bias[CELLS];
@@ -105,6 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     for (int cell = 0; cell < CELLS; ++cell) bias[cell] = {0.f, 0.f, 0.f, 0.f};
 #if SPLIT > 1
     cluster_barrier();
+#else
+    __syncthreads();
 #endif
 
     for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {

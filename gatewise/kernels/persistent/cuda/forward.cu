@@ -54,9 +54,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     const Value* source = reverse ? p.weights[1] : p.weights[0];
     auto words_at = [&](int row, int k) {
         const int unit = first_unit + row / 4;
-        return unit < SIZE && k < SIZE ? load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE + k, SIZE - k) : make_uint4(0, 0, 0, 0);
+        const bool exists = SIZE % UNITS == 0 || unit < SIZE;
+        return exists ? load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k) : make_uint4(0, 0, 0, 0);
     };
-    load_weights(weights, lent, [&](int tile, int span) -> Pair {
+    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
         const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
         return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};

@@ -56,6 +56,8 @@ struct Pair {
 constexpr u32 LEAST = 13u << 10, INFINITE = 31u << 10;  // 2^-2; bits of fp16
 constexpr int CENTRE = 23;                              // 2^8
 constexpr int SMALLEST_SCALE = 17, LARGEST_SCALE = 235, LARGEST_WEIGHT_SCALE = 239;  // 2^-110, 2^108, 2^112
+constexpr int FIRST_WEIGHT_SCALE = 139;                 // 2^12
+constexpr u32 LEAST_WEIGHT = 17u << 10;                 // 2^2
 
 __device__ __forceinline__ float power(int exponent) { return __uint_as_float((u32)exponent << 23); }
 
@@ -83,47 +85,64 @@ __device__ __forceinline__ uint4 rounded(uint4 words) {
 }
 #endif
 
-// Loads 16 bytes of weights, `left` of whose values exist; rows of sizes that are no multiple of 16 bytes begin anywhere.
-__device__ __forceinline__ uint4 load_weight_words(const Value* from, int left) {
-    if (((size_t)from & 15) == 0 && left >= SPAN / 4) return *(const uint4*)from;
-    u32 words[4];
+constexpr int LOADED = 4;  // pairs of weights that are loaded at once
+
+// What each row of weights is aligned to; the first one is to 16 bytes.
+constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
+constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
+
+// Loads 16 bytes of a row of weights from value k on, zeros beyond its end.
+__device__ __forceinline__ uint4 load_weight_words(const Value* row, int k) {
+    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // of a load
+    u32 words[4] = {0, 0, 0, 0};
+    auto load = [&](int i) {
+        const Value* const from = row + k + i * VALUES;
+        if (k + i * VALUES >= SIZE) return;
+        if constexpr (ROW_ALIGNMENT == 16) {
+            const uint4 all = *(const uint4*)from;
+            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+        } else if constexpr (ROW_ALIGNMENT == 8) {
+            const uint2 half = *(const uint2*)from;
+            words[2 * i] = half.x, words[2 * i + 1] = half.y;
+        } else if constexpr (ROW_ALIGNMENT == 4) {
+            words[i] = *(const u32*)from;
+        } else {
+            words[i / 2] |= (u32)*from << 16 * (i % 2);
+        }
+    };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#if FLOAT32
-        words[i] = i < left ? from[i] : 0u;
-#else
-        words[i] = (2 * i < left ? from[2 * i] : 0u) | (2 * i + 1 < left ? (u32)from[2 * i + 1] << 16 : 0u);
-#endif
-    }
+    for (int i = 0; i < 16 / ROW_ALIGNMENT; ++i) load(i);
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Loads the weights once, `pair_at(tile, span)` by pair; `room` has LENT_WORDS.
-template <class PairAt>
-__device__ __forceinline__ void load_weights(Weights& weights, uint4* room, PairAt pair_at) {
+// Loads the weights once, `pair_at(tile, span)` by pair, after `arrive(span)` for each span in turn; `room` has LENT_WORDS.
+template <class Arrive, class PairAt>
+__device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arrive arrive, PairAt pair_at) {
     room += (threadIdx.x >> 5) * LENT * SPANS * FRAGMENTS * 32 + (threadIdx.x & 31);
     weights.lent = room;
 #if SCALED
+    // Most matrices suit the first scale, and are read once.
+    int exponent = FIRST_WEIGHT_SCALE;
+again:
     u32 most = 0;
-#pragma unroll 8
-    for (int at = 0; at < TILES * SPANS; ++at) {
-        const Pair pair = pair_at(at / SPANS, at % SPANS);
-        most = max(most, max(largest_finite(pair.half[0]), largest_finite(pair.half[1])));
-    }
-    most = __reduce_max_sync(EVERY_LANE, most);
-    const int exponent = most ? min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23)) : 127;  // the largest becomes 2^14
     const float scale = power(exponent);
-    weights.unit = power(254 - exponent);
 #endif
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile)
+    for (int span = 0; span < SPANS; ++span) {
+        arrive(span);
 #pragma unroll
-        for (int span = 0; span < SPANS; ++span) {
+        for (int tile = 0; tile < TILES; ++tile) {
+#if SCALED
+            // Or else more would be loaded at once than there are registers for.
+            if ((span * TILES + tile) % LOADED == 0) __syncwarp();
+#endif
             const Pair pair = pair_at(tile, span);
 #pragma unroll
             for (int half = 0; half < FRAGMENTS; ++half) {
 #if SCALED
                 const uint4 fragment = packed(pair, scale);
+                most = larger_halves(larger_halves(most, fragment.x), fragment.y);
+                most = larger_halves(larger_halves(most, fragment.z), fragment.w);
 #else
                 const uint4 fragment = rounded(pair.half[half]);
 #endif
@@ -136,6 +155,28 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Pair
                 }
             }
         }
+    }
+#if SCALED
+    const u32 largest = __reduce_max_sync(EVERY_LANE, max(most & 0xffffu, most >> 16));
+    if (exponent == FIRST_WEIGHT_SCALE && largest - LEAST_WEIGHT >= INFINITE - LEAST_WEIGHT) {
+        most = 0;
+#pragma unroll 1
+        for (int span = 0; span < SPANS; ++span) {
+            __syncwarp();
+            arrive(span);
+#pragma unroll 1
+            for (int tile = 0; tile < TILES; ++tile) {
+                const Pair pair = pair_at(tile, span);
+                most = max(most, max(largest_finite(pair.half[0]), largest_finite(pair.half[1])));
+            }
+        }
+        __syncwarp();
+        most = __reduce_max_sync(EVERY_LANE, most);
+        exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23));  // the largest becomes 2^14
+        if (most && exponent != FIRST_WEIGHT_SCALE) goto again;
+    }
+    weights.unit = power(254 - exponent);
+#endif
 }
 
 __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int place, u32 b0, u32 b1) {

@@ -1,0 +1,76 @@
+// How 16-bit weights of the backward pass are turned: by way of shared memory, STAGED spans of a warp at a time. What partial
+// sums take later is free until the weights are there.
+#pragma once
+#include "product.cuh"
+
+constexpr int COLUMNS = TILES * 16;                  // hidden units of a row of tiles
+constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // bytes; eight neighbouring rows are free of bank conflicts
+constexpr int SPAN_PITCH = SPAN * ROW_PITCH;
+static_assert(COLUMNS == SPLIT * UNITS, "whole tiles");
+
+// A warp's share. Of a span of 32 rows, those that are turned together are neighbours in shared memory.
+struct Staging {
+    char* memory;         // STAGED spans
+    const Value* source;  // the first weight of the block's tiles
+    int depth;            // of the lane's rows in the first span
+
+    __device__ __forceinline__ Staging(char* memory, const Value* source)
+        : memory(memory), source(source), depth((int)(threadIdx.x >> 5) * SPANS * SPAN + (int)(threadIdx.x >> 3 & 3) * 8 + (int)(threadIdx.x >> 2 & 1)) {}
+
+    // Begins to load a span: four lanes a row, eight rows at a time.
+    __device__ __forceinline__ void request(int span, int units_left) const {
+        constexpr int VALUES = ROW_ALIGNMENT / 2;
+        const int lane = threadIdx.x & 31, first = depth + span * SPAN, column = (lane & 3) * VALUES;
+        const int gate = HIDDEN == SIZE || SPLIT == 4 ? 0 : first / HIDDEN, within = first - gate * HIDDEN;
+        const Value* const from = source + (size_t)(gate * SIZE + within) * SIZE + column;
+        char* const to = memory + span % STAGED * SPAN_PITCH + (lane >> 2) * ROW_PITCH + column * 2;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int next = 0; next < COLUMNS; next += 4 * VALUES) {
+                if (next + 4 * VALUES > COLUMNS && next + column >= COLUMNS) continue;
+                const bool exists = (WARPS * SPANS * SPAN == WIDTH || first + 2 * i < WIDTH) && (HIDDEN == SIZE || within + 2 * i < SIZE) &&
+                                    (SIZE % COLUMNS == 0 || next + column < units_left);
+                copy(to + i * 8 * ROW_PITCH + next * 2, from + 2 * i * SIZE + next, exists);
+            }
+    }
+
+    __device__ __forceinline__ static void copy(char* to, const Value* from, bool exists) {
+        const u32 place = (u32)__cvta_generic_to_shared(to);
+        if constexpr (ROW_ALIGNMENT == 2) {
+            *(Value*)to = exists ? *from : (Value)0;
+        } else if constexpr (ROW_ALIGNMENT == 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(exists ? 16 : 0) : "memory");
+        } else {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(ROW_ALIGNMENT), "r"(exists ? ROW_ALIGNMENT : 0) : "memory");
+        }
+    }
+
+    // Waits for a span, each in turn, and begins to load one that comes later.
+    __device__ __forceinline__ void arrive(int span, int units_left) const {
+#pragma unroll
+        for (int next = span ? span + STAGED - 1 : 0; next < span + STAGED; ++next) {
+            __syncwarp();  // all lanes have read what lay there
+            if (next < SPANS) request(next, units_left);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGED - 1) : "memory");
+        __syncwarp();
+    }
+
+    // Lane 8 i + q gives the place of row q of matrix i: of the first or second half of the tile, then of its depth.
+    __device__ __forceinline__ Pair pair_at(int tile, int span) const {
+        const int lane = threadIdx.x & 31;
+        const char* const row = memory + span % STAGED * SPAN_PITCH + ((lane >> 4) * 8 + (lane & 7)) * ROW_PITCH + tile * 32 + (lane >> 3 & 1) * 16;
+        return {{turned(row), turned(row + 16 * ROW_PITCH)}};
+    }
+
+    __device__ __forceinline__ static uint4 turned(const char* row) {
+        uint4 words;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                     : "r"((u32)__cvta_generic_to_shared(row))
+                     : "memory");
+        return words;
+    }
+};
