@@ -49,7 +49,9 @@ class Backward(ctypes.Structure):
 
     _fields_ = [
         *pointers_of_each_direction("weights", "gates", "bias_ih", "bias_hh", "cells", "dy", "dgates"),
-        *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias", "lengths", "failure"),
+        *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias"),
+        *pointers_of_each_direction("dbias_ih", "dbias_hh"),
+        *_pointers("done", "lengths", "failure"),
         *_numbers("start_forward", "start_reverse"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
         ("patience", ctypes.c_uint),

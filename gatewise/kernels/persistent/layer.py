@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
-from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import products
 from gatewise.kernels.persistent.memory import keeps_matrices
 from gatewise.kernels.persistent.padding import columns_widened
@@ -90,7 +90,8 @@ def compute(
     y, narrow = into.y, None
     if size != hidden:
         y, narrow = tokens.new(scratch, width=directions * hidden), into.y
-    fill_unwritten(y)
+    if tokens.time > 1:  # or else nothing is exchanged
+        fill_unwritten(y)
     h0 = plain_nan(columns_widened(layer.h0.flatten(0, 1), scratch), scratch)
     forward_pass(
         forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device),
@@ -164,7 +165,7 @@ class GateGradients(NamedTuple):
 
     Attributes:
         sums: Gradients of the gate sums [D, T, B, 4H].
-        bias: Of both biases, which are one [D, 4H]; None where they were written to their place.
+        bias: Of both biases, which are one [D, 4H]; None where they were written to their places.
         h0: Of the initial hidden state [D, B, H], not rounded up.
         c0: Of the initial cell state.
         tokens: The order of `sums`.
@@ -185,22 +186,22 @@ def gate_gradients(
     scratch: Scratch,
     into: LayerGradients | None = None,
 ) -> GateGradients:
-    """Go back through the sequence; `into` is where gradients of the state, and of biases that fit there, are put."""
+    """Go back through the sequence; `into` is where gradients of the state and of biases are put, if it is given."""
     (gates, cells), directions, device = kept[:2], len(layer.weights), layer.x.device
-    size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    tokens = order_of_kept(gates)
-    dgates = fill_unwritten(tokens.new(scratch, directions, width=4 * hidden))
-    dh0, dc0 = (
-        found if found is not None else scratch.new_empty(directions, tokens.batch, size)
-        for found in ((None, None) if into is None else into[1:3])
-    )
+    hidden, tokens = hidden_of(problem.hidden_size), order_of_kept(gates)
     launch = backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
     together = launch.cut.together
-    place = None if into is None or directions > 1 or size != hidden else _both_biases(problem, into.weights)
+    places = _biases(problem, into)
+    counters = launch.cut.blocks if places and together > 1 else 0
+    dgates, done = _unwritten(tokens, directions, 4 * hidden, counters, scratch, layer.x)
+    dh0, dc0 = (
+        found if found is not None else scratch.new_empty(directions, tokens.batch, problem.hidden_size)
+        for found in ((None, None) if into is None else into[1:3])
+    )
     if together > 1:
         bias = scratch.new_empty(together, directions, 4 * hidden, dtype=torch.float32)
     else:
-        bias = scratch.new_empty(2, directions, 4 * hidden) if place is None else place
+        bias = None if places else scratch.new_empty(2, directions, 4 * hidden)
     backward_pass(
         launch,
         Matrices(layer.weights),
@@ -215,21 +216,39 @@ def gate_gradients(
         dh0=dh0,
         dc0=dc0,
         bias=bias,
+        biases=places,
+        done=done,
         lengths=layer.lengths,
     )
-    if together > 1:
-        bias = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
+    if bias is None or places:
+        left = None
+    elif together > 1:
+        left = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
     else:
-        bias = bias[0] if place is None else None
-    return GateGradients(dgates, bias, dh0, dc0, tokens)
+        left = bias[0]
+    return GateGradients(dgates, left, dh0, dc0, tokens)
 
 
-def _both_biases(problem: Problem, weights: tuple[Tensor | None, ...]) -> Tensor | None:
-    """Return where a kernel can write the gradients of both biases of the only direction by itself."""
-    if not problem.bias or not weights:
-        return None
-    b_ih, b_hh = weights[2:4]
-    return b_ih if b_ih is not None and b_hh is not None and products.lie_side_by_side(b_ih, b_hh) else None
+def _biases(problem: Problem, into: LayerGradients | None) -> list[tuple[Tensor, Tensor]]:
+    """Return where gradients of both biases of each direction are wanted; nothing if they are not, or nowhere yet."""
+    if into is None or not problem.bias or not into.weights:
+        return []
+    weights = [weight for weight in into.weights if weight is not None]
+    each = len(weights) // problem.num_directions
+    return [(weights[first + 2], weights[first + 3]) for first in range(0, len(weights), each)]
+
+
+def _unwritten(
+    tokens: Tokens, directions: int, width: int, counters: int, scratch: Scratch, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor [D, T, B, width], and counters [D, counters] if there are any, filled together."""
+    if not counters:
+        return fill_unwritten(tokens.new(scratch, directions, width=width)), None
+    values = directions * tokens.time * tokens.batch * width
+    sizes = values * like.element_size(), directions * counters * torch.int32.itemsize
+    memory = fill_unwritten(scratch.new_empty(bytes_together(sizes), dtype=torch.uint8))
+    parts = Scratch(like, memory)
+    return tokens.new(parts, directions, width=width), parts.new_empty(directions, counters, dtype=torch.int32)
 
 
 def in_order(above: OutputGradients, tokens: Tokens) -> OutputGradients:

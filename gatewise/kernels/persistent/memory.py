@@ -16,6 +16,7 @@ _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _SHARE = 0.35  # of the memory that nn.LSTM takes
 _LITTLE_MORE = 1.1  # times the least that any number of segments takes
+_WORTH_A_PRODUCT = 3 << 20  # bytes copied in the time that a small product takes
 _PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
@@ -41,6 +42,19 @@ def keeps_matrices(problem: Problem) -> bool:
     if not problem.needs_grad or problem.rebuilds_gates or problem.proj_size:
         return False
     return _is_odd(problem) and problem.element_bytes == 2
+
+
+def copies_states(problem: Problem) -> bool:
+    """Whether the hidden states that went into the steps are copied side by side, h0 and all outputs but the last.
+
+    One product then makes the gradient of the recurrent weights. Otherwise the first step has one of its own, which
+    reads and writes all of that gradient once more.
+    """
+    hidden = problem.hidden_size
+    if _is_odd(problem) or problem.proj_size or problem.time == 1:
+        return True
+    copied = problem.time * problem.batch * hidden * (4 if problem.bidirectional else 1)  # rows with gaps go slowly
+    return copied < 4 * hidden * hidden + _WORTH_A_PRODUCT // problem.element_bytes
 
 
 def kept_tensors(problem: Problem) -> tuple[TensorSpec, ...]:
@@ -146,7 +160,7 @@ def _laid_out_backward(problem: Problem) -> int:
     tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
     hidden, size = hidden_of(problem.hidden_size), problem.hidden_size
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
-    history = tokens * size + odd * hidden * (tokens + 4 * hidden)
+    history = tokens * size * copies_states(problem) + odd * hidden * (tokens + 4 * hidden)
     layers = [
         4 * tokens * width
         + tokens * features * ((problem.dropout > 0) + _is_ragged(problem))
@@ -189,7 +203,8 @@ def _training(problem: Problem) -> int:
     # The peak is in the backward pass, where the gradients of the recurrent weights are made.
     tokens, width = problem.time * problem.batch, _width(problem)
     dgates = 4 * tokens * width
-    history = tokens * problem.output_size + (tokens * hidden_of(problem.hidden_size) if _is_odd(problem) else 0)
+    history = tokens * problem.output_size * copies_states(problem)
+    history += tokens * hidden_of(problem.hidden_size) * _is_odd(problem)
     inputs = tokens * (_largest_input(problem) if _is_ragged(problem) else _widened_input(problem))
     return dgates + history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -132,7 +134,9 @@ def backward_pass(
     dc_n: Tensor | None,
     dh0: Tensor,
     dc0: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
+    biases: Sequence[tuple[Tensor, Tensor]] = (),
+    done: Tensor | None = None,
     lengths: Tensor | None,
     starts: tuple[int, int] = (0, 0),
 ) -> None:
@@ -151,7 +155,9 @@ def backward_pass(
         dc_n: Gradient of the cell state after it, or None.
         dh0: For the gradient of the hidden state before it.
         dc0: For the gradient of the cell state before it.
-        bias: For the gradients of the biases, as cuda/backward.cu describes them.
+        bias: For the gradients of the biases, as cuda/backward.cu describes them; None if each block has its own.
+        biases: Where those of each direction are put; empty to leave them in `bias`.
+        done: For counters of blocks [D, blocks], filled by `fill_unwritten`; needed with `biases` and `bias`.
         lengths: Sequence lengths [B] on the device, or None.
         starts: Steps of the sequence before each direction's stretch, in the order of time.
     """
@@ -169,7 +175,10 @@ def backward_pass(
         address(dc_n),
         dh0.data_ptr(),
         dc0.data_ptr(),
-        bias.data_ptr(),
+        address(bias),
+        *_each([b_ih for b_ih, _ in biases]),
+        *_each([b_hh for _, b_hh in biases]),
+        address(done),
         address(lengths),
         failure.flag(device.index).address,
         *starts,
@@ -183,6 +192,10 @@ def backward_pass(
         failure.PATIENCE,
     )
     run(launch, arguments, matrices.directions, device)
+
+
+def _each(tensors: list[Tensor]) -> Pair:
+    return pair([tensor.data_ptr() for tensor in tensors]) if tensors else (None, None)
 
 
 def address(tensor: Tensor | None) -> int | None:

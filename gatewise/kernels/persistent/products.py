@@ -14,6 +14,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.exactness import exact_products
+from gatewise.kernels.persistent.memory import copies_states
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.tokens import Tokens
@@ -148,23 +149,67 @@ def weight_gradients(
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
             share = dgates[direction]
             sums = tokens.flat(share).t()
-            _product(sums, x, size, w_ih, scratch)
-            with scratch.frame():
-                # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
-                first = states[direction].unsqueeze(0)
-                if direction == 0:
-                    before = _joined([first, outputs[:-1]], tokens, scratch)
-                else:
-                    # A shorter sequence begins elsewhere: all of those come in one product of their own.
-                    last = first if lengths is None else scratch.new_empty(first.shape).zero_()
-                    before = _joined([outputs[1:], last], tokens, scratch)
-                parts = [(sums, columns_widened(before, scratch))]
-                if direction == 1 and lengths is not None:
-                    ends = _rows_at_last_steps(tokens.flat(share), lengths, tokens, scratch)
-                    parts.append((ends.t(), columns_widened(states[1], scratch)))
-                _product(*parts[0], size, w_hh, scratch, *parts[1:])
+            # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
+            if tokens.time > 1 and not tokens.by_row and not copies_states(problem):
+                first, others = _by_steps(direction, share, outputs, states[direction], lengths, tokens, scratch)
+                _product(sums, x, size, w_ih, scratch)
+                _product(*first, size, w_hh, scratch, others)
+            else:
+                _product(sums, x, size, w_ih, scratch)
+                with scratch.frame():
+                    parts = _at_once(direction, share, outputs, states[direction], lengths, tokens, scratch)
+                    _product(*parts[0], size, w_hh, scratch, *parts[1:])
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
+
+
+Pair = tuple[Tensor, Tensor]
+"""The factors of a product."""
+
+
+def _by_steps(
+    direction: int,
+    dgates: Tensor,
+    outputs: Tensor,
+    state: Tensor,
+    lengths: Tensor | None,
+    tokens: Tokens,
+    scratch: Scratch,
+) -> tuple[Pair, Pair]:
+    """Return the product of each row's first step, and that of the others, which reads the outputs where they are."""
+    first, others, before = dgates[0], dgates[1:], outputs[:-1]
+    if direction == 1:
+        first, others, before = dgates[-1], dgates[:-1], outputs[1:]
+        if lengths is not None:  # a shorter sequence begins elsewhere
+            first = _rows_at_last_steps(tokens.flat(dgates), lengths, tokens, scratch)
+    return (first.t(), state), (others.flatten(0, 1).t(), before.flatten(0, 1))
+
+
+def _at_once(
+    direction: int,
+    dgates: Tensor,
+    outputs: Tensor,
+    state: Tensor,
+    lengths: Tensor | None,
+    tokens: Tokens,
+    scratch: Scratch,
+) -> list[Pair]:
+    """Return one product of all steps, with a copy of what went into them; a single step needs none."""
+    flat, first = tokens.flat(dgates), state.unsqueeze(0)
+    ends = lengths if direction == 1 else None
+    if tokens.time == 1 and ends is None:
+        return [(flat.t(), columns_widened(state, scratch))]
+    if direction == 0:
+        before = _joined([first, outputs[:-1]], tokens, scratch)
+    else:
+        # A shorter sequence begins elsewhere: all of those come in one product of their own.
+        last = first if ends is None else scratch.new_empty(first.shape).zero_()
+        before = _joined([outputs[1:], last], tokens, scratch)
+    parts = [(flat.t(), columns_widened(before, scratch))]
+    if ends is not None:
+        rows = _rows_at_last_steps(flat, ends, tokens, scratch)
+        parts.append((rows.t(), columns_widened(state, scratch)))
+    return parts
 
 
 def _product(

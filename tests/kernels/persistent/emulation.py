@@ -47,11 +47,12 @@ def fitted(matrix, rows, columns, groups=1, *, scratch=None, into=None):
 
 
 def fill_unwritten(buffer):
-    return buffer.fill_(math.nan)
+    buffer.view(torch.float64).fill_(math.nan)
+    return buffer
 
 
 def launch(problem, batch, directions, ragged, device):
-    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER))
+    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER, blocks=1))
 
 
 def _end(time, lengths, row, start):
@@ -115,11 +116,30 @@ def forward_pass(
 
 
 def backward_pass(
-    launch, matrices, tokens, *, gates, cells, dy, dgates, c0, dh_n, dc_n, dh0, dc0, bias, lengths, starts=(0, 0)
+    launch,
+    matrices,
+    tokens,
+    *,
+    gates,
+    cells,
+    dy,
+    dgates,
+    c0,
+    dh_n,
+    dc_n,
+    dh0,
+    dc0,
+    bias,
+    biases=(),
+    done=None,
+    lengths,
+    starts=(0, 0),
 ):
     size, directions = launch.problem.hidden_size, matrices.directions
     hidden = hidden_of(size)
     bias.zero_()
+    if biases:
+        assert done.shape == (directions, launch.cut.blocks)
     for direction in range(directions):
         found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
         kept = _Token(cells[direction], tokens, hidden, hidden)
@@ -142,12 +162,12 @@ def backward_pass(
                 each = [d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 - g**2), dh * squashed * o * (1 - o)]
                 four = found[step, row].zero_().view(4, hidden)
                 four[:, :size] = torch.stack(each)
-                if bias.dim() == 3:
-                    bias[row % _TOGETHER, direction] += four.flatten()
-                else:  # in place, both side by side
-                    at(bias.data_ptr(), 2, 4 * size)[:] += four.flatten()
+                bias[row % _TOGETHER, direction] += four.flatten()
                 dh, dc = w_hh.t() @ four[:, :size].flatten(), d * f
             dh0[direction, row], dc0[direction, row] = dh, dc
+        if biases:
+            for own in biases[direction]:
+                own.copy_(bias[:, direction].sum(0).view(4, hidden)[:, :size].flatten())
 
 
 class _NothingNew(TorchDispatchMode):

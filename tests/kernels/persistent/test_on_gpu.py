@@ -20,6 +20,8 @@ SHAPES = {
     "ptb-large": Problem(8, 20, 1500, 1500),
     "tagger": Problem(9, 40, 64, 256, bidirectional=True, num_layers=2),
     "ragged": Problem(17, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
+    "states-not-copied": Problem(31, 70, 64, 256, bidirectional=True),
+    "states-not-copied-ragged": Problem(31, 70, 64, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "batch-beyond-one-pass": Problem(5, 300, 64, 512),
     "clusters": Problem(9, 64, 128, 1024),
     "one-row": Problem(30, 1, 64, 1024),

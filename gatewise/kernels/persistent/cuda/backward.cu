@@ -39,6 +39,9 @@ struct Backward {
     Value* dh0;               // [D, B, SIZE]
     Value* dc0;               // [D, B, SIZE]
     void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]
+    Value* dbias_ih[2];       // where they are put [4 * SIZE] for each direction, or null: then they are left in `bias`
+    Value* dbias_hh[2];
+    u32* done;                // [D, gridDim.x], filled with ones: blocks of the same units that have left theirs in `bias`
     const i64* lengths;       // [B]; read only if RAGGED
     int* failure;             // set to 1 when a wait is given up
     int start[2];             // steps that `lengths` counts before the first one here, of each direction
@@ -65,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     float* const received = (float*)(lent + LENT_WORDS);  // [2, SPLIT, ROWS, UNITS]
     const u32 rank = cluster_rank();
     if (threadIdx.x == 0) initialise_arrival(&arrival);
+    arrive_at_cluster_barrier();
 #else
     const u32 rank = 0;
 #endif
@@ -107,10 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
     for (int cell = 0; cell < CELLS; ++cell) bias[cell] = {0.f, 0.f, 0.f, 0.f};
 #if SPLIT > 1
-    cluster_barrier();
-#else
-    __syncthreads();
+    await_cluster_barrier();
 #endif
+    __syncthreads();  // weights that are staged lie where sums will
 
     for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {
         const int first_row = group * ROWS;
@@ -255,6 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         if (at.exists) collected[at.row * UNITS + at.unit] = {bias[cell].i, bias[cell].f, bias[cell].g, bias[cell].o};
     }
     __syncthreads();
+    auto put_bias = [&](int gate, int unit, float total) {
+        if (first_unit + unit >= SIZE) return;
+        const int at = gate * SIZE + first_unit + unit;
+        (reverse ? p.dbias_ih[1] : p.dbias_ih[0])[at] = (reverse ? p.dbias_hh[1] : p.dbias_hh[0])[at] = (Value)narrowed(total);
+    };
     for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS) {
         const int gate = i / UNITS, unit = i % UNITS;
         float total = 0.f;
@@ -263,8 +271,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         const int own = (direction * 4 + gate) * HIDDEN + first_unit + unit, all = p.directions * 4 * HIDDEN;
         if (gridDim.y > 1)
             ((float*)p.bias)[blockIdx.y * all + own] = total;
+        else if (p.dbias_ih[0])
+            put_bias(gate, unit, total);
         else
             ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(total);
+    }
+    if (gridDim.y > 1 && p.dbias_ih[0]) {
+        // The last block of those that share the units adds up what all of them have left, in the order of their rows.
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) last = atomicAdd(p.done + direction * gridDim.x + blockIdx.x, 1u) + 2 == gridDim.y;
+        __syncthreads();
+        __threadfence();
+        for (int i = threadIdx.x; last && i < 4 * UNITS; i += THREADS) {
+            const int gate = i / UNITS, unit = i % UNITS;
+            if (first_unit + unit >= HIDDEN) continue;
+            float total = 0.f;
+            for (int group = 0; group < gridDim.y; ++group)
+                total += ((volatile float*)p.bias)[((group * p.directions + direction) * 4 + gate) * HIDDEN + first_unit + unit];
+            put_bias(gate, unit, total);
+        }
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
 #if SPLIT > 1

@@ -20,8 +20,12 @@ __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
     return remote;
 }
 
+__device__ __forceinline__ void arrive_at_cluster_barrier() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_cluster_barrier() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 __device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    arrive_at_cluster_barrier();
+    await_cluster_barrier();
 }
 
 __device__ __forceinline__ void initialise_arrival(u64* arrival) {

@@ -47,21 +47,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     Value* const cells = reverse ? p.cells[1] : p.cells[0];
     Value* const narrow = reverse ? p.narrow[1] : p.narrow[0];
     const int skipped = reverse ? p.start[1] : p.start[0];
-    read_biases(biases, reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], first_unit);
 
     // Tile row r is gate r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
     Weights weights;
     const Value* source = reverse ? p.weights[1] : p.weights[0];
     auto words_at = [&](int row, int k) {
         const int unit = first_unit + row / 4;
-        const bool exists = SIZE % UNITS == 0 || unit < SIZE;
-        return exists ? load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k) : make_uint4(0, 0, 0, 0);
+        return load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k, SIZE % UNITS == 0 || unit < SIZE);
     };
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
         const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
         return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
     });
+    read_biases(biases, reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
     int parity = 0;
 

@@ -85,29 +85,30 @@ __device__ __forceinline__ uint4 rounded(uint4 words) {
 }
 #endif
 
-constexpr int LOADED = 4;  // pairs of weights that are loaded at once
+constexpr int LOADED = 3;  // pairs of weights that are loaded at once
 
 // What each row of weights is aligned to; the first one is to 16 bytes.
 constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
 constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
 
-// Loads 16 bytes of a row of weights from value k on, zeros beyond its end.
-__device__ __forceinline__ uint4 load_weight_words(const Value* row, int k) {
+// Loads 16 bytes of a row of weights from value k on, zeros beyond its end and where `exists` is not. Without branches: behind
+// one, the loads would be waited for one by one.
+__device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool exists) {
     constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // of a load
     u32 words[4] = {0, 0, 0, 0};
     auto load = [&](int i) {
         const Value* const from = row + k + i * VALUES;
-        if (k + i * VALUES >= SIZE) return;
+        const int there = exists && k + i * VALUES < SIZE;
         if constexpr (ROW_ALIGNMENT == 16) {
-            const uint4 all = *(const uint4*)from;
-            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+                : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+                : "l"(from), "r"(there));
         } else if constexpr (ROW_ALIGNMENT == 8) {
-            const uint2 half = *(const uint2*)from;
-            words[2 * i] = half.x, words[2 * i + 1] = half.y;
+            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0,%1}, [%2];\n\t}" : "+r"(words[2 * i]), "+r"(words[2 * i + 1]) : "l"(from), "r"(there));
         } else if constexpr (ROW_ALIGNMENT == 4) {
-            words[i] = *(const u32*)from;
+            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p ld.global.u32 %0, [%1];\n\t}" : "+r"(words[i]) : "l"(from), "r"(there));
         } else {
-            words[i / 2] |= (u32)*from << 16 * (i % 2);
+            words[i / 2] |= (there ? (u32)*from : 0u) << 16 * (i % 2);
         }
     };
 #pragma unroll

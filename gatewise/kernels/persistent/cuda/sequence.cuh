@@ -64,7 +64,8 @@ __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, int skip
 #endif
 }
 
-// Reads the sums of both biases of the block's units, `first_unit` and those after it; zeros without biases.
+// Reads the sums of both biases of the block's units, `first_unit` and those after it; zeros without biases. They are there
+// after the next barrier.
 __device__ __forceinline__ void read_biases(float4 (&biases)[UNITS], const Value* bias_ih, const Value* bias_hh, int first_unit) {
     for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
         auto bias = [&](int gate) {
@@ -73,5 +74,4 @@ __device__ __forceinline__ void read_biases(float4 (&biases)[UNITS], const Value
         };
         biases[unit] = make_float4(bias(0), bias(1), bias(2), bias(3));
     }
-    __syncthreads();
 }
