@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from gatewise.benchmarks import attention, attention_report, record, report
+from gatewise.benchmarks import attention, attention_report, language_model, record, report
 from gatewise.benchmarks.lstm import picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
 from gatewise.benchmarks.nmt import picture as nmt_picture
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt import report as nmt_report
+from gatewise.contract.errors import ArgumentError, sentence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         device: Part of a device's name; empty for any.
 
     Raises:
-        ArgumentError: There is no such file, a line is no record, or no record is from such a device.
+        ArgumentError: There is no such benchmark or file, a line is no record, or no record is from such a device.
     """
     path = record.path_of(folder, benchmark)
     if benchmark in (lstm_record.BENCHMARK, lstm_record.QUICK_BENCHMARK):
@@ -65,6 +66,9 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)
+    if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
+        advice = "Add _quick for trials."
+        raise ArgumentError(sentence("benchmark", "lm, lstm, nmt or attention", repr(benchmark), advice))
     rows = record.newest(record.read(path), device)
 
     def draw(prefix: Path) -> list[Path]:

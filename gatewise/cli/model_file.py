@@ -27,3 +27,8 @@ def read_model_file(path: Path, task: str) -> tuple[Path, dict[str, Tensor], dic
         where = "has no model yet: training saves one at its first evaluation" if path.is_dir() else "does not exist"
         raise CheckpointError(f"{path} {where}. Give the folder of a run of gatewise train {task}.")
     return file, *read_tensors(file, MODEL)
+
+
+def lack(error: Exception) -> str:
+    """Say what a file's facts lack for a model, as an error found it."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -91,3 +91,8 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_options(options: list[str], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call(*QUICK, *options)
+
+
+def test_a_benchmark_without_a_report_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="`benchmark` must be lm, lstm, nmt or attention, got 'systemml'"):
+        call("report", "systemml", "--results", str(tmp_path))

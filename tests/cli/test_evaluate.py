@@ -144,6 +144,6 @@ def test_a_language_model_is_not_a_classifier(gatewise, text, small):
     pytest.importorskip("safetensors")
     assert gatewise("train", "lm", *small, "--output", "lm").status == 0
     answer = gatewise("evaluate", "--checkpoint", "lm")
-    assert "is not a classifier: 'classifier'. Give a run folder of gatewise train classify." in " ".join(
+    assert "is not a classifier: it has no 'classifier'. Give a run folder of gatewise train classify." in " ".join(
         answer.err.split()
     )
