@@ -8,6 +8,7 @@ import warnings
 import weakref
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -52,7 +53,8 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
 
     What was exchanged, and what was left and why, is printed. Left alone, each named with its reason in one warning as
     well and listed by `planned_swaps`: subclasses of `torch.nn.LSTM`, layers with parametrizations, with a `forward` of
-    their own, or already compiled. Layers that are not registered as submodules (in a plain list, say) are not found.
+    their own, already compiled, or in TorchScript. Layers that are not registered as submodules (in a plain list, say)
+    are not found.
 
     Args:
         model: Any module.
@@ -99,7 +101,7 @@ def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, advice))
     found: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.LSTM):
+        if isinstance(module, nn.LSTM) or _is_script(module):
             found.setdefault(module, []).append(name)
     return tuple(Swap(tuple(names), module, _obstacle(module)) for module, names in found.items())
 
@@ -116,7 +118,13 @@ def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
     return "\n".join(lines)
 
 
-def _obstacle(module: nn.LSTM) -> str:
+def _is_script(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", "") == nn.LSTM.__name__
+
+
+def _obstacle(module: nn.Module) -> str:
+    if _is_script(module):
+        return "is TorchScript; accelerate the model before torch.jit.script"
     if parametrize.is_parametrized(module):
         return "has parametrizations; build it as gatewise.LSTM and register them there"
     if type(module) is not nn.LSTM:

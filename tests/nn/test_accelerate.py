@@ -165,15 +165,18 @@ def left_alone():
     patched.forward = lambda x, hx=None: (x, None)
     compiled = nn.LSTM(3, 4)
     compiled.compile(backend="eager")
+    script = next(torch.jit.script(nn.Sequential(nn.LSTM(3, 4))).children())
     return {
         "subclass": (Custom(3, 4), "is a subclass, Custom, whose own behaviour would be lost"),
         "parametrised": (parametrised, "has parametrizations"),
         "patched": (patched, "has a forward of its own"),
         "compiled": (compiled, "is compiled"),
+        "script": (script, "is TorchScript; accelerate the model before torch.jit.script"),
     }
 
 
-@pytest.mark.parametrize("case", ["subclass", "parametrised", "patched", "compiled"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("case", ["subclass", "parametrised", "patched", "compiled", "script"])
 def test_what_is_left_alone_is_said_once_with_its_reason(case):
     layer, reason = left_alone()[case]
     model = nn.ModuleDict({"odd": layer, "odd_again": layer, "plain": nn.LSTM(3, 4)})
