@@ -17,11 +17,12 @@ from gatewise.nn import LSTM
 from gatewise.selection import explain
 from gatewise.training import RunFolder
 from gatewise.training.history import PERPLEXITY, Measure
-from gatewise.training.loop import Observer, Outcome
+from gatewise.training.loop import Outcome
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
 from gatewise.training.progress import terminal_progress
+from gatewise.training.protocols import Observer
 from gatewise.training.summaries import TensorBoardSummaries
 
 

@@ -1,13 +1,14 @@
 """Training that can be stopped at any moment: loop, checkpoints, schedules, processes.
 
 Nothing here knows what is being trained. A model is any `torch.nn.Module` with a method ``loss(batch, state)`` (see
-`gatewise.training.loop.Trainable`); data is anything with batches (see `gatewise.training.loop.Batches`).
+`Trainable`); data is anything with batches (see `Batches`).
 """
 
 from gatewise.training.checkpoint import read_tensors, write_tensors
 from gatewise.training.history import Evaluation, perplexity
-from gatewise.training.loop import Batches, Trainable, evaluate, fit
+from gatewise.training.loop import evaluate, fit
 from gatewise.training.options import TrainingOptions
+from gatewise.training.protocols import Batches, Trainable
 from gatewise.training.run_folder import RunFolder
 
 __all__ = [

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from gatewise.training.optimizers import build_optimizer
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
+from gatewise.training.protocols import Batch, Batches, Observer
 from gatewise.training.run_folder import RunFolder
 from gatewise.training.schedule import Schedule
 from gatewise.training.snapshot import Run, capture, restore, weights_of
@@ -33,59 +34,6 @@ MODEL = "model"
 _REPORT_SECONDS = 0.5
 _AGREE_EVERY = 25
 """Steps between two moments at which several processes agree on stopping or saving."""
-
-
-class Batch(Protocol):
-    """What the loop needs to know of a batch."""
-
-    @property
-    def count(self) -> int:
-        """How many tokens the mean loss of this batch is over."""
-        ...
-
-
-class Batches(Protocol):
-    """Data that comes in epochs, on the device already."""
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
-        ...
-
-    def windows(self, epoch: int = 0, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch from number `start` on; the same epoch always yields the same."""
-        ...
-
-
-class Trainable(Protocol):
-    """What the loop needs of a model, which is a `torch.nn.Module` besides."""
-
-    def loss(self, batch: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of a batch, and the state for the next.
-
-        The state is None, a tensor, or tuples of these; None comes in at the beginning of an epoch. The loop detaches
-        it.
-        """
-        ...
-
-
-class Observer(Protocol):
-    """Somebody who is told how training goes."""
-
-    def started(self, step: int, history: Sequence[Evaluation]) -> None:
-        """Hear that training begins, or goes on after `step` steps with these evaluations behind it."""
-        ...
-
-    def progressed(self, progress: Progress) -> None:
-        """Hear where training is, about twice a second."""
-        ...
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Hear of a validation loss."""
-        ...
-
-    def remarked(self, sentence: str) -> None:
-        """Hear something about how training runs that is worth a line."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
