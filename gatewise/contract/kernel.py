@@ -109,11 +109,6 @@ class Kernel(Protocol):
         ...
 
     @property
-    def single_use(self) -> bool:
-        """Whether `backward` consumes `Result.kept`, so that a second backward must repeat the forward."""
-        ...
-
-    @property
     def sets_up_in_captures(self) -> bool:
         """Whether its first call may come while a CUDA graph is captured.
 
@@ -125,6 +120,10 @@ class Kernel(Protocol):
     @property
     def traces(self) -> Traces:
         """What it leaves in a profile; `gatewise.verify` holds a real call to it."""
+        ...
+
+    def single_use(self, problem: Problem) -> bool:
+        """Whether `backward` consumes `Result.kept`, so that a second backward must repeat the forward."""
         ...
 
     def criteria(self) -> Sequence[Criterion]:

@@ -194,7 +194,7 @@ def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel:
         result = forward_on(kernel, problem, inputs)
     else:
         result = saved.result
-        saved.spent = kernel_named(kernel).single_use
+        saved.spent = kernel_named(kernel).single_use(problem)
     way = kernel_named(kernel)
     between = conversion(problem, inputs, way.layouts)
     with _around(problem, inputs.x):

@@ -34,9 +34,11 @@ class _Eager:
     name = "eager"
     summary = "plain torch operators, any device and float dtype"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    single_use = False
     sets_up_in_captures = False
     traces = Traces(frozenset({"aten::addcmul"}), frozenset({"aten::addcmul"}))  # the cell, and its adjoint
+
+    def single_use(self, problem: Problem) -> bool:
+        return False
 
     def criteria(self) -> Sequence[Criterion]:
         """None: this kernel takes everything."""

@@ -15,10 +15,13 @@ PROBLEM = Problem(5, 3, 3, 7, proj_size=2, num_layers=2, needs_grad=True)
 class Wrong:
     """The eager kernel with one tensor changed."""
 
-    name, summary, layouts, single_use = "wrong", "", eager.layouts, False
+    name, summary, layouts = "wrong", "", eager.layouts
 
     def __init__(self, target, change):
         self.target, self.change = target, change
+
+    def single_use(self, problem):
+        return False
 
     def criteria(self):
         return ()

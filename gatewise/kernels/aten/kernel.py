@@ -35,13 +35,15 @@ class _Aten:
     name = "aten"
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
-    single_use = False
     sets_up_in_captures = False
     # oneDNN; the loop's fused cell on a GPU; on a CPU the loop has only the split of its gates to itself.
     traces = Traces(
         frozenset({"aten::mkldnn_rnn_layer", "aten::_thnn_fused_lstm_cell", "aten::unsafe_chunk"}),
         frozenset({"aten::mkldnn_rnn_layer_backward", "aten::_thnn_fused_lstm_cell_backward", "UnsafeSplitBackward0"}),
     )
+
+    def single_use(self, problem: Problem) -> bool:
+        return False
 
     def criteria(self) -> Sequence[Criterion]:
         return (NOT_EMPTY, NOT_PROJECTED, NOT_LEAN, LENGTHS_READABLE, _TRACEABLE)

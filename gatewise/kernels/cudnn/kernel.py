@@ -34,9 +34,11 @@ class _Cudnn:
     name = "cudnn"
     summary = "cuDNN through PyTorch's operators"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
-    single_use = True  # cuDNN's backward writes into the reserve
     sets_up_in_captures = False
     traces = Traces(frozenset({"aten::_cudnn_rnn"}), frozenset({"aten::_cudnn_rnn_backward"}))
+
+    def single_use(self, problem: Problem) -> bool:
+        return True  # cuDNN's backward writes into the reserve
 
     def criteria(self) -> Sequence[Criterion]:
         return criteria.CRITERIA

@@ -11,6 +11,11 @@ _UNROUNDED_HIDDEN = 192  # the largest that cuDNN's own persistent kernel for sm
 _SMALL_HIDDEN, _SMALL_BATCH = 256, 31
 
 
+def rounds_to_tf32(problem: Problem) -> bool:
+    """Whether the kernel rounds float32 operands to TF32."""
+    return problem.dtype == torch.float32 and not exact_products(problem)
+
+
 def exact_products(problem: Problem) -> bool:
     """Whether float32 products must be exact to float32 instead of rounded to TF32.
 

@@ -22,6 +22,7 @@ from gatewise.kernels.persistent.memory import (
     is_laid_out,
     kept_bytes,
     kept_tensors,
+    overwrites_gates,
     segment_count,
     workspace_bytes,
 )
@@ -41,9 +42,11 @@ class _Persistent:
     name = "persistent"
     summary = "recurrent weights on the chip, one launch a layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    single_use = False
     sets_up_in_captures = True
     traces = Traces(frozenset({"lstm_forward"}), frozenset({"lstm_backward"}))  # the entry points in cuda/*.cu
+
+    def single_use(self, problem: Problem) -> bool:
+        return overwrites_gates(problem) and not problem.rebuilds_gates
 
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA

@@ -12,7 +12,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import products
-from gatewise.kernels.persistent.memory import keeps_matrices
+from gatewise.kernels.persistent.memory import keeps_matrices, overwrites_gates
 from gatewise.kernels.persistent.padding import columns_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
@@ -186,14 +186,20 @@ def gate_gradients(
     scratch: Scratch,
     into: LayerGradients | None = None,
 ) -> GateGradients:
-    """Go back through the sequence; `into` is where gradients of the state and of biases are put, if it is given."""
+    """Go back through the sequence; `into` is where gradients of the state and of biases are put, if it is given.
+
+    What it finds may take the place of the gates that were kept.
+    """
     (gates, cells), directions, device = kept[:2], len(layer.weights), layer.x.device
     hidden, tokens = hidden_of(problem.hidden_size), order_of_kept(gates)
     launch = backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
     together = launch.cut.together
     places = _biases(problem, into)
     counters = launch.cut.blocks if places and together > 1 else 0
-    dgates, done = _unwritten(tokens, directions, 4 * hidden, counters, scratch, layer.x)
+    if overwrites_gates(problem):
+        dgates, done = gates, _counters(directions, counters, scratch)
+    else:
+        dgates, done = _unwritten(tokens, directions, 4 * hidden, counters, scratch, layer.x)
     dh0, dc0 = (
         found if found is not None else scratch.new_empty(directions, tokens.batch, problem.hidden_size)
         for found in ((None, None) if into is None else into[1:3])
@@ -236,6 +242,11 @@ def _biases(problem: Problem, into: LayerGradients | None) -> list[tuple[Tensor,
     weights = [weight for weight in into.weights if weight is not None]
     each = len(weights) // problem.num_directions
     return [(weights[first + 2], weights[first + 3]) for first in range(0, len(weights), each)]
+
+
+def _counters(directions: int, counters: int, scratch: Scratch) -> Tensor | None:
+    """Return counters [D, counters], filled, if there are any."""
+    return fill_unwritten(scratch.new_empty(directions, counters, dtype=torch.int32)) if counters else None
 
 
 def _unwritten(

@@ -22,7 +22,12 @@ from gatewise.kernels.persistent.activation import activate
 from gatewise.kernels.persistent.history import as_wide
 from gatewise.kernels.persistent.layer import in_order as layer_in_order
 from gatewise.kernels.persistent.layer import on_device, plain_nan
-from gatewise.kernels.persistent.memory import forward_segment_count, holds_matrices, segment_count
+from gatewise.kernels.persistent.memory import (
+    forward_segment_count,
+    holds_matrices,
+    overwrites_gates,
+    segment_count,
+)
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
@@ -154,7 +159,8 @@ def differentiate(
     matrices = Matrices(layer.weights)
     launch = backward_launch(problem, batch, directions, layer.lengths is not None, cells.device)
     with scratch.frame(), products.in_precision_of(problem):
-        gates, dgates = (scratch.new_empty(directions, steps * batch, 4 * hidden) for _ in range(2))
+        gates = scratch.new_empty(directions, steps * batch, 4 * hidden)
+        dgates = gates if overwrites_gates(problem) else scratch.new_empty(gates.shape)
         biases = products.new_bias_gradients(launch.cut.together, directions, hidden, scratch, count)
         between = [[scratch.new_empty(layer.c0.shape) for _ in ("h", "c")] for _ in range(2)]
         call = _Call(
@@ -184,7 +190,7 @@ def differentiate(
                     gates=planes(gates),
                     cells=_cells_of(cells, both),
                     dy=(None, None) if given is None else _shares(given, size),
-                    dgates=planes(fill_unwritten(dgates)),
+                    dgates=planes(dgates if dgates is gates else fill_unwritten(dgates)),
                     c0=history.cell_states(layer, cells, both, scratch),
                     dh_n=dh_n,
                     dc_n=dc_n,

@@ -9,6 +9,7 @@ import torch
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda.scratch import bytes_together
+from gatewise.kernels.persistent.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import longest, segments
 
@@ -32,6 +33,15 @@ def is_laid_out(problem: Problem) -> bool:
         return True  # its scratch memory is a small part of all
     gates = 4 * problem.num_layers * problem.time * problem.batch * _width(problem)
     return gates * problem.element_bytes <= _MOST_LAID_OUT
+
+
+def overwrites_gates(problem: Problem) -> bool:
+    """Whether the backward pass writes the gradients of the gate sums over the gates.
+
+    The gradients are their own signal that they have arrived, so that must tell them from gates: by the last place of
+    numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps.
+    """
+    return rounds_to_tf32(problem) and (problem.rebuilds_gates or not problem.traced)
 
 
 def keeps_matrices(problem: Problem) -> bool:
@@ -157,12 +167,16 @@ def _laid_out_forward(problem: Problem) -> int:
 
 def _laid_out_backward(problem: Problem) -> int:
     # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn.
-    tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
+    tokens, odd = problem.time * problem.batch, _is_odd(problem)
     hidden, size = hidden_of(problem.hidden_size), problem.hidden_size
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
     history = tokens * size * copies_states(problem) + odd * hidden * (tokens + 4 * hidden)
+    if _is_ragged(problem):
+        # Initial states without those of empty sequences; what meets those of the reverse direction.
+        begun = problem.num_directions * size + problem.bidirectional * (size + (4 + odd) * hidden)
+        history += problem.batch * begun
     layers = [
-        4 * tokens * width
+        _dgates(problem, tokens)
         + tokens * features * ((problem.dropout > 0) + _is_ragged(problem))
         + _widened(tokens, features)
         + max(_matrix(problem, features), history)
@@ -201,12 +215,16 @@ def _inference(problem: Problem) -> int:
 
 def _training(problem: Problem) -> int:
     # The peak is in the backward pass, where the gradients of the recurrent weights are made.
-    tokens, width = problem.time * problem.batch, _width(problem)
-    dgates = 4 * tokens * width
+    tokens = problem.time * problem.batch
     history = tokens * problem.output_size * copies_states(problem)
     history += tokens * hidden_of(problem.hidden_size) * _is_odd(problem)
     inputs = tokens * (_largest_input(problem) if _is_ragged(problem) else _widened_input(problem))
-    return dgates + history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
+    around = history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
+    return _dgates(problem, tokens) + around
+
+
+def _dgates(problem: Problem, tokens: int) -> int:
+    return 0 if overwrites_gates(problem) else 4 * tokens * _width(problem)
 
 
 def _lean(problem: Problem, count: int, holds: bool) -> int:
@@ -224,7 +242,8 @@ def _lean(problem: Problem, count: int, holds: bool) -> int:
         lasting = directions * (w_ih + 2 * w_hh) if count > 1 else max(w_ih, w_hh)
         wide = tokens * hidden_of(features) * (features % 8 > 0)
         layers.append(
-            2 * 4 * tokens * _width(problem)
+            4 * tokens * _width(problem)
+            + _dgates(problem, tokens)
             + held
             + (lasting + wide if count > 1 else max(lasting, wide + w_ih * (not holds)))
             + problem.time * problem.batch * features * (problem.dropout > 0)

@@ -149,7 +149,8 @@ def backward_pass(
         gates: Activated gates [tokens, 4H], H rounded up here and below.
         cells: Cell states [tokens, H].
         dy: Gradients of the outputs [tokens, D*H], not rounded up, or none.
-        dgates: For the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten`.
+        dgates: For the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten`; or `gates`, see
+            `memory.overwrites_gates`.
         c0: Cell state before the stretch [D, B, H], not rounded up, as all states here.
         dh_n: Gradient of the hidden state after it, or None.
         dc_n: Gradient of the cell state after it, or None.

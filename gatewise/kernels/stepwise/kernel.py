@@ -24,9 +24,11 @@ class _Stepwise:
     name = "stepwise"
     summary = "a library product and an element-wise launch a step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    single_use = True  # the gradients of the gates take the gates' place
     sets_up_in_captures = True
     traces = Traces(frozenset({"lstm_forward_step"}), frozenset({"lstm_backward_step"}))  # entry points in cuda/*.cu
+
+    def single_use(self, problem: Problem) -> bool:
+        return True  # the gradients of the gates take the gates' place
 
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA

@@ -1,8 +1,8 @@
-"""What tests of lean passes share."""
+"""What tests of emulated passes share."""
 
 import pytest
 
-from gatewise.kernels.persistent import memory, whole
+from gatewise.kernels.persistent import layer, lean, memory, whole
 
 
 def _forget():
@@ -19,4 +19,14 @@ def cut(monkeypatch):
         _forget()
 
     yield into
+    _forget()
+
+
+@pytest.fixture
+def overwritten(monkeypatch):
+    """Have gradients of gate sums take the gates' place, as in TF32."""
+    for module in (memory, layer, lean):
+        monkeypatch.setattr(module, "overwrites_gates", lambda problem: True)
+    _forget()
+    yield
     _forget()

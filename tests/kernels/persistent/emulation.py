@@ -153,7 +153,8 @@ def backward_pass(
             dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in (dh_n, dc_n))
             for index in reversed(range(end)):
                 step = steps[index]
-                i, f, g, o = activated[step, row].view(4, hidden)[:, :size]
+                # The gradients may take the gates' place.
+                i, f, g, o = activated[step, row].view(4, hidden)[:, :size].clone()
                 before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
                 if dy[0] is not None:
                     dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]

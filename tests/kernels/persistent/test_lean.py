@@ -52,6 +52,20 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
+@pytest.mark.parametrize("count", (1, 3))
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count):
+    cut(count)
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(4):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
     cut(count)
@@ -68,9 +82,12 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
     assert sum(launched) == 2 * 9
 
 
+@pytest.mark.parametrize("gates", ["made again", "overwritten"])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_scratch_memory_is_as_predicted(cut, options, count):
+def test_scratch_memory_is_as_predicted(request, cut, options, count, gates):
+    if gates == "overwritten":
+        request.getfixturevalue("overwritten")
     cut(count)
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=12, batch=32)
     inputs = testing.make_inputs(problem)

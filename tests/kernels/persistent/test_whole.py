@@ -82,6 +82,29 @@ def test_states_are_copied_where_a_product_would_take_longer():
     assert copies_states(wide.replace(batch=12800, time=1))
 
 
+@pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
+def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(overwritten, options):
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(4):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+def test_only_rounded_gradients_take_the_place_of_gates():
+    problem = PROBLEM.replace(batch=40, hidden_size=256, dtype=torch.float32, allow_tf32=True)
+    assert persistent.single_use(problem)
+    assert not persistent.single_use(problem.replace(traced=True))  # a compiled call may not change what it keeps
+    assert not persistent.single_use(problem.replace(lean=True))  # its gates are not kept
+    for other in ({"allow_tf32": False}, {"batch": 1}, {"dtype": torch.bfloat16}):
+        assert not persistent.single_use(problem.replace(**other))
+    apart = workspace_bytes(problem.replace(allow_tf32=False))
+    assert workspace_bytes(problem) == apart - 4 * (4 * 40 * 4 * 256)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_layers": 3, "bidirectional": True, "input_size": 9}], ids=str)
 def test_input_weights_that_were_rounded_up_are_kept(request, monkeypatch, options):
     problem = PROBLEM.replace(**options)
@@ -145,7 +168,10 @@ def test_what_is_not_needed_is_none(needs):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_scratch_memory_is_as_predicted(options):
+@pytest.mark.parametrize("gates", ["kept", "overwritten"])
+def test_scratch_memory_is_as_predicted(request, options, gates):
+    if gates == "overwritten":
+        request.getfixturevalue("overwritten")
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=6, batch=32)
     inputs = testing.make_inputs(problem)
     result = persistent.forward(problem, inputs)

@@ -21,8 +21,9 @@ FORMS = {
 class Unrefused:
     """The kernel without its demand for a GPU."""
 
-    name, layouts, single_use = stepwise.name, stepwise.layouts, stepwise.single_use
+    name, layouts = stepwise.name, stepwise.layouts
     forward, backward = staticmethod(stepwise.forward), staticmethod(stepwise.backward)
+    single_use = staticmethod(stepwise.single_use)
 
     def criteria(self):
         return ()

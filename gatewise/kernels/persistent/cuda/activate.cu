@@ -28,7 +28,7 @@ extern "C" __global__ void lstm_activate(const Activate p) {
     auto activated = [&](float sum) { return gate == 2 ? tanh_of(sum) : sigmoid_of(sum); };
     auto word = [&](u32 sums, int i) {
 #if FLOAT32
-        return narrowed(activated(widened(sums) + bias[i]));
+        return marked(narrowed(activated(widened(sums) + bias[i])));
 #else
         return packed(activated(low_half(sums) + bias[2 * i]), activated(high_half(sums) + bias[2 * i + 1]));
 #endif

@@ -8,6 +8,7 @@
 // RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
+#define MARKED SCALED
 #include "gates.cuh"
 #include "sequence.cuh"
 #if FLOAT32
@@ -32,7 +33,7 @@ struct Backward {
     const Value* bias_hh[2];
     const Value* cells[2];    // [tokens, H]
     const Value* dy[2];       // [tokens, SIZE of D * SIZE], or null for zeros
-    Value* dgates[2];         // [tokens, 4H], filled with ones
+    Value* dgates[2];         // [tokens, 4H], filled with ones; if MARKED it may be `gates`
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros
@@ -207,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if SPLIT > 1
 #pragma unroll
                     for (int from = 0; from < SPLIT; ++from) recurrent += inbox[(from * ROWS + at.row) * UNITS + at.unit];
+                    if (patience.lost) recurrent = __uint_as_float(0x7fc00000u);  // not all of it is there
 #else
                     const float* sum = sums + at.row * PARTIAL_STRIDE + at.unit;
 #pragma unroll

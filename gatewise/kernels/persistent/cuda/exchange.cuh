@@ -2,6 +2,8 @@
 //
 // A buffer is filled beforehand with words that no result can be (0xFFFFFFFF). Producers store, consumers load until no
 // word is that pattern. Every slot is written once, so nothing needs a fence.
+//
+// Where results never have MARK, any word that has it counts as not yet written (MARKED): the buffer may hold kept gates.
 #pragma once
 #include "numerics.cuh"
 
@@ -22,7 +24,11 @@ __device__ __forceinline__ void store_exchanged(Value* to, u32 word) {
 }
 
 __device__ __forceinline__ bool is_unwritten(uint4 words) {
+#if MARKED
+    return (words.x | words.y | words.z | words.w) & MARK;
+#else
     return max(max(words.x, words.y), max(words.z, words.w)) == UNWRITTEN;
+#endif
 }
 
 // Counts the polls of one wait; beyond the limit the wait is given up, so that a lost block can never hang the device. A

@@ -6,6 +6,7 @@
 // DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
+#define MARKED 0
 #include "gates.cuh"
 #include "sequence.cuh"
 

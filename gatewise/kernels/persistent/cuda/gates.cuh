@@ -24,11 +24,17 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
 __device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
 
 // From what a lane loads to what its cell needs, and back to what a lane stores.
-__device__ __forceinline__ FourGates gathered(FourGates loaded) { return loaded; }
-__device__ __forceinline__ FourGates narrowed(Gates gates) {
-    return make_uint4(narrowed(gates.i), narrowed(gates.f), narrowed(gates.g), narrowed(gates.o));
+__device__ __forceinline__ FourGates gathered(FourGates loaded) {
+#if MARKED
+    return make_uint4(unmarked(loaded.x), unmarked(loaded.y), unmarked(loaded.z), unmarked(loaded.w));
+#else
+    return loaded;
+#endif
 }
-__device__ __forceinline__ FourGates scattered(Gates gates) { return narrowed(gates); }
+__device__ __forceinline__ FourGates scattered(Gates gates) {
+    auto word = [](float gate) { return marked(narrowed(gate)); };
+    return make_uint4(word(gates.i), word(gates.f), word(gates.g), word(gates.o));
+}
 
 __device__ __forceinline__ Gates widened(FourGates gates) {
     return {widened(gates.x), widened(gates.y), widened(gates.z), widened(gates.w)};
@@ -40,7 +46,7 @@ __device__ __forceinline__ Value own_value(u32 word) { return word; }
 
 // The words of the exchange with the gradients of a cell's gates, rounded as every product that reads them rounds them.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
-    auto word = [&](float value) { return active ? narrowed(widened(rounded(__float_as_uint(value)))) : 0u; };
+    auto word = [&](float value) { return active ? unmarked(narrowed(widened(rounded(__float_as_uint(value))))) : 0u; };
     return make_uint4(word(grad.i), word(grad.f), word(grad.g), word(grad.o));
 }
 

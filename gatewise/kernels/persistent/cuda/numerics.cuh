@@ -15,6 +15,14 @@ constexpr u32 EVERY_LANE = 0xffffffffu;
 
 #define SCALED (FLOAT32 && !EXACT)  // products take fp16 of numbers with powers of two taken out
 
+// Numbers that are rounded to TF32 leave the last place free. It marks gates that are kept, so that the gradients of their sums
+// can take their place one by one, and be told from them (exchange.cuh).
+constexpr u32 MARK = SCALED ? 1u : 0u;
+
+// A gate, rounded to the place before the last, with the mark; and without.
+__device__ __forceinline__ u32 marked(u32 gate) { return (gate + (gate >> 1 & MARK)) | MARK; }
+__device__ __forceinline__ u32 unmarked(u32 word) { return word & ~MARK; }
+
 #if FLOAT32
 #include "single.cuh"
 #else

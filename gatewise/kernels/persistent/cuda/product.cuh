@@ -341,8 +341,10 @@ again:
 #if SCALED
             const u32 halves = max(most & 0xffffu, most >> 16);
             scales.most[group] = halves ? halves : some << 1 ? 1u : 0u;
-            // Of the lane's own row, then of the two rows whose sums it has.
-            const float unit = weights.unit * power(254 - (int)(__float_as_uint(scales.own[group]) >> 23));
+            // Of the lane's own row, then of the two rows whose sums it has. What is read of a marked buffer when a wait is given
+            // up need not be NaN.
+            const float all = MARKED && patience.lost ? __uint_as_float(0x7fc00000u) : weights.unit;
+            const float unit = all * power(254 - (int)(__float_as_uint(scales.own[group]) >> 23));
             const float even = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
 #else
             const float even = 1.f, odd = 1.f;
