@@ -12,7 +12,7 @@ from gatewise.contract.errors import OutOfMemoryPredicted
 from gatewise.contract.problem import Problem
 from gatewise.selection import choose, decide, use_kernel
 
-PROBLEM = Problem(35, 64, 512, 512, dtype=torch.float32, needs_grad=True, allow_tf32=True)
+PROBLEM = Problem(35, 64, 512, 512, dtype=torch.float32, needs_grad=True)
 H200 = Device.named("h200")
 
 

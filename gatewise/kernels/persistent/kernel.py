@@ -78,11 +78,13 @@ class _Persistent:
             moved += weights * (6 if problem.needs_grad else 2)
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
+        # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
+        around = 9 if not problem.needs_grad else 26 if overwrites_gates(problem) else 30
         work = Work(
             matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent)
             * exact_slowdown(problem)
             * slowdown(problem),
-            bytes_moved=layers * planes * (30 if problem.needs_grad else 9) + moved,
+            bytes_moved=layers * planes * around + moved,
             launches=launches,
             operators=_operators(problem),
             exchanges=round(layers * seconds / device.exchange_seconds),
