@@ -52,7 +52,7 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
-@pytest.mark.parametrize("count", (1, 3))
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count):
     cut(count)

@@ -104,16 +104,20 @@ def test_a_wait_given_up_comes_out_as_nan(name, monkeypatch):
     monkeypatch.undo()
     whole._replays.cache_clear()
     assert lost.x.isnan().any()
-    torch.testing.assert_close(lost.x.where(~lost.x.isnan(), 0), expected.x.where(~lost.x.isnan(), 0), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        lost.x.where(~lost.x.isnan(), 0), expected.x.where(~lost.x.isnan(), 0), atol=2e-3, rtol=0
+    )
     with pytest.raises(failure.WaitGivenUp):
         persistent.forward(problem, inputs)
     _, again = gradients_of(problem, inputs, above)
     assert all(torch.equal(one, other) for one, other in zip(flat(again), flat(expected), strict=True))
 
 
-@pytest.mark.parametrize("biases", [(8.0, 8.0, 8.0, 8.0), (-6.0, 6.0, 0.0, 3.0), (11.0, -11.0, -9.0, 11.0), (40.0,) * 4])
+@pytest.mark.parametrize(
+    "biases", [(8.0, 8.0, 8.0, 8.0), (-6.0, 6.0, 0.0, 3.0), (11.0, -11.0, -9.0, 11.0), (40.0,) * 4]
+)
 def test_saturated_gates(biases):
-    """A gate near 1 is kept to 2^-24; what its gradient is a multiple of, the distance from 1, is no less exact."""
+    """Gradients of a gate near 1 are multiples of its distance from 1, which what is kept must not blur."""
     problem = in_tf32(Problem(20, 40, 64, 256))
     inputs = testing.make_inputs(problem, "cuda")
     inputs.weights[2].view(4, -1).add_(torch.tensor(biases, device="cuda").unsqueeze(1))
