@@ -47,7 +47,7 @@ def fitted(matrix, rows, columns, groups=1, *, scratch=None, into=None):
 
 
 def fill_unwritten(buffer):
-    buffer.view(torch.float64).fill_(math.nan)
+    buffer.view(torch.uint8).fill_(0xFF)  # a NaN
     return buffer
 
 

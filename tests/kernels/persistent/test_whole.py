@@ -179,7 +179,9 @@ def test_scratch_memory_is_as_predicted(request, options, gates):
     persistent.forward(problem.replace(needs_grad=False), inputs)
     masks = sum(mask.nbytes for mask in inputs.masks)
     for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
-        assert 0.95 < (replays(name, each).scratch_bytes + masks) / workspace_bytes(each) < 1.1
+        # Where gradients take the gates' place, hardly anything is scratch memory: the peak is held to.
+        kept = kept_bytes(each) if gates == "overwritten" and each.needs_grad else 0
+        assert 0.95 < (kept + replays(name, each).scratch_bytes + masks) / (kept + workspace_bytes(each)) < 1.1
 
 
 class Addresses:
