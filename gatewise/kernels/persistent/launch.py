@@ -48,7 +48,7 @@ class Backward(ctypes.Structure):
     """The struct `Backward` of backward.cu, field by field."""
 
     _fields_ = [
-        *pointers_of_each_direction("weights", "gates", "bias_ih", "bias_hh", "cells", "dy", "dgates"),
+        *pointers_of_each_direction("weights", "gates", "cells", "dy", "dgates"),
         *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias"),
         *pointers_of_each_direction("dbias_ih", "dbias_hh"),
         *_pointers("done", "lengths", "failure"),

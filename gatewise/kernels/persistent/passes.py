@@ -166,8 +166,6 @@ def backward_pass(
     arguments = Backward(
         *matrices.recurrent,
         *gates,
-        *matrices.bias_ih,
-        *matrices.bias_hh,
         *cells,
         *dy,
         *dgates,

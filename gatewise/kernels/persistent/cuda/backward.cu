@@ -29,8 +29,6 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 struct Backward {
     const Value* weights[2];  // [4 * SIZE, SIZE] for each direction
     const Value* gates[2];    // [tokens, 4H], activated
-    const Value* bias_ih[2];  // not read
-    const Value* bias_hh[2];
     const Value* cells[2];    // [tokens, H]
     const Value* dy[2];       // [tokens, SIZE of D * SIZE], or null for zeros
     Value* dgates[2];         // [tokens, 4H], filled with ones; if MARKED it may be `gates`
