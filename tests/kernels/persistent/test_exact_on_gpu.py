@@ -15,6 +15,8 @@ SHAPES = {
     "ptb-medium": Problem(12, 20, 650, 650),
     "one-row": Problem(30, 1, 64, 1024),
     "one-step": Problem(1, 64, 512, 512),
+    "many-steps": Problem(300, 8, 64, 512),
+    "many-steps-of-one-row": Problem(200, 1, 64, 1024),
     "clusters": Problem(9, 64, 128, 1024),
     "both-directions": Problem(40, 64, 256, 256, bidirectional=True),
     "projected": Problem(12, 20, 64, 256, 128),

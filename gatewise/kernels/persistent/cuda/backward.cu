@@ -106,9 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #endif
     Patience patience = {p.patience, 0, false};
     int parity = 0;
-    Gates bias[CELLS];
-#pragma unroll
-    for (int cell = 0; cell < CELLS; ++cell) bias[cell] = {0.f, 0.f, 0.f, 0.f};
+    GateSums bias[CELLS] = {};
 #if SPLIT > 1
     await_cluster_barrier();
 #endif
@@ -224,7 +222,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
                 if (active) {
                     dc[cell] = carried, cell_now[cell] = in.before;
-                    bias[cell].i += grad.i, bias[cell].f += grad.f, bias[cell].g += grad.g, bias[cell].o += grad.o;
+#if !EXACT
+                    bias[cell].add(grad);
+#endif
                 }
                 grads[cell] = exchanged(grad, active);
             }
@@ -234,6 +234,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     const Place at = place_of(cell);
                     store_exchanged_gates(step_of(dgates, t, 4 * step_values), (first_row + at.row) * p.row, first_unit + at.unit, grads[cell]);
                 }
+#if EXACT
+            // Nobody waits for these sums, which take several operations.
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (warp_owns(cell)) bias[cell].add(widened(grads[cell]));
+#endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -255,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
     for (int cell = 0; cell < CELLS; ++cell) {
         const Place at = place_of(cell);
-        if (at.exists) collected[at.row * UNITS + at.unit] = {bias[cell].i, bias[cell].f, bias[cell].g, bias[cell].o};
+        if (at.exists) collected[at.row * UNITS + at.unit] = bias[cell].totals();
     }
     __syncthreads();
     auto put_bias = [&](int gate, int unit, float total) {
@@ -265,16 +271,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     };
     for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS) {
         const int gate = i / UNITS, unit = i % UNITS;
-        float total = 0.f;
-        for (int row = 0; row < ROWS; ++row) total += ((float*)collected)[(row * UNITS + unit) * 4 + gate];
+        LongSum sum = {};
+        for (int row = 0; row < ROWS; ++row) sum.add(((float*)collected)[(row * UNITS + unit) * 4 + gate]);
         if (first_unit + unit >= HIDDEN) continue;
         const int own = (direction * 4 + gate) * HIDDEN + first_unit + unit, all = p.directions * 4 * HIDDEN;
         if (gridDim.y > 1)
-            ((float*)p.bias)[blockIdx.y * all + own] = total;
+            ((float*)p.bias)[blockIdx.y * all + own] = sum.total;
         else if (p.dbias_ih[0])
-            put_bias(gate, unit, total);
+            put_bias(gate, unit, sum.total);
         else
-            ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(total);
+            ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(sum.total);
     }
     if (gridDim.y > 1 && p.dbias_ih[0]) {
         // The last block of those that share the units adds up what all of them have left, in the order of their rows.
@@ -287,10 +293,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         for (int i = threadIdx.x; last && i < 4 * UNITS; i += THREADS) {
             const int gate = i / UNITS, unit = i % UNITS;
             if (first_unit + unit >= HIDDEN) continue;
-            float total = 0.f;
+            LongSum sum = {};
             for (int group = 0; group < gridDim.y; ++group)
-                total += ((volatile float*)p.bias)[((group * p.directions + direction) * 4 + gate) * HIDDEN + first_unit + unit];
-            put_bias(gate, unit, total);
+                sum.add(((volatile float*)p.bias)[((group * p.directions + direction) * 4 + gate) * HIDDEN + first_unit + unit]);
+            put_bias(gate, unit, sum.total);
         }
     }
     if (patience.lost) *(volatile int*)p.failure = 1;

@@ -33,3 +33,28 @@ __device__ __forceinline__ Gates adjoint(const Slopes& slope, float dh, float& d
     dc = d * slope.forget;
     return {d * slope.sums.i, d * slope.sums.f, d * slope.sums.g, dh * slope.sums.o};
 }
+
+// A sum over the steps of a sequence. EXACT ones are compensated (Kahan): their error does not grow with the steps.
+struct LongSum {
+    float total;
+#if EXACT
+    float excess;  // what rounding has made it too large by
+#endif
+
+    __device__ __forceinline__ void add(float value) {
+#if EXACT
+        const float next = value - excess, sum = total + next;
+        excess = (sum - total) - next;
+        total = sum;
+#else
+        total += value;
+#endif
+    }
+};
+
+struct GateSums {
+    LongSum i, f, g, o;
+
+    __device__ __forceinline__ void add(Gates gates) { i.add(gates.i), f.add(gates.f), g.add(gates.g), o.add(gates.o); }
+    __device__ __forceinline__ float4 totals() const { return make_float4(i.total, f.total, g.total, o.total); }
+};
