@@ -89,7 +89,7 @@ class Problem:
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash_once(self)
+        return self._hash or hash_once(self)
 
     @property
     def num_directions(self) -> int:

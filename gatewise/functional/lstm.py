@@ -11,7 +11,7 @@ from torch import Tensor
 from gatewise.contract.errors import KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import Inputs
-from gatewise.functional._autograd import LSTMFunction, in_plain_torch
+from gatewise.functional._autograd import apply, in_plain_torch
 from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, forward_on, record
 from gatewise.functional.plan import plan, probed
@@ -84,14 +84,17 @@ def lstm(
         or (state is not None and (state[0].requires_grad or state[1].requires_grad))
     )
     transformed = torch._C._are_functorch_transforms_active()
+    straight, asked = None, False  # asked: whether autograd could record the call by itself
     if lengths is None and batch_sizes is None and not transformed:
-        problem, chosen, recorded = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory)
+        problem, chosen, straight, recorded = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory)
         h0, c0 = zeros(problem, x) if state is None else state
         inputs = Inputs(x, h0, c0, flat)
         if recorded is not None and not autocast:
-            found = recorded(problem, inputs)
+            found, asked = recorded(problem, inputs), True
             if found is not None:
                 return Output(found[0], State(found[1], found[2]))
+        if autocast:
+            straight = None
     else:
         problem, inputs = prepare(
             x,
@@ -110,14 +113,16 @@ def lstm(
             return Output(y, State(h_n, c_n))
         chosen = choose(problem, probed(x.device), kernel).chosen or ""
     if needs_grad:
-        found = record(chosen, problem, inputs)
+        found = None if asked else record(chosen, problem, inputs)
         if found is None:
-            # The tensors travel as arguments, so that autograd sees them; what is left of the inputs has no gradient.
-            inputs = with_masks(problem, inputs)
-            found = LSTMFunction.apply(problem, chosen, inputs[4:], inputs.x, inputs.h0, inputs.c0, *flat)  # type: ignore[misc]
+            if problem.dropout:
+                inputs = with_masks(problem, inputs)
+            # The tensors travel as arguments too, so that autograd sees them.
+            found = apply(problem, chosen, straight, inputs, inputs.x, inputs.h0, inputs.c0, *flat)
     else:
         with torch.no_grad() if grad_enabled else _NOTHING:
-            found = forward_on(chosen, problem, with_masks(problem, inputs))
+            inputs = with_masks(problem, inputs)
+            found = forward_on(chosen, problem, inputs) if straight is None else straight.forward(problem, inputs)
     return Output(found[0], State(found[1], found[2]))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import Device, tf32_allowed
+from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Result
 from gatewise.functional.signature import form_of
@@ -28,12 +29,14 @@ class Plan(NamedTuple):
     Attributes:
         problem: What is to be computed.
         kernel: Name of the chosen kernel.
+        straight: The kernel, where nothing has to be done before its passes or between them while no autocast is on.
         recorded: The kernel's `recorded`, where it reads the layout as given, no masks must be drawn for it, and no
             CUDA graph is captured.
     """
 
     problem: Problem
     kernel: str
+    straight: Kernel | None
     recorded: Callable[[Problem, Inputs], Result | None] | None
 
 
@@ -62,7 +65,7 @@ def plan(
         bidirectional,
         dropout,
         needs_grad,
-        x.is_cuda and tf32_allowed(),
+        x.is_cuda and x.dtype is torch.float32 and tf32_allowed(),
         torch._C._get_cudnn_enabled(),
         wanted,
         memory,
@@ -86,8 +89,9 @@ def _plan(
 ) -> Plan:
     problem = described(x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture)
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
-    as_given = problem.layout in way.layouts and (needs_grad or not problem.dropout) and not capture
-    return Plan(problem, way.name, way.recorded if as_given else None)
+    straight = problem.layout in way.layouts and not capture
+    as_given = straight and (needs_grad or not problem.dropout)
+    return Plan(problem, way.name, way if straight and not way.single_use else None, way.recorded if as_given else None)
 
 
 def probed(device: torch.device) -> Device:

@@ -24,6 +24,13 @@ class Preference(NamedTuple):
     source: str
 
 
+# What applies where nobody asked for anything.
+_FREE = Preference(AUTO, _POLICIES[0], "")
+
+# Our variables, and their names as the mapping of `os.environ` has them.
+_KERNEL, _POLICY = "GATEWISE_KERNEL", "GATEWISE_POLICY"
+_KEYS = {name: os.environ.encodekey(name) for name in (_KERNEL, _POLICY)}
+
 # The one piece of state: what `use_kernel` set for the running context.
 _context: ContextVar[tuple[str, str | None] | None] = ContextVar("gatewise_preference", default=None)
 
@@ -66,14 +73,22 @@ def preference(argument: str | Preference = AUTO) -> Preference:
     if isinstance(argument, Preference):
         return argument
     context = _context.get()
-    policy = (context and context[1]) or _environment("GATEWISE_POLICY") or _POLICIES[0]
+    if context is None and argument == AUTO:
+        # The usual call, in as few steps as can be.
+        try:
+            known = os.environ._data  # type: ignore[attr-defined]
+            if _KEYS[_KERNEL] not in known and _KEYS[_POLICY] not in known:
+                return _FREE
+        except AttributeError:  # os.environ was exchanged for another mapping
+            pass
+    policy = (context and context[1]) or _environment(_POLICY) or _POLICIES[0]
     if policy not in _POLICIES:
         raise ArgumentError(sentence("GATEWISE_POLICY", " or ".join(map(repr, _POLICIES)), repr(policy)))
     if argument != AUTO:
         return _named(argument, policy, "kernel", "named by the argument `kernel`")
     if context is not None:
         return Preference(context[0], policy, "named by `use_kernel`" if context[0] != AUTO else "")
-    named = _environment("GATEWISE_KERNEL")
+    named = _environment(_KERNEL)
     if named and named != AUTO:
         return _named(named, policy, "GATEWISE_KERNEL", "named by GATEWISE_KERNEL")
     return Preference(AUTO, policy, "")
@@ -90,7 +105,7 @@ def _environment(name: str) -> str | None:
     # two errors, which takes longer than all other checks of a call; its mapping of encoded names is asked first.
     environment = os.environ
     try:
-        if environment.encodekey(name) not in environment._data:  # type: ignore[attr-defined]
+        if _KEYS[name] not in environment._data:  # type: ignore[attr-defined]
             return None
     except AttributeError:  # os.environ was exchanged for another mapping
         pass

@@ -101,8 +101,11 @@ class Graph:
 
     def launch(self, stream: int, device: torch.device) -> None:
         """Launch all of it on a stream of a device, which is current."""
-        ensure_context(device.index)
-        _check(self._driver.cuGraphLaunch(self._executable, stream), "a recording")
+        if not getattr(_threads, "have_context", False):
+            ensure_context(device.index)
+        outcome = self._driver.cuGraphLaunch(self._executable, stream)
+        if outcome[0] != 0:
+            _check(outcome, "a recording")
 
 
 def ensure_context(device_index: int) -> None:

@@ -16,7 +16,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,13 +31,8 @@ _DEFAULT_STREAM = 0
 
 _log = logging.getLogger(__name__)
 
-
-class _Key(NamedTuple):
-    """What work depends on; `starts` are the addresses of its tensors, 0 for none."""
-
-    stream: int
-    settings: tuple[object, ...]
-    starts: tuple[int, ...]
+# What work depends on: its stream, settings, and where its tensors begin, 0 for none.
+_Key = tuple[object, ...]
 
 
 class Replays:
@@ -82,7 +76,7 @@ class Replays:
             issue()
             return
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        key = _Key(stream, settings, tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors]))
+        key = (stream, *settings, *[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
         with self._lock:
             graph = self._graphs.get(key)
             if graph is not None:
@@ -93,7 +87,7 @@ class Replays:
             comes_back = self._comes_back(key)
         issue()
         if comes_back:
-            self._record(key, device, issue)
+            self._record(key, stream, device, issue)
 
     def _comes_back(self, key: _Key) -> bool:
         rarely = self.replayed < _FREELY * (self.recorded - _FREELY)
@@ -106,8 +100,8 @@ class Replays:
             self._seen.popitem(last=False)
         return False
 
-    def _record(self, key: _Key, device: torch.device, issue: Callable[[], None]) -> None:
-        studio = _studios(device.index).of(key.stream)
+    def _record(self, key: _Key, stream: int, device: torch.device, issue: Callable[[], None]) -> None:
+        studio = _studios(device.index).of(stream)
         if studio is None:
             return
         graph = studio.record(issue)

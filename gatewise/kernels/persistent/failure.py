@@ -49,7 +49,7 @@ def raise_if_given_up(device_index: int) -> None:
         WaitGivenUp: Naming the kernel and what to report.
     """
     given_up = flag(device_index)
-    if not given_up.is_set():
+    if not given_up._value.value:  # as `is_set`, one step less in every call
         return
     given_up.clear()
     raise WaitGivenUp(

@@ -104,15 +104,19 @@ class _Persistent:
         return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        if is_laid_out(problem):
-            return _whole().forward(problem, inputs)
+        whole = _whole()
+        laid_out = whole.stack_of(problem)
+        if laid_out is not None:
+            return whole.forward(laid_out, inputs)
         return stack.forward(problem, inputs, _way(problem).forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        if is_laid_out(problem):
-            return _whole().backward(problem, inputs, result, gradients, needs)
+        whole = _whole()
+        laid_out = whole.stack_of(problem)
+        if laid_out is not None:
+            return whole.backward(laid_out, inputs, result, gradients, needs)
         return stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:

@@ -116,4 +116,5 @@ def run(launch: Launch, arguments: Forward | Backward, directions: int, device: 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Return a context in which a device is the current one; it costs nothing where it is so already."""
-    return _ALREADY if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    # A tensor of the device is there, so CUDA is up.
+    return _ALREADY if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)

@@ -265,6 +265,8 @@ def _unwritten(
 def in_order(above: OutputGradients, tokens: Tokens) -> OutputGradients:
     """Return gradients of outputs as the kernel reads them; a copy only of what lies otherwise."""
     y, h_n, c_n = above
+    if not tokens.by_row and all(gradient is None or gradient.is_contiguous() for gradient in above):
+        return above
     if y is not None:
         y = y.transpose(0, 1).contiguous().transpose(0, 1) if tokens.by_row else y.contiguous()
     return OutputGradients(y, None if h_n is None else h_n.contiguous(), None if c_n is None else c_n.contiguous())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
@@ -19,6 +19,8 @@ from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_n
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
+
+Place = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, where it begins
 
 _AS_EVER = contextlib.nullcontext()
 
@@ -109,7 +111,25 @@ def new_buffer(weights: Sequence[Tensor]) -> Tensor:
 
 def side_by_side(buffer: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return views of a buffer, one behind the other, in the shapes of weights."""
-    return tuple(_unflatten_dense_tensors(buffer, weights))  # one call for all of them
+    return tuple([buffer.as_strided(*place) for place in places([weight.shape for weight in weights])])
+
+
+def places(shapes: Sequence[Sequence[int]]) -> tuple[Place, ...]:
+    """Return where tensors of these shapes lie, without gaps, one behind the other."""
+    found, begin = [], 0
+    for shape in shapes:
+        found.append((tuple(shape), tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), begin))
+        begin += math.prod(shape)
+    return tuple(found)
+
+
+def weight_shapes(problem: Problem) -> list[tuple[int, ...]]:
+    """Return the shapes of all weights in flat order, but for projections."""
+    gates, shapes = 4 * problem.hidden_size, []
+    for layer in range(problem.num_layers):
+        own = [(gates, problem.layer_input_size(layer)), (gates, problem.state_size)]
+        shapes += (own + [(gates,)] * (2 * problem.bias)) * problem.num_directions
+    return shapes
 
 
 def weight_gradients(

@@ -58,10 +58,12 @@ class Tokens(NamedTuple):
 
 def order_of(x: Tensor, problem: Problem) -> Tokens:
     """Return the order in which a tensor [T, B, ...] need not be copied; step by step if neither fits."""
-    time, batch = x.shape[0], x.shape[1]
+    time, batch = x.shape[:2]
+    if x.is_contiguous():
+        return Tokens(time, batch, by_row=False)
     # What a compiled call keeps must have the strides that were predicted for it. Lean passes cut between steps.
     far = time * batch * 4 * hidden_of(problem.hidden_size) >= _LARGEST
-    if problem.traced or problem.rebuilds_gates or far or x.is_contiguous():
+    if problem.traced or problem.rebuilds_gates or far:
         return Tokens(time, batch, by_row=False)
     return Tokens(time, batch, by_row=x.transpose(0, 1).is_contiguous())
 
@@ -70,6 +72,12 @@ def order_of_kept(kept: Tensor) -> Tokens:
     """Return the order in which the gates or cells [D, T, B, ...] of a forward pass were kept."""
     _, time, batch, _ = kept.shape
     return Tokens(time, batch, by_row=kept.stride(1) < kept.stride(2))
+
+
+def order_of_outputs(y: Tensor) -> Tokens:
+    """Return the order of the outputs [T, B, ...] of a forward pass."""
+    (time, batch), (step, row) = y.shape[:2], y.stride()[:2]
+    return Tokens(time, batch, by_row=step < row)
 
 
 def fill_unwritten(buffer: Tensor) -> Tensor:

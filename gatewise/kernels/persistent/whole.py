@@ -7,68 +7,139 @@ Nothing is allocated between the first launch and the last, so all of them depen
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import failure, layer, lean, products
-from gatewise.kernels.persistent.launch import on
-from gatewise.kernels.persistent.memory import kept_bytes
+from gatewise.kernels.persistent import failure, layer, lean, memory, products
 from gatewise.kernels.persistent.passes import aligned
-from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_kept
+from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_outputs
 from gatewise.kernels.stack import LayerGradients
 
+_ALL = Needs()
 _MOST_GRAPHS = 16  # of a problem: loops that carry a state come back to their addresses every few steps
 
+# What follows is the CPU's share of a replayed call: each step of Python, and each operator, shows in a call's time,
+# the more so where caches have gone cold since the last call.
 
-def forward(problem: Problem, inputs: Inputs) -> Result:
+
+def forward(known: Stack, inputs: Inputs) -> Result:
     """Compute the outputs of a stack."""
-    tokens = order_of(inputs.x, problem)
-    inputs = _contiguous(problem, inputs, tokens)
+    problem, tokens = known.problem, known.tokens
     x, h0, c0, weights, lengths, _, masks = inputs
-    y, h_n, c_n = tokens.new(x, width=problem.output_size), torch.empty_like(h0), torch.empty_like(c0)
+    fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
+    if known.straight and fit and x.is_contiguous() and h0.is_contiguous() and c0.is_contiguous():
+        replays, y = known.forward, x.new_empty(*known.output)
+    else:
+        tokens = order_of(x, problem)
+        replays = _replays("forward", problem, _orders(problem, tokens, x), _ALL)
+        inputs = _contiguous(problem, inputs, tokens)
+        x, h0, c0, weights, lengths, _, masks = inputs
+        y = tokens.new(x, width=problem.output_size)
+    h_n, c_n = torch.empty_like(h0), torch.empty_like(c0)
     # One allocation for all: it is freed as one too, and where it lies is read once.
-    kept = (x.new_empty(kept_bytes(problem), dtype=torch.uint8),) if problem.needs_grad else ()
+    kept = (x.new_empty(known.kept_bytes, dtype=torch.uint8),) if known.keeps else ()
     result = Result(y, h_n, c_n, kept)
     _play(
-        _replays("forward", problem, _orders(problem, tokens, inputs.x), Needs()),
+        replays,
         x,
         (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
-        functools.partial(_forward, problem, inputs, result, tokens),
+        _forward,
+        (problem, inputs, result, tokens),
     )
     return result
 
 
-def backward(
-    problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
-) -> InputGradients:
+def backward(known: Stack, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs) -> InputGradients:
     """Compute the gradients of a stack's inputs."""
-    tokens = order_of_kept(result.y.unsqueeze(0))
-    inputs = _contiguous(problem, inputs, tokens)
+    problem, tokens, above, y = known.problem, known.tokens, gradients, result.y
+    needs_x, needs_state, needs_weights = needs
     x, h0, c0, weights, lengths, _, masks = inputs
-    above = _way(problem).in_order(gradients, tokens)
-    into = InputGradients(
-        tokens.new(x, width=problem.input_size) if needs.x else None,
-        torch.empty_like(h0) if needs.state else None,
-        torch.empty_like(c0) if needs.state else None,
-        (None,) * len(weights),
+    fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
+    read = (x, h0, c0, y, *gradients)
+    if known.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
+        replays = known.backward if needs == _ALL else _replays("backward", problem, False, needs)
+        dx = torch.empty_like(x) if needs_x else None
+    else:
+        tokens = order_of_outputs(y)
+        inputs = _contiguous(problem, inputs, tokens)
+        x, h0, c0, weights, lengths, _, masks = inputs
+        above = _way(problem).in_order(gradients, tokens)
+        replays = _replays("backward", problem, _orders(problem, tokens, x, above.y), needs)
+        dx = tokens.new(x, width=problem.input_size) if needs_x else None
+    into = (
+        dx,
+        torch.empty_like(h0) if needs_state else None,
+        torch.empty_like(c0) if needs_state else None,
+        x.new_empty(known.parameters) if needs_weights else None,
     )
-    buffer = products.new_buffer(weights) if needs.weights else None
     _play(
-        _replays("backward", problem, _orders(problem, tokens, x, above.y), needs),
+        replays,
         x,
-        (*weights, x, h0, c0, lengths, *masks, result.y, *result.kept, *above, *into[:3], buffer),
-        functools.partial(_backward, problem, inputs, result, above, into, buffer, tokens),
+        (*weights, x, h0, c0, lengths, *masks, y, *result.kept, *above, *into),
+        _backward,
+        (problem, inputs, result, above, into, tokens),
     )
+    _, dh0, dc0, buffer = into
+    if buffer is None:
+        return InputGradients(dx, dh0, dc0, (None,) * len(weights))
     # Views are made while the device is at work.
-    return into if buffer is None else into._replace(weights=products.side_by_side(buffer, weights))
+    return InputGradients(dx, dh0, dc0, tuple([buffer.as_strided(*place) for place in known.places]))
+
+
+class Stack(NamedTuple):
+    """A problem, and what its calls would otherwise find out each time.
+
+    Attributes:
+        problem: The problem.
+        straight: Whether the following four are those of a call whose tensors have no gaps.
+        tokens: Their order.
+        output: The shape of the outputs.
+        forward: Recordings of forward passes.
+        backward: Recordings of backward passes that compute all gradients.
+        keeps: Whether a forward pass keeps something.
+        kept_bytes: How much.
+        parameters: Values of all weights.
+        places: Size, strides and beginning of each weight's gradient in their buffer.
+    """
+
+    problem: Problem
+    straight: bool
+    tokens: Tokens
+    output: tuple[int, int, int]
+    forward: Replays
+    backward: Replays
+    keeps: bool
+    kept_bytes: int
+    parameters: int
+    places: tuple[products.Place, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def stack_of(problem: Problem) -> Stack | None:
+    """Return the stack of a problem; None if its memory is not laid out beforehand."""
+    if not memory.is_laid_out(problem):
+        return None
+    return Stack(
+        problem,
+        straight=problem.layout is Layout.DENSE and not problem.rebuilds_gates,
+        tokens=Tokens(problem.time, problem.batch, by_row=False),
+        output=(problem.time, problem.batch, problem.output_size),
+        forward=_replays("forward", problem, False, _ALL),
+        backward=_replays("backward", problem, False, _ALL),
+        keeps=problem.needs_grad,
+        kept_bytes=memory.kept_bytes(problem) if problem.needs_grad else 0,
+        parameters=problem.parameter_count,
+        places=products.places(products.weight_shapes(problem)),
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -91,8 +162,7 @@ def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool |
 
 def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     x, h0, c0, weights, lengths, _, masks = inputs
-    if not all(weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights):
-        weights = tuple([aligned(weight) for weight in weights])
+    weights = tuple([aligned(weight) for weight in weights])
     # Lean passes read x a segment at a time, and copy no more of it if it lies row by row.
     if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
         x = x.contiguous()
@@ -100,18 +170,28 @@ def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks)
 
 
-def _play(replays: Replays, like: Tensor, tensors: Sequence[Tensor | None], issue: Callable[[Scratch], None]) -> None:
+def _play(
+    replays: Replays,
+    like: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    issue: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:
+    """Call `issue` with arguments and scratch memory, or replay what it launched."""
     device = like.device
+    if device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            _play(replays, like, tensors, issue, arguments)
+        return
     failure.raise_if_given_up(device.index)
-    with on(device):
-        size = replays.scratch_bytes
-        if size is None:
-            scratch = Scratch(like)
-            issue(scratch)
-            replays.scratch_bytes = scratch.needed
-            return
-        memory = like.new_empty(size, dtype=torch.uint8)
-        replays.play(product_settings(), (*tensors, memory), device, lambda: issue(Scratch(like, memory)))
+    size = replays.scratch_bytes
+    if size is None:
+        scratch = Scratch(like)
+        issue(*arguments, scratch)
+        replays.scratch_bytes = scratch.needed
+        return
+    room = like.new_empty(size, dtype=torch.uint8)
+    replays.play(product_settings(), (*tensors, room), device, lambda: issue(*arguments, Scratch(like, room)))
 
 
 def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
@@ -133,9 +213,9 @@ def _kept(problem: Problem, result: Result, tokens: Tokens) -> tuple[list[Tensor
     """Return the outputs of the layers below the last, and what each layer keeps, as views of what is kept."""
     if not result.kept:
         return [], []
-    memory, layers = Scratch(result.y, *result.kept), range(problem.num_layers)
-    below = [tokens.new(memory, width=problem.output_size) for _ in layers[1:]]
-    return below, [_way(problem).new_kept(problem, problem.layer_input_size(layer), memory, tokens) for layer in layers]
+    room, layers = Scratch(result.y, *result.kept), range(problem.num_layers)
+    below = [tokens.new(room, width=problem.output_size) for _ in layers[1:]]
+    return below, [_way(problem).new_kept(problem, problem.layer_input_size(layer), room, tokens) for layer in layers]
 
 
 def _in_turn(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Tensor]:
@@ -151,11 +231,11 @@ def _backward(
     inputs: Inputs,
     result: Result,
     above: OutputGradients,
-    into: InputGradients,
-    buffer: Tensor | None,
+    into: tuple[Tensor | None, ...],
     tokens: Tokens,
     scratch: Scratch,
 ) -> None:
+    of_x, of_h0, of_c0, buffer = into
     count, directions = problem.num_layers, problem.num_directions
     below, kept = _kept(problem, result, tokens)
     outputs, share = (*below, result.y), directions * problem.weights_per_direction
@@ -164,7 +244,7 @@ def _backward(
     dy = above.y
     for index in reversed(range(count)):
         rows = slice(index * directions, (index + 1) * directions)
-        dx = between[index % 2 if count > 2 else 0] if index else into.x
+        dx = between[index % 2 if count > 2 else 0] if index else of_x
         with scratch.frame():
             x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1], scratch)
             _way(problem).differentiate(
@@ -174,8 +254,8 @@ def _backward(
                 OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows)),
                 LayerGradients(
                     dx,
-                    _rows(into.h0, rows),
-                    _rows(into.c0, rows),
+                    _rows(of_h0, rows),
+                    _rows(of_c0, rows),
                     weights[index * share : (index + 1) * share],
                 ),
                 scratch,

@@ -6,7 +6,8 @@ from gatewise.kernels.persistent import layer, lean, memory, whole
 
 
 def _forget():
-    for remembered in (memory.segment_count, memory.forward_segment_count, memory.holds_matrices, whole._replays):
+    of_memory = memory.segment_count, memory.forward_segment_count, memory.holds_matrices
+    for remembered in (*of_memory, whole._replays, whole.stack_of):
         remembered.cache_clear()
 
 

@@ -246,9 +246,10 @@ def emulate(monkeypatch):
     for module in (padding, products, lean, history):
         monkeypatch.setattr(module, "fitted", fitted)
     monkeypatch.setattr(lean, "activate", activate)
-    monkeypatch.setattr(whole, "on", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())
-    for name, found in (("_cuda_isCurrentStreamCapturing", False), ("_cuda_getCurrentRawStream", 0)):
+    settings = {"_cuda_isCurrentStreamCapturing": False, "_cuda_getCurrentRawStream": 0, "_cuda_getDevice": None}
+    for name, found in settings.items():
         monkeypatch.setattr(torch._C, name, lambda *index, found=found: found, raising=False)
     whole._replays.cache_clear()
+    whole.stack_of.cache_clear()

@@ -29,6 +29,7 @@ KINDS = [
 @pytest.fixture(autouse=True)
 def afresh():
     whole._replays.cache_clear()
+    whole.stack_of.cache_clear()
     yield
     torch.cuda.synchronize()
 
