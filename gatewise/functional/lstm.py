@@ -16,7 +16,7 @@ from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, forward_on, record
 from gatewise.functional.plan import plan, probed
 from gatewise.functional.signature import NestedWeights, flattened
-from gatewise.functional.validate import prepare, with_masks, zeros
+from gatewise.functional.validate import lie_beside, prepare, with_masks, without_sync, zeros
 from gatewise.selection import AUTO, REFERENCE, choose, preference
 
 _NOTHING = contextlib.nullcontext()
@@ -85,10 +85,15 @@ def lstm(
     )
     transformed = torch._C._are_functorch_transforms_active()
     straight, asked = None, False  # asked: whether autograd could record the call by itself
-    if lengths is None and batch_sizes is None and not transformed:
-        problem, chosen, straight, recorded = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory)
+    beside = lengths if lengths is not None and lie_beside(lengths, x) else None
+    if batch_sizes is None and not transformed and beside is lengths:
+        problem, chosen, straight, recorded = plan(
+            x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, beside is not None
+        )
         h0, c0 = zeros(problem, x) if state is None else state
-        inputs = Inputs(x, h0, c0, flat)
+        if beside is not None:
+            beside, h0 = without_sync(beside, problem.time, h0)
+        inputs = Inputs(x, h0, c0, flat, beside)
         if recorded is not None and not autocast:
             found, asked = recorded(problem, inputs), True
             if found is not None:
@@ -113,7 +118,7 @@ def lstm(
             return Output(y, State(h_n, c_n))
         chosen = choose(problem, probed(x.device), kernel).chosen or ""
     if needs_grad:
-        found = None if asked else record(chosen, problem, inputs)
+        found = None if asked or lengths is not None else record(chosen, problem, inputs)
         if found is None:
             if problem.dropout:
                 inputs = with_masks(problem, inputs)

@@ -1,4 +1,4 @@
-"""What a call of plain sequences depends on besides their values, looked up in one step.
+"""What a call of padded sequences depends on besides their values, looked up in one step.
 
 The key is everything that could change the answer: shapes, dtypes and devices of every tensor, the options of the call,
 what the user prefers, and the settings of PyTorch that are read in choosing. Nothing has to be invalidated.
@@ -19,7 +19,7 @@ from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Result
 from gatewise.functional.signature import form_of
-from gatewise.functional.validate import described
+from gatewise.functional.validate import described, with_lengths
 from gatewise.selection import Preference, choose, kernel_named, preference
 
 
@@ -30,8 +30,8 @@ class Plan(NamedTuple):
         problem: What is to be computed.
         kernel: Name of the chosen kernel.
         straight: The kernel, where nothing has to be done before its passes or between them while no autocast is on.
-        recorded: The kernel's `recorded`, where it reads the layout as given, no masks must be drawn for it, and no
-            CUDA graph is captured.
+        recorded: The kernel's `recorded`, where it reads the layout as given, without lengths, no masks must be drawn
+            for it, and no CUDA graph is captured.
     """
 
     problem: Problem
@@ -49,8 +49,9 @@ def plan(
     needs_grad: bool,
     kernel: str,
     memory: str,
+    ragged: bool = False,
 ) -> Plan:
-    """Return the plan of a call without lengths; arguments and errors are those of `prepare`.
+    """Return the plan of a call without lengths, or with such as `lie_beside` x; arguments and errors as of `prepare`.
 
     Raises:
         KernelRefused: The kernel that was named cannot run this call.
@@ -70,6 +71,7 @@ def plan(
         wanted,
         memory,
         state_of_capture() if x.is_cuda else "",
+        ragged,
     )
 
 
@@ -86,11 +88,14 @@ def _plan(
     wanted: Preference,
     memory: str,
     capture: str,
+    ragged: bool = False,
 ) -> Plan:
     problem = described(x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture)
+    if ragged:
+        problem = with_lengths(problem, on_device=True, all_empty=False)
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
     straight = problem.layout in way.layouts and not capture
-    as_given = straight and (needs_grad or not problem.dropout)
+    as_given = straight and (needs_grad or not problem.dropout) and not ragged
     return Plan(problem, way.name, way if straight and not way.single_use else None, way.recorded if as_given else None)
 
 

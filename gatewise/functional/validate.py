@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ def prepare(
         return problem, Inputs(x, h0, c0, flat, None, batch_sizes)
     row_lengths, longest = _checked_lengths(lengths, problem.time, problem.batch, x.device)
     if row_lengths.is_cuda:
-        row_lengths, h0 = _without_sync(row_lengths, problem.time, h0)
-    return _with_lengths(problem, row_lengths.is_cuda, longest == 0), Inputs(x, h0, c0, flat, row_lengths)
+        row_lengths, h0 = without_sync(row_lengths, problem.time, h0)
+    return with_lengths(problem, row_lengths.is_cuda, longest == 0), Inputs(x, h0, c0, flat, row_lengths)
 
 
 # A call's checks read forms and options only, and the same ones come back again and again. One object for each problem
@@ -123,7 +124,8 @@ def described(
 
 
 @functools.lru_cache(maxsize=4096)
-def _with_lengths(problem: Problem, on_device: bool, all_empty: bool) -> Problem:
+def with_lengths(problem: Problem, on_device: bool, all_empty: bool) -> Problem:
+    """Return the problem of a call that is given lengths."""
     layout = Layout.DEVICE_LENGTHS if on_device else Layout.HOST_LENGTHS
     return problem.replace(layout=layout, time=0 if all_empty else problem.time)
 
@@ -198,7 +200,20 @@ def _checked_lengths(
     return lengths, high
 
 
-def _without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
+def lie_beside(lengths: Tensor | Sequence[int], x: Tensor) -> TypeGuard[Tensor]:
+    """Whether lengths are as kernels read them, on x's GPU, and can be wrong in their values alone."""
+    return (
+        isinstance(lengths, Tensor)
+        and lengths.is_cuda
+        and lengths.dtype is torch.int64
+        and lengths.device == x.device
+        and x.dim() == 3
+        and lengths.shape == x.shape[1:2]
+    )
+
+
+def without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lengths on the GPU within [0, time], and h0 with NaN where they were not."""
     # Reading the values back would stop the GPU, so a length out of range cannot raise here. It must not pass for a
     # right one either: the row's state, and with it everything computed from it, becomes NaN.
     bounded = lengths.clamp(0, time)

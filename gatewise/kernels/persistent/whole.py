@@ -36,7 +36,8 @@ def forward(known: Stack, inputs: Inputs) -> Result:
     problem, tokens = known.problem, known.tokens
     x, h0, c0, weights, lengths, _, masks = inputs
     fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
-    if known.straight and fit and x.is_contiguous() and h0.is_contiguous() and c0.is_contiguous():
+    read = (x, h0, c0, lengths)
+    if known.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
         replays, y = known.forward, x.new_empty(*known.output)
     else:
         tokens = order_of(x, problem)
@@ -64,7 +65,7 @@ def backward(known: Stack, inputs: Inputs, result: Result, gradients: OutputGrad
     needs_x, needs_state, needs_weights = needs
     x, h0, c0, weights, lengths, _, masks = inputs
     fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
-    read = (x, h0, c0, y, *gradients)
+    read = (x, h0, c0, lengths, y, *gradients)
     if known.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
         replays = known.backward if needs == _ALL else _replays("backward", problem, False, needs)
         dx = torch.empty_like(x) if needs_x else None
@@ -130,7 +131,7 @@ def stack_of(problem: Problem) -> Stack | None:
         return None
     return Stack(
         problem,
-        straight=problem.layout is Layout.DENSE and not problem.rebuilds_gates,
+        straight=problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS) and not problem.rebuilds_gates,
         tokens=Tokens(problem.time, problem.batch, by_row=False),
         output=(problem.time, problem.batch, problem.output_size),
         forward=_replays("forward", problem, False, _ALL),
