@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -164,6 +165,7 @@ def weight_gradients(
             states = begun(states, lengths, scratch)
         x = columns_widened(tokens.flat(x), scratch)
         each = len(into) // len(layer.weights)
+        waiting: list[list[_Product]] = []
         for direction in range(len(layer.weights)):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
@@ -172,8 +174,7 @@ def weight_gradients(
             # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
             if tokens.time > 1 and not tokens.by_row and not copies_states(problem):
                 first, others = _by_steps(direction, share, outputs, states[direction], lengths, tokens, scratch)
-                _product(sums, x, size, w_ih, scratch)
-                _product(*first, size, w_hh, scratch, others)
+                waiting.append([_Product(sums, x, w_ih), _Product(*first, w_hh), _Product(*others, w_hh, adds=True)])
             else:
                 _product(sums, x, size, w_ih, scratch)
                 with scratch.frame():
@@ -181,10 +182,44 @@ def weight_gradients(
                     _product(*parts[0], size, w_hh, scratch, *parts[1:])
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
+        for each_direction in zip(*waiting, strict=True):
+            _multiply(each_direction, size, scratch)
 
 
 Pair = tuple[Tensor, Tensor]
 """The factors of a product."""
+
+
+class _Product(NamedTuple):
+    """A product on its way into a matrix; `adds` to what is there, or takes its place."""
+
+    left: Tensor
+    right: Tensor
+    into: Tensor
+    adds: bool = False
+
+
+def _multiply(products: Sequence[_Product], size: int, scratch: Scratch) -> None:
+    """Make the same product of each direction; both at once where they lie in memory as a batch does."""
+    whole = all(product.into.shape == (product.left.shape[0], product.right.shape[1]) for product in products)
+    stacks = [_as_batch(*tensors) for tensors in zip(*[product[:3] for product in products], strict=True)]
+    batch = [stack for stack in stacks if stack is not None]
+    if whole and len(products) == 2 and len(batch) == len(stacks):
+        left, right, into = batch
+        into.baddbmm_(left, right) if products[0].adds else torch.bmm(left, right, out=into)
+        return
+    for left, right, into, adds in products:
+        into.addmm_(left, right) if adds else _product(left, right, size, into, scratch)
+
+
+def _as_batch(first: Tensor, *second: Tensor) -> Tensor | None:
+    """Return two matrices as one [2, ...] where they are, or None if that cannot be."""
+    (other,) = second or (first,)
+    distance = other.storage_offset() - first.storage_offset()
+    alike = first.shape == other.shape and first.stride() == other.stride()
+    if not alike or distance < 0 or first.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return None
+    return first.as_strided((2, *first.shape), (distance, *first.stride()))
 
 
 def _by_steps(

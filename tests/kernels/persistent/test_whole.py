@@ -74,6 +74,19 @@ def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options
     assert not joined
 
 
+def test_directions_are_multiplied_together(monkeypatch):
+    """Their gradients, outputs and weights' gradients lie as batches do; what has to be rounded up does not."""
+    alone = []
+    product = products._product
+    monkeypatch.setattr(products, "copies_states", lambda problem: False)
+    monkeypatch.setattr(products, "_product", lambda *given: (alone.append(given), product(*given)))
+    for features in (8, 5):
+        problem = PROBLEM.replace(hidden_size=8, input_size=features, bidirectional=True)
+        inputs = testing.make_inputs(problem)
+        testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+        assert len(alone) == (0 if features == 8 else 2)
+
+
 def test_states_are_copied_where_a_product_would_take_longer():
     wide = Problem(50, 128, 512, 512, num_layers=2, bidirectional=True, dtype=torch.bfloat16, needs_grad=True)
     assert not copies_states(wide)

@@ -158,12 +158,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        // Nothing comes into the first step of sequences that end together.
+        if (RAGGED) begin_product(words, row_at, 0);
         // One step more than the sequence has: it makes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            if (RAGGED || step > 0) finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;

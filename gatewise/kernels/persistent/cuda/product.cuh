@@ -85,7 +85,19 @@ __device__ __forceinline__ uint4 rounded(uint4 words) {
 }
 #endif
 
-constexpr int LOADED = 3;  // pairs of weights that are loaded at once
+#if SCALED
+constexpr int ROOM = (65536 / THREADS < 256 ? 65536 / THREADS : 255) - 72;  // registers for weights and loads of them
+
+// Whether pair `number` is the first of those that are loaded at once: as many as there is room for beside those before.
+__device__ constexpr bool begins_loads(int number) {
+    int first = 0;
+    while (first < number) {
+        const int held = 4 * (first / TILES * RESIDENT + (first % TILES < RESIDENT ? first % TILES : RESIDENT));
+        first += held + 3 * 8 < ROOM ? (ROOM - held) / 8 : 3;
+    }
+    return first == number;
+}
+#endif
 
 // What each row of weights is aligned to; the first one is to 16 bytes.
 constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
@@ -135,7 +147,7 @@ again:
         for (int tile = 0; tile < TILES; ++tile) {
 #if SCALED
             // Or else more would be loaded at once than there are registers for.
-            if ((span * TILES + tile) % LOADED == 0) __syncwarp();
+            if (begins_loads(span * TILES + tile)) __syncwarp();
 #endif
             const Pair pair = pair_at(tile, span);
 #pragma unroll
