@@ -10,7 +10,7 @@ import math
 from gatewise.contract.device import Device
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
-_STAGING_BYTES = 80 * 1024
+_STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
 _CLOCK = 1.75e9
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
@@ -166,6 +166,7 @@ class Tiling:
             "FLOAT32": int(self.value_bytes == 4),
             "EXACT": int(self.exact),
             "ONE_ROW": int(self.one_row),
+            "SHARED_BYTES": self.shared_bytes,
         }
         return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 

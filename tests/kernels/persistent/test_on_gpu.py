@@ -49,6 +49,21 @@ def test_shapes(name, dtype):
     testing.check_kernel(persistent, SHAPES[name].replace(dtype=dtype, needs_grad=True), "cuda")
 
 
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+@pytest.mark.parametrize("hidden_size", [64, 66, 61])
+def test_weights_that_begin_anywhere(hidden_size, dtype):
+    """Rows are read in words as wide as they are aligned to, from a first one on 16 bytes."""
+    problem = Problem(9, 5, 31, hidden_size, dtype=dtype, needs_grad=True)
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs, seed=1)
+    expected = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    moved = [torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view_as(weight) for weight in inputs.weights]
+    assert all(weight.data_ptr() % 16 for weight in moved)
+    inputs = inputs._replace(weights=tuple(moved))
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_inference_keeps_nothing_and_equals_training():
     problem = Problem(9, 5, 31, 64, dtype=torch.bfloat16)
     inputs = testing.make_inputs(problem, "cuda")

@@ -13,7 +13,7 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
-from gatewise.kernels.persistent.tokens import order_of_kept
+from gatewise.kernels.persistent.tokens import order_of, order_of_kept
 from tests.kernels.persistent.emulation import emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -139,6 +139,16 @@ def test_input_weights_that_were_rounded_up_are_kept(request, monkeypatch, optio
         assert [tuple(tensor.shape) for tensor in result.kept] == [spec.shape for spec in stated]
         for name, value in testing.named(problem, result, found).items():
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+
+
+def test_weights_begin_where_wide_words_do():
+    inputs = testing.make_inputs(PROBLEM)
+    moved = [torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view_as(weight) for weight in inputs.weights]
+    assert all(weight.data_ptr() % 16 for weight in moved)
+    inputs = inputs._replace(weights=tuple(moved))
+    taken = whole._contiguous(PROBLEM, inputs, order_of(inputs.x, PROBLEM)).weights
+    assert all(weight.data_ptr() % 16 == 0 for weight in taken)
+    assert all(torch.equal(weight, other) for weight, other in zip(taken, moved, strict=True))
 
 
 @pytest.mark.parametrize("options", [{"lean": True}, *KINDS], ids=str)

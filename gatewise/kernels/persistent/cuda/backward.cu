@@ -5,7 +5,8 @@
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
+// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW,
+// SHARED_BYTES.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
@@ -23,7 +24,10 @@ constexpr int WORKING_BYTES = SUM_BYTES > STAGING_BYTES ? SUM_BYTES : STAGING_BY
 #include "cluster.cuh"
 
 constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a step
+#else
+constexpr int RECEIVED = 0;
 #endif
+static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "as planned");
 
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Backward {

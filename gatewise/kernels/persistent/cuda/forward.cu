@@ -3,7 +3,7 @@
 // Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
 // rows each.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK,
-// DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW.
+// DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SHARED_BYTES.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -31,6 +31,8 @@ struct Forward {
     int step, row;
     u32 patience;
 };
+
+static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
     extern __shared__ float4 shared[];
