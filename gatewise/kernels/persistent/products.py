@@ -183,7 +183,8 @@ def weight_gradients(
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
         for each_direction in zip(*waiting, strict=True):
-            _multiply(each_direction, size, scratch)
+            # As a batch, libraries add up exact products in longer chains, which are less precise.
+            _multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
 
 
 Pair = tuple[Tensor, Tensor]
@@ -199,12 +200,12 @@ class _Product(NamedTuple):
     adds: bool = False
 
 
-def _multiply(products: Sequence[_Product], size: int, scratch: Scratch) -> None:
-    """Make the same product of each direction; both at once where they lie in memory as a batch does."""
+def _multiply(products: Sequence[_Product], size: int, scratch: Scratch, *, as_batch: bool) -> None:
+    """Make the same product of each direction; both at once if they may be a batch, and lie in memory as one."""
     whole = all(product.into.shape == (product.left.shape[0], product.right.shape[1]) for product in products)
     stacks = [_as_batch(*tensors) for tensors in zip(*[product[:3] for product in products], strict=True)]
     batch = [stack for stack in stacks if stack is not None]
-    if whole and len(products) == 2 and len(batch) == len(stacks):
+    if as_batch and whole and len(products) == 2 and len(batch) == len(stacks):
         left, right, into = batch
         into.baddbmm_(left, right) if products[0].adds else torch.bmm(left, right, out=into)
         return

@@ -290,11 +290,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     if (gridDim.y > 1 && p.dbias_ih[0]) {
         // The last block of those that share the units adds up what all of them have left, in the order of their rows.
         __shared__ bool last;
-        __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) last = atomicAdd(p.done + direction * gridDim.x + blockIdx.x, 1u) + 2 == gridDim.y;
+        if (threadIdx.x == 0) {
+            __threadfence();
+            last = atomicAdd(p.done + direction * gridDim.x + blockIdx.x, 1u) + 2 == gridDim.y;  // it began at -1
+            __threadfence();
+        }
         __syncthreads();
-        __threadfence();
         for (int i = threadIdx.x; last && i < 4 * UNITS; i += THREADS) {
             const int gate = i / UNITS, unit = i % UNITS;
             if (first_unit + unit >= HIDDEN) continue;
