@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.cuda.long_products import Factors, in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.exactness import exact_products
@@ -23,6 +25,7 @@ from gatewise.kernels.stack import Layer
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, where it begins
 
+_STRETCHES_OF_FULL = 3
 _AS_EVER = contextlib.nullcontext()
 
 
@@ -173,12 +176,15 @@ def weight_gradients(
             sums = tokens.flat(share).t()
             # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
             if tokens.time > 1 and not tokens.by_row and not copies_states(problem):
-                first, others = _by_steps(direction, share, outputs, states[direction], lengths, tokens, scratch)
-                waiting.append([_Product(sums, x, w_ih), _Product(*first, w_hh), _Product(*others, w_hh, adds=True)])
+                parts = _by_steps(direction, share, outputs, states[direction], lengths, tokens, scratch)
+                first, *others = _in_stretches(problem, parts)
+                recurrent = [_Product(*first, w_hh), *[_Product(*other, w_hh, adds=True) for other in others]]
+                waiting.append([_Product(sums, x, w_ih), *recurrent])
             else:
                 _product(sums, x, size, w_ih, scratch)
                 with scratch.frame():
                     parts = _at_once(direction, share, outputs, states[direction], lengths, tokens, scratch)
+                    parts = _in_stretches(problem, parts)
                     _product(*parts[0], size, w_hh, scratch, *parts[1:])
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
@@ -187,8 +193,12 @@ def weight_gradients(
             _multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
 
 
-Pair = tuple[Tensor, Tensor]
-"""The factors of a product."""
+def _in_stretches(problem: Problem, products: list[Factors]) -> list[Factors]:
+    # cuDNN adds up this gradient in shorter stretches than the library, that of the input weights as the library does.
+    if not exact_products(problem):
+        return products
+    multiprocessors = Device.probe(products[0][0].device).multiprocessors
+    return in_stretches(products, multiprocessors, of_full=_STRETCHES_OF_FULL)
 
 
 class _Product(NamedTuple):
@@ -231,14 +241,14 @@ def _by_steps(
     lengths: Tensor | None,
     tokens: Tokens,
     scratch: Scratch,
-) -> tuple[Pair, Pair]:
+) -> list[Factors]:
     """Return the product of each row's first step, and that of the others, which reads the outputs where they are."""
     first, others, before = dgates[0], dgates[1:], outputs[:-1]
     if direction == 1:
         first, others, before = dgates[-1], dgates[:-1], outputs[1:]
         if lengths is not None:  # a shorter sequence begins elsewhere
             first = _rows_at_last_steps(tokens.flat(dgates), lengths, tokens, scratch)
-    return (first.t(), state), (others.flatten(0, 1).t(), before.flatten(0, 1))
+    return [(first.t(), state), (others.flatten(0, 1).t(), before.flatten(0, 1))]
 
 
 def _at_once(
@@ -249,7 +259,7 @@ def _at_once(
     lengths: Tensor | None,
     tokens: Tokens,
     scratch: Scratch,
-) -> list[Pair]:
+) -> list[Factors]:
     """Return one product of all steps, with a copy of what went into them; a single step needs none."""
     flat, first = tokens.flat(dgates), state.unsqueeze(0)
     ends = lengths if direction == 1 else None
