@@ -103,3 +103,31 @@ def test_an_average_of_weights():
         averaged.update_parameters(layer)
         found.append(averaged(x)[0])
     same_for_both(found)
+
+
+def test_a_replica_whose_weights_are_no_parameters():
+    layer, x = layer_and_input(LSTM)
+    replica = layer._replicate_for_data_parallel()  # what DataParallel makes for each device
+    for name, weight in layer.named_parameters():
+        setattr(replica, name, weight * 1.0)
+    replica(x)[0].square().sum().backward()
+    found = gradients(layer, x)
+    layer.zero_grad()
+    layer(x)[0].square().sum().backward()
+    torch.testing.assert_close(found, gradients(layer, x))
+
+
+@pytest.mark.gpu
+def test_data_parallel_on_two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    layer, x = layer_and_input(LSTM, batch_first=True, dtype=torch.float32)
+    layer, x = layer.cuda(), x.cuda()
+    found = []
+    for model in (layer, nn.DataParallel(layer)):
+        for _ in range(4):  # enough for calls to be recorded and replayed
+            layer.zero_grad()
+            y, _ = model(x)
+            y.square().sum().backward()
+        found.append([y, *(weight.grad for weight in layer.parameters())])
+    torch.testing.assert_close(found[1], found[0])
