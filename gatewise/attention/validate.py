@@ -103,9 +103,9 @@ def _check_parameters(score: Score, parameters: dict[str, Tensor | None]) -> Non
 
 
 def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: torch.device) -> Tensor:
-    given = (
-        lengths if isinstance(lengths, Tensor) else torch.tensor(lengths, dtype=None if len(lengths) else torch.int64)
-    )
+    given = lengths
+    if not isinstance(given, Tensor):
+        given = torch.tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
     if given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex:
         raise DtypeError(sentence("lengths", "integers", str(given.dtype)))
     if tuple(given.shape) != (batch,):

@@ -45,7 +45,7 @@ class _Page(NamedTuple):
     @classmethod
     def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Page:
         """Return a page with room for the longest translation, and for the steps until somebody looks."""
-        most = int(longest_translations(torch.tensor(len(source)))) + LOOK
+        most = int(longest_translations(torch.tensor(len(source), device="cpu"))) + LOOK
         return cls(
             done=lengths.new_zeros(()),
             tokens=torch.full_like(lengths, search.beginning),

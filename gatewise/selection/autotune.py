@@ -130,7 +130,7 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
         random(rows, batch, problem.hidden_size),
         tuple(weights),
         torch.full((batch,), time, device=where) if ragged else None,
-        torch.full((time,), batch) if packed else None,
+        torch.full((time,), batch, device="cpu") if packed else None,
         tuple(masks) if problem.dropout else (),
     )
 

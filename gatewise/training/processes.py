@@ -91,7 +91,7 @@ class Processes:
         """
         if self.count == 1:
             return (own,)
-        found = torch.zeros(self.count, dtype=torch.int64)
+        found = torch.zeros(self.count, dtype=torch.int64, device="cpu")
         found[self.rank] = own
         distributed.all_reduce(found)
         return tuple(found.tolist())
