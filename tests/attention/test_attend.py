@@ -214,6 +214,6 @@ def test_bad_input_says_what_to_change(arguments, options, error, text):
 
 def test_the_default_device_is_not_that_of_lengths():
     query, keys, values, v = torch.randn(5, 2, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 3), torch.randn(8)
-    expected = attend(query, keys, values, [7, 4], v=v)
+    expected = attention.attend(query, keys, values, [7, 4], v=v)
     with torch.device("meta"):
-        torch.testing.assert_close(attend(query, keys, values, [7, 4], v=v), expected)
+        torch.testing.assert_close(attention.attend(query, keys, values, [7, 4], v=v), expected)
