@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.nn import init
-from gatewise.nn.given import check_input, check_pair, refuse_script
+from gatewise.nn.arguments import check_input, check_pair, refuse_script
 
 
 class LSTMCell(nn.Module):
