@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.explicit import forward_on, run_backward
+from gatewise.functional.plan import Plan
 from gatewise.functional.ragged import conversion
 from gatewise.selection import REFERENCE, differentiable
 
@@ -23,22 +23,15 @@ class LSTMFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        problem: Problem,
-        kernel: str,
-        straight: Kernel | None,
-        inputs: Inputs,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        *weights: Tensor,
+        ctx: Any, plan: Plan, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the chosen kernel; `straight` as in `Plan`, and the tensors of `inputs` once more."""
+        """Compute the outputs as planned; the tensors of `inputs` come once more, for autograd to see them."""
+        problem, kernel, straight, _, _ = plan
         run = forward_on(kernel, problem, inputs) if straight is None else straight.forward(problem, inputs)
         y, h_n, c_n, kept = run
         ctx.save_for_backward(x, h0, c0, *weights, y, h_n, c_n, *kept)
         # What follows the weights has no gradient.
-        ctx.call = (problem, kernel, straight, inputs[4:], len(weights))
+        ctx.call = (plan, inputs[4:], len(weights))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -46,22 +39,23 @@ class LSTMFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        problem, kernel, straight, rest, count = ctx.call
+        (problem, kernel, straight, single_use, _), rest, count = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
         inputs = Inputs(x, h0, c0, tuple(others[:count]), *rest)
-        wanted, above = ctx.needs_input_grad[4:], OutputGradients(*gradients)
+        wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
-            return None, None, None, None, *_differentiable_backward(problem, inputs, above, wanted)
+            return None, None, *_differentiable_backward(problem, inputs, above, wanted)
         y, h_n, c_n, *kept = others[count:]
         result = Result(y, h_n, c_n, tuple(kept))
         needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-        if straight is not None and not torch._C._is_any_autocast_enabled():
+        if straight is not None and not ctx.spent and not torch._C._is_any_autocast_enabled():
+            ctx.spent = single_use
             dx, dh0, dc0, dweights = straight.backward(problem, inputs, result, above, needs)
         else:
             saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
             dx, dh0, dc0, dweights = run_backward(saved, above, needs, kernel)
             ctx.spent = saved.spent
-        return None, None, None, None, dx, dh0, dc0, *dweights
+        return None, None, dx, dh0, dc0, *dweights
 
 
 # `LSTMFunction.apply` without a look at the transforms of `torch.func`, of which there are none where it is called.

@@ -14,7 +14,7 @@ from gatewise.contract.saved import Inputs
 from gatewise.functional._autograd import apply, in_plain_torch
 from gatewise.functional._ops import traced_lstm
 from gatewise.functional.explicit import Output, State, forward_on, record
-from gatewise.functional.plan import plan, probed
+from gatewise.functional.plan import Plan, plan, probed
 from gatewise.functional.signature import NestedWeights, flattened
 from gatewise.functional.validate import lie_beside, prepare, with_masks, without_sync, zeros
 from gatewise.selection import AUTO, REFERENCE, choose, preference
@@ -84,12 +84,11 @@ def lstm(
         or (state is not None and (state[0].requires_grad or state[1].requires_grad))
     )
     transformed = torch._C._are_functorch_transforms_active()
-    straight, asked = None, False  # asked: whether autograd could record the call by itself
+    asked = False  # whether autograd could record the call by itself
     beside = lengths if lengths is not None and lie_beside(lengths, x) else None
     if batch_sizes is None and not transformed and beside is lengths:
-        problem, chosen, straight, recorded = plan(
-            x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, beside is not None
-        )
+        way = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, beside is not None)
+        problem, recorded = way.problem, way.recorded
         h0, c0 = zeros(problem, x) if state is None else state
         if beside is not None:
             beside, h0 = without_sync(beside, problem.time, h0)
@@ -99,7 +98,7 @@ def lstm(
             if found is not None:
                 return Output(found[0], State(found[1], found[2]))
         if autocast:
-            straight = None
+            way = way._replace(straight=None)
     else:
         problem, inputs = prepare(
             x,
@@ -116,18 +115,19 @@ def lstm(
             _check_transformable(kernel)
             y, h_n, c_n, _ = in_plain_torch(problem, with_masks(problem, inputs))
             return Output(y, State(h_n, c_n))
-        chosen = choose(problem, probed(x.device), kernel).chosen or ""
+        way = Plan(problem, choose(problem, probed(x.device), kernel).chosen or "")
     if needs_grad:
-        found = None if asked or lengths is not None else record(chosen, problem, inputs)
+        found = None if asked or lengths is not None else record(way.kernel, problem, inputs)
         if found is None:
             if problem.dropout:
                 inputs = with_masks(problem, inputs)
             # The tensors travel as arguments too, so that autograd sees them.
-            found = apply(problem, chosen, straight, inputs, inputs.x, inputs.h0, inputs.c0, *flat)
+            found = apply(way, inputs, inputs.x, inputs.h0, inputs.c0, *flat)
     else:
         with torch.no_grad() if grad_enabled else _NOTHING:
             inputs = with_masks(problem, inputs)
-            found = forward_on(chosen, problem, inputs) if straight is None else straight.forward(problem, inputs)
+            straight = way.straight
+            found = forward_on(way.kernel, problem, inputs) if straight is None else straight.forward(problem, inputs)
     return Output(found[0], State(found[1], found[2]))
 
 

@@ -29,15 +29,17 @@ class Plan(NamedTuple):
     Attributes:
         problem: What is to be computed.
         kernel: Name of the chosen kernel.
-        straight: The kernel, where nothing has to be done before its passes or between them while no autocast is on.
+        straight: The kernel, where nothing has to be done around its passes while no autocast is on.
+        single_use: Whether a backward pass uses up what the forward pass kept.
         recorded: The kernel's `recorded`, where it reads the layout as given, without lengths, no masks must be drawn
             for it, and no CUDA graph is captured.
     """
 
     problem: Problem
     kernel: str
-    straight: Kernel | None
-    recorded: Callable[[Problem, Inputs], Result | None] | None
+    straight: Kernel | None = None
+    single_use: bool = False
+    recorded: Callable[[Problem, Inputs], Result | None] | None = None
 
 
 def plan(
@@ -96,7 +98,13 @@ def _plan(
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
     straight = problem.layout in way.layouts and not capture
     as_given = straight and (needs_grad or not problem.dropout) and not ragged
-    return Plan(problem, way.name, way if straight and not way.single_use else None, way.recorded if as_given else None)
+    return Plan(
+        problem,
+        way.name,
+        way if straight else None,
+        way.single_use(problem),
+        way.recorded if as_given else None,
+    )
 
 
 def probed(device: torch.device) -> Device:

@@ -177,13 +177,25 @@ def sample_in_turn(
     device: torch.device | str = "cpu",
     runs: int = 20,
     warmups: int = 3,
-    calls: int | None = None,
+    calls: int | Mapping[str, int] | None = None,
+    leads: Mapping[str, int] | None = None,
     budget: float | None = None,
     clock: Clock | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Yield samples of several functions in turn, for callers that show progress or may be interrupted.
 
-    Every function is warmed up first, in the same order. Arguments as in `time_side_by_side`.
+    Every function is warmed up first, in the same order. Arguments as in `time_side_by_side`, and:
+
+    Args:
+        functions: What is timed, by name.
+        device: Where they work.
+        runs: Samples of each.
+        warmups: Calls of each before the first sample.
+        calls: Calls a sample, of all functions or of each by its name.
+        leads: Calls of a function right before each of its samples, not timed, by its name; 0 for those not named. The
+            first calls after those of other functions find memory and caches as those left them.
+        budget: Seconds of samples after which no further ones begin.
+        clock: What to time with.
 
     Yields:
         The name of a function and the seconds a call of it took.
@@ -195,19 +207,23 @@ def sample_in_turn(
         raise ArgumentError(sentence("runs", "at least 1", runs))
     if warmups < 0:
         raise ArgumentError(sentence("warmups", "at least 0", warmups))
-    if calls is not None and calls < 1:
+    counts = calls.values() if isinstance(calls, Mapping) else () if calls is None else (calls,)
+    if any(count < 1 for count in counts):
         raise ArgumentError(sentence("calls", "at least 1, or None", calls))
     clock = clock or clock_for(device)
     calls_of = {}
     for name, function in functions.items():
         for _ in range(warmups):
             function()
-        calls_of[name] = calls or _enough_calls(_sample(function, 1, clock))
+        given = calls[name] if isinstance(calls, Mapping) else calls
+        calls_of[name] = given or _enough_calls(_sample(function, 1, clock))
     spent = 0.0
     for run in range(runs):
         if budget is not None and run >= _LEAST_RUNS and spent >= budget:
             return
         for name, function in functions.items():
+            for _ in range((leads or {}).get(name, 0)):
+                function()
             seconds = _sample(function, calls_of[name], clock)
             spent += seconds * calls_of[name]
             yield name, seconds

@@ -101,6 +101,17 @@ def test_samples_can_be_read_as_they_come() -> None:
     assert [next(samples) for _ in range(3)] == [("a", 1.0), ("b", 2.0), ("a", 1.0)]
 
 
+def test_calls_by_name_and_calls_before_a_sample_that_are_not_timed() -> None:
+    clock, diary = FakeClock(), []
+    functions = {
+        "a": Work(clock, 9.0, 9.0, 1.0, 1.0, 1.0, 9.0, 9.0, 1.0, name="a", diary=diary),
+        "b": Work(clock, 2.0, name="b", diary=diary),
+    }
+    samples = sample_in_turn(functions, runs=2, warmups=0, calls={"a": 3, "b": 1}, leads={"a": 2}, clock=clock)
+    assert list(samples) == [("a", 1.0), ("b", 2.0)] * 2
+    assert "".join(diary) == "aaaaab" * 2
+
+
 @pytest.mark.parametrize("option", [{"runs": 0}, {"warmups": -1}, {"calls": 0}])
 def test_counts_out_of_range(option: dict[str, int]) -> None:
     (name,) = option

@@ -47,6 +47,8 @@ class Settings:
         warmups: Calls of each before the calls of a sample are counted.
         rounds: Samples of each, in turn, that are thrown away on a GPU before the first that counts. Only then does
             memory come back at the same addresses, as in a training loop, on which calls are replayed.
+        leads: Calls of each, at most, that come right before a sample of several and are not timed: the first calls
+            after another side's find memory and caches as that left them, as no call in a training loop does.
         sample: Seconds of a sample, of as many calls as fit and at least one. Nothing waits between its calls, as in a
             training loop, so that what the CPU does for one call overlaps with the device's work for the one before.
     """
@@ -62,6 +64,7 @@ class Settings:
     most: int = 50
     warmups: int = 2
     rounds: int = 3
+    leads: int = 3
     sample: float = 0.01
 
 
@@ -112,7 +115,8 @@ class _Cell:
         blank = LayerRecord(
             benchmark=self._settings.benchmark,
             case=self._case.name,
-            settings=dataclasses.asdict(self._case) | {"seconds_a_sample": self._settings.sample},
+            settings=dataclasses.asdict(self._case)
+            | {"seconds_a_sample": self._settings.sample, "most_calls_before_a_sample": self._settings.leads},
             dtype=precision.name,
             direction=direction,
             kernel="",
@@ -249,15 +253,21 @@ class _Cell:
         last = list(keys)[-1]
         with torch.set_grad_enabled(training):
             calls = {name: self._calls(functions[key]) for name, key in keys.items()}
-            repeated = {name: _repeated(functions[key], calls[name]) for name, key in keys.items()}
+            named = {name: functions[key] for name, key in keys.items()}
             for _ in range(settings.rounds if settings.device.type == "cuda" else 0):
-                for several in repeated.values():
-                    several()
+                for name, function in named.items():
+                    for _ in range(calls[name]):
+                        function()
             began = time.perf_counter()
             for name, seconds in sample_in_turn(
-                repeated, device=settings.device, runs=settings.most, warmups=0, calls=1
+                named,
+                device=settings.device,
+                runs=settings.most,
+                warmups=0,
+                calls=calls,
+                leads={name: min(settings.leads, count) if count > 1 else 0 for name, count in calls.items()},
             ):
-                samples[name].append(seconds / calls[name])
+                samples[name].append(seconds)
                 spent = time.perf_counter() - began
                 if name == last and len(samples[name]) >= settings.least and spent >= settings.seconds * len(keys):
                     break
@@ -265,7 +275,8 @@ class _Cell:
 
     def _calls(self, function: Callable[[], object]) -> int:
         settings = self._settings
-        once = time_callable(function, device=settings.device, runs=1, warmups=settings.warmups, calls=1).median
+        # Several, for one of them may be recorded.
+        once = time_callable(function, device=settings.device, runs=3, warmups=settings.warmups, calls=1).median
         return max(1, round(settings.sample / once))
 
     def _floor(self, call: Call, precision: Precision, training: bool, products: Products):  # noqa: ANN202
@@ -278,14 +289,6 @@ class _Cell:
 
 def _step(side: Side, training: bool) -> Callable[[], None]:
     return side.train if training else side.infer
-
-
-def _repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
-    def several() -> None:
-        for _ in range(calls):
-            function()
-
-    return several
 
 
 def _decided(row: LayerRecord, decision: Decision) -> LayerRecord:

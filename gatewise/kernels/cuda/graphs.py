@@ -85,9 +85,8 @@ class Replays:
                 graph.launch(stream, device)
                 return
             comes_back = self._comes_back(key)
-        issue()
-        if comes_back:
-            self._record(key, stream, device, issue)
+        if not (comes_back and self._recorded(key, stream, device, issue)):
+            issue()
 
     def _comes_back(self, key: _Key) -> bool:
         rarely = self.replayed < _FREELY * (self.recorded - _FREELY)
@@ -100,19 +99,22 @@ class Replays:
             self._seen.popitem(last=False)
         return False
 
-    def _record(self, key: _Key, stream: int, device: torch.device, issue: Callable[[], None]) -> None:
+    def _recorded(self, key: _Key, stream: int, device: torch.device, issue: Callable[[], None]) -> bool:
+        """Record work and launch it; False if it could not be recorded."""
         studio = _studios(device.index).of(stream)
         if studio is None:
-            return
+            return False
         graph = studio.record(issue)
         with self._lock:
             if graph is None:
                 self._failures += 1
-                return
+                return False
             self.recorded += 1
             self._graphs[key] = graph
             if len(self._graphs) > self._most_graphs:
                 self._graphs.popitem(last=False)
+            graph.launch(stream, device)
+        return True
 
 
 class _Studio:

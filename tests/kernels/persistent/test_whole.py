@@ -2,19 +2,23 @@
 
 import importlib
 import itertools
+import sys
+import types
 
 import pytest
 import torch
 
+import gatewise
 from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
+from gatewise.functional import plan
 from gatewise.kernels.persistent import products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
 from gatewise.kernels.persistent.tokens import order_of, order_of_kept
-from tests.kernels.persistent.emulation import emulate
+from tests.kernels.persistent.emulation import Recording, emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
 KINDS = [
@@ -274,3 +278,66 @@ def test_addresses_that_come_back_too_rarely_are_no_longer_recorded(monkeypatch)
             addresses.begin()
             persistent.forward(PROBLEM, held[-1])
     assert 8 < found.recorded < 12
+
+
+def steps_of_python(call):
+    """Return the functions of gatewise that are called, but for comprehensions, which some versions inline."""
+    seen = []
+
+    def note(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and "/gatewise/" in code.co_filename and not code.co_name.startswith("<"):
+            seen.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_replayed_call_takes_few_steps_of_python(request, monkeypatch):
+    # Each costs up to two microseconds where caches are cold, which they are for every other call of a training loop.
+    request.addfinalizer(plan._plan.cache_clear)
+    plan._plan.cache_clear()
+    monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
+    lstm = gatewise.LSTM(6, 5, 2, dtype=torch.float64)
+    x = torch.randn(4, 3, 6, dtype=torch.float64, requires_grad=True)
+    state = tuple(torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    above = torch.randn(4, 3, 5, dtype=torch.float64)
+    outputs = []
+
+    def forward():
+        outputs[:] = lstm(x, state)
+
+    def backward():
+        outputs[0].backward(above)
+
+    monkeypatch.setattr(Recording, "launch", lambda *arguments: None)
+    forward()
+    backward()  # they learn how much scratch memory there must be
+    addresses, steps = Addresses(monkeypatch), []
+    for _ in range(3):
+        addresses.begin()
+        steps = [steps_of_python(forward), steps_of_python(backward)]
+    assert replays("forward", PROBLEM.replace(num_layers=2)).replayed == 1
+    assert replays("backward", PROBLEM.replace(num_layers=2)).replayed == 1
+    assert len(steps[0]) <= 16, steps[0]
+    assert len(steps[1]) <= 8, steps[1]
+
+
+def test_a_second_backward_pass_of_what_was_used_up_repeats_the_forward_pass(request, monkeypatch):
+    request.addfinalizer(plan._plan.cache_clear)
+    plan._plan.cache_clear()
+    monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
+    monkeypatch.setattr(type(persistent), "single_use", lambda self, problem: True)
+    passes, forward = [], whole.forward
+    monkeypatch.setattr(whole, "forward", lambda *arguments: passes.append(1) or forward(*arguments))
+    lstm = gatewise.LSTM(6, 5, dtype=torch.float64)
+    y, _ = lstm(torch.randn(4, 3, 6, dtype=torch.float64))
+    found = []
+    for expected in (1, 2, 3):
+        found.append(torch.autograd.grad(y.sum(), list(lstm.parameters()), retain_graph=True))
+        assert len(passes) == expected
+    assert all(torch.equal(*pair) for again in found[1:] for pair in zip(again, found[0], strict=True))
