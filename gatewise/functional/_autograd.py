@@ -17,6 +17,13 @@ from gatewise.selection import REFERENCE, differentiable
 
 _ALL = Needs()
 
+# Whether another walk over the graph may follow the one in progress; older versions of PyTorch do not tell.
+_graph_is_kept: Callable[[], bool] = getattr(
+    torch._C._autograd,  # type: ignore[attr-defined]
+    "_get_current_graph_task_keep_graph",
+    lambda: False,
+)
+
 
 class LSTMFunction(torch.autograd.Function):
     """Forward keeps what its kernel asks for; backward runs that kernel, or plain torch when it is differentiated."""
@@ -46,15 +53,16 @@ class LSTMFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(problem, inputs, above, wanted)
         y, h_n, c_n, *kept = others[count:]
-        result = Result(y, h_n, c_n, tuple(kept))
+        again = single_use and not ctx.spent and _graph_is_kept()
+        result = Result(y, h_n, c_n, tuple([tensor.clone() for tensor in kept] if again else kept))
         needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
         if straight is not None and not ctx.spent and not torch._C._is_any_autocast_enabled():
-            ctx.spent = single_use
+            ctx.spent = single_use and not again
             dx, dh0, dc0, dweights = straight.backward(problem, inputs, result, above, needs)
         else:
             saved = Saved(kernel, problem, inputs, result, spent=ctx.spent)
             dx, dh0, dc0, dweights = run_backward(saved, above, needs, kernel)
-            ctx.spent = saved.spent
+            ctx.spent = saved.spent and not again
         return None, None, dx, dh0, dc0, *dweights
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from gatewise import functional
+from gatewise.functional.plan import _plan
+from gatewise.kernels.eager import eager
 
 
 def make(kernel, **options):
@@ -76,6 +78,29 @@ def test_a_graph_can_be_walked_twice():
     loss = call(*inputs)[0].square().sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
     torch.testing.assert_close(first, torch.autograd.grad(loss, inputs), rtol=0, atol=0)
+
+
+def test_what_is_kept_survives_a_walk_that_another_one_follows(request, monkeypatch):
+    """A backward pass that uses it up gets a copy; otherwise the next one would repeat the forward pass."""
+    forwards, run, differentiate = [], type(eager).forward, type(eager).backward
+
+    def backward(self, problem, inputs, result, *others):
+        found = differentiate(self, problem, inputs, result, *others)
+        for tensor in result.kept:
+            tensor.fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(type(eager), "single_use", lambda self, problem: True)
+    monkeypatch.setattr(type(eager), "forward", lambda *arguments: forwards.append(1) or run(*arguments))
+    monkeypatch.setattr(type(eager), "backward", backward)
+    request.addfinalizer(_plan.cache_clear)
+    _plan.cache_clear()
+    call, inputs = make("eager")
+    loss = call(*inputs)[0].square().sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    torch.testing.assert_close(first, torch.autograd.grad(loss, inputs, retain_graph=True), rtol=0, atol=0)
+    torch.testing.assert_close(first, torch.autograd.grad(loss, inputs), rtol=0, atol=0)
+    assert len(forwards) == 1
 
 
 def test_a_weight_changed_in_place_before_backward_is_an_error():

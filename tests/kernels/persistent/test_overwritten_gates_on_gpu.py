@@ -76,7 +76,7 @@ def test_a_graph_can_be_walked_twice():
     for _ in range(4):  # launched, and replayed
         loss = layer(x)[0].square().sum()
         first = torch.autograd.grad(loss, (x, *layer.parameters()), retain_graph=True)
-        second = torch.autograd.grad(loss, (x, *layer.parameters()))
+        second = torch.autograd.grad(loss, (x, *layer.parameters()))  # which uses up what is kept
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
