@@ -118,6 +118,22 @@ def test_a_replica_whose_weights_are_no_parameters():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["persistent", "stepwise", "eager"])
+def test_a_gradient_penalty_on_a_gpu(kernel):
+    found = []
+    for dtype, name in ((torch.float64, "eager"), (torch.float32, kernel)):
+        torch.manual_seed(0)
+        layer, x = LSTM(24, 64, num_layers=2, kernel=name), torch.randn(9, 5, 24)
+        layer, x = layer.to("cuda", dtype), x.to("cuda", dtype).requires_grad_()
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            (dx,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+            dx.square().sum().backward()
+        found.append(gradients(layer, x, dx))
+    for mine, exact in zip(found[1], found[0], strict=True):
+        assert (mine - exact).norm() < 1e-5 * exact.norm()
+
+
+@pytest.mark.gpu
 def test_data_parallel_on_two_gpus():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
