@@ -144,9 +144,13 @@ def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem,
     return Result(x, torch.cat([h_n for h_n, _ in states]), torch.cat([c_n for _, c_n in states]))
 
 
-def layer_of(problem: Problem, inputs: Inputs, index: int, x: Tensor) -> Layer:
-    """Return the inputs of one layer of a stack, x being what it reads."""
-    rows = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
+def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Tensor) -> Layer:
+    """Return the inputs of one layer of a stack, x being what it reads.
+
+    Of several, x is what the first one reads; states and weights are those of all.
+    """
+    first, last = (index, index) if isinstance(index, int) else (index[0], index[-1])
+    rows = slice(first * problem.num_directions, (last + 1) * problem.num_directions)
     per_direction = problem.weights_per_direction
     flat = inputs.weights[rows.start * per_direction : rows.stop * per_direction]
     return Layer(

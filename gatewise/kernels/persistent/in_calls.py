@@ -14,21 +14,40 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import Tiling
 
+FEW_STEPS = 8
 _ONE_ROW = 0.75
+_BEHIND = 4  # steps from the end of a layer to that of the one above it, which runs beside it
 _NARROWEST, _NARROW, _WIDE = 128, 256, 768  # hidden units
 _MANY = 64  # rows of the batch
 _CACHE_BYTES = 50e6  # of the second-level cache
+
+
+def seconds(problem: Problem, cut: Tiling) -> float:
+    """Return the time of a pass over a layer, or over two stacked ones."""
+    in_turn = 1 if cut.stacked else problem.num_directions / cut.directions
+    steps = problem.time * in_turn + _BEHIND * cut.stacked
+    return cut.step_seconds() * steps * share(problem, cut) + start_seconds(problem, cut)
+
+
+def start_seconds(problem: Problem, cut: Tiling) -> float:
+    """Return the time until a block has its weights."""
+    # In calls of many steps the shares contain most of it; those of few read weights
+    # that are in the second-level cache (decode cells of the grid, measured at commit 50b69b0).
+    if problem.time < FEW_STEPS:
+        return 8.5e-11 * cut.units * 4 * cut.hidden * cut.value_bytes
+    return (2 + 4 * min(1.0, problem.hidden_size / 512)) * 1e-6
 
 
 def share(problem: Problem, cut: Tiling) -> float:
     """Return the time of a pass in a call of this problem over that of its tiling."""
     if problem.batch == 1:
         return _ONE_ROW
+    beside = _beside(problem, cut) if cut.stacked else 1.0
     if exact_products(problem):
-        return _exact(problem, cut)
+        return beside * _exact(problem, cut)
     if problem.element_bytes == 4:
-        return _rounded(problem, cut)
-    return _in_16_bits(problem, cut)
+        return beside * _rounded(problem, cut)
+    return beside * _in_16_bits(problem, cut)
 
 
 def _in_16_bits(problem: Problem, cut: Tiling) -> float:
@@ -71,6 +90,13 @@ def _exact(problem: Problem, cut: Tiling) -> float:
     if many and (in_turn or hidden >= _WIDE):
         return 1.2 if hidden >= _WIDE else 1.0
     return 1.0 + 0.42 * min(1.0, (hidden - _NARROW) / (_WIDE - _NARROW)) ** 1.6
+
+
+def _beside(problem: Problem, cut: Tiling) -> float:
+    # Two layers in one launch: beyond what a layer takes of the same plan.
+    if problem.element_bytes == 2 and cut.cells > 1:
+        return 1.5
+    return 1.0 if cut.backward else 1.15
 
 
 def _leaves_cache(problem: Problem) -> bool:

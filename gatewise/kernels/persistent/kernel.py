@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.persistent import in_calls
+from gatewise.kernels.persistent import in_calls, wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import (
@@ -28,8 +29,6 @@ from gatewise.kernels.persistent.memory import (
 )
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
 from gatewise.kernels.skinny import exact_slowdown, slowdown
-
-_FEW_STEPS = 8
 
 
 class _Persistent:
@@ -53,9 +52,11 @@ class _Persistent:
 
     def algorithm(self, problem: Problem, device: Device) -> str:
         return "; ".join(
-            f"{name}: {cut.units} units x {cut.rows} rows a block, {cut.blocks * cut.together * cut.directions} blocks"
-            + (f" in clusters of {cut.split}" if cut.split > 1 else "")
-            for name, cut in _passes(problem, device)
+            f"{own.name}: "
+            + (f"layers in pairs, {_placed(own.both)}" if own.both else "")
+            + ("; the last one " if own.both and problem.num_layers % 2 else "")
+            + (_placed(own.cut) if not own.both or problem.num_layers % 2 else "")
+            for own in _passes(problem, device)
         )
 
     def work(self, problem: Problem, device: Device) -> Work:
@@ -63,16 +64,13 @@ class _Persistent:
         planes = problem.num_directions * problem.time * problem.batch * hidden * problem.element_bytes
         passes = 3 if problem.needs_grad else 1
         cuts = _passes(problem, device)
-        seconds = sum(
-            cut.step_seconds() * problem.time * problem.num_directions / cut.directions * in_calls.share(problem, cut)
-            + _start_seconds(problem, cut)
-            for _, cut in cuts
-        )
-        launches = layers * (2 + problem.num_directions)
+        seconds = sum(own.seconds(problem) for own in cuts)
+        pairs = sum(layers // 2 for own in cuts if own.both)
+        launches = layers * (2 + problem.num_directions) - pairs
         if problem.needs_grad:
             launches += layers * (2 + 5 * problem.num_directions)
         weights = problem.parameter_count * problem.element_bytes
-        moved = weights * (4 if problem.needs_grad else 0.5 if problem.time < _FEW_STEPS else 2)
+        moved = weights * (4 if problem.needs_grad else 0.5 if problem.time < in_calls.FEW_STEPS else 2)
         if problem.hidden_size % 8:  # copies of weights and states with their sizes rounded up
             launches += layers * problem.num_directions * (10 if problem.needs_grad else 4)
             moved += weights * (6 if problem.needs_grad else 2)
@@ -80,20 +78,21 @@ class _Persistent:
         recurrent = 8.0 * layers * tokens * hidden * state
         # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
         around = 9 if not problem.needs_grad else 26 if overwrites_gates(problem) else 30
+        between = 8.0 * pairs * tokens * hidden * hidden  # made in the loop, too
         work = Work(
-            matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent)
+            matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between)
             * exact_slowdown(problem)
             * slowdown(problem),
             bytes_moved=layers * planes * around + moved,
             launches=launches,
             operators=_operators(problem),
-            exchanges=round(layers * seconds / device.exchange_seconds),
-            workspace_bytes=workspace_bytes(problem),
+            exchanges=round(seconds / device.exchange_seconds),
+            workspace_bytes=workspace_bytes(problem, in_pairs=bool(cuts and cuts[-1].both)),
         )
         if problem.proj_size:
             return work + _folded(problem, planes)
         if problem.rebuilds_gates:
-            return work + _segmented(problem, device, planes, _start_seconds(problem, cuts[-1][1]))
+            return work + _segmented(problem, device, planes, in_calls.start_seconds(problem, cuts[-1].cut))
         return work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -121,14 +120,6 @@ class _Persistent:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
-
-
-def _start_seconds(problem: Problem, cut: Tiling) -> float:
-    # Until a block has its weights. In calls of many steps the shares of `in_calls` contain most of it; those of few
-    # read weights that are in the second-level cache (decode cells of the grid, measured at commit 50b69b0).
-    if problem.time < _FEW_STEPS:
-        return 8.5e-11 * cut.units * 4 * cut.hidden * cut.value_bytes
-    return (2 + 4 * min(1.0, problem.hidden_size / 512)) * 1e-6
 
 
 def _operators(problem: Problem) -> int:
@@ -190,12 +181,34 @@ def _way(problem: Problem) -> ModuleType:
     return lean if problem.rebuilds_gates else layer
 
 
-def _passes(problem: Problem, device: Device) -> list[tuple[str, Tiling]]:
+class _Pass(NamedTuple):
+    """One of the two passes: how a layer is cut, and how two are that run beside each other, if layers go in pairs."""
+
+    name: str
+    cut: Tiling
+    both: Tiling | None
+
+    def seconds(self, problem: Problem) -> float:
+        pairs, single = divmod(problem.num_layers, 2) if self.both else (0, problem.num_layers)
+        in_pairs = pairs * in_calls.seconds(problem, self.both) if self.both else 0.0
+        return single * in_calls.seconds(problem, self.cut) + in_pairs
+
+
+def _placed(cut: Tiling) -> str:
+    blocks = f"{cut.units} units x {cut.rows} rows a block, {cut.blocks * cut.together * cut.directions} blocks"
+    return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "")
+
+
+def _passes(problem: Problem, device: Device) -> list[_Pass]:
     names = ("forward", "backward") if problem.needs_grad else ("forward",)
     sizes = problem.hidden_size, problem.batch, problem.num_directions
     number = problem.element_bytes, exact_products(problem)
     cuts = [(name, tiling(*sizes, device, name == "backward", *number)) for name in names]
-    return [(name, cut) for name, cut in cuts if cut is not None]
+    return [
+        _Pass(name, cut, wavefront.stacked_cut(problem, device, backward=name == "backward"))
+        for name, cut in cuts
+        if cut is not None
+    ]
 
 
 persistent = _Persistent()

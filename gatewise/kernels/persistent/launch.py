@@ -13,7 +13,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import failure
-from gatewise.kernels.persistent.plan import Tiling, tiling
+from gatewise.kernels.persistent.plan import Tiling, stacked_tiling, tiling
 
 _ALREADY = contextlib.nullcontext()
 SOURCES = Path(__file__).parent / "cuda"
@@ -41,6 +41,9 @@ class Forward(ctypes.Structure):
         *_numbers("start_forward", "start_reverse", "keep_gates"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
         ("patience", ctypes.c_uint),
+        *_pointers("between", "dropped", "mask"),
+        *_numbers("mask_step", "mask_row"),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -55,6 +58,9 @@ class Backward(ctypes.Structure):
         *_numbers("start_forward", "start_reverse"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
         ("patience", ctypes.c_uint),
+        *_pointers("between", "dy_between", "mask"),
+        *_numbers("mask_step", "mask_row"),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -85,14 +91,16 @@ def launch_of(
     exact: bool,
     ragged: bool,
     device: torch.device,
+    stacked: bool = False,
 ) -> Launch:
-    """Return the launch of the pass "forward" or "backward".
+    """Return the launch of the pass "forward" or "backward", of a layer or of two stacked ones.
 
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
     """
     numbers = Device.probe(device)
-    cut = tiling(hidden_size, batch, directions, numbers, name == "backward", dtype.itemsize, exact)
+    asked = numbers, name == "backward", dtype.itemsize, exact
+    cut = stacked_tiling(hidden_size, batch, *asked) if stacked else tiling(hidden_size, batch, directions, *asked)
     if cut is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **cut.macros(dtype == torch.float16, ragged)}

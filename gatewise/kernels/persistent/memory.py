@@ -92,12 +92,17 @@ def kept_bytes(problem: Problem) -> int:
     return bytes_together(spec.nbytes for spec in kept_tensors(problem))
 
 
-def workspace_bytes(problem: Problem) -> int:
-    """Return the bytes of scratch memory at the peak of a call."""
+def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
+    """Return the bytes of scratch memory at the peak of a call.
+
+    Args:
+        problem: What is asked.
+        in_pairs: Whether its last pass takes layers two at a time.
+    """
     if problem.rebuilds_gates:
         return _lean(problem, segment_count(problem), holds_matrices(problem))
     if is_laid_out(problem):
-        values = _laid_out_backward(problem) if problem.needs_grad else _laid_out_forward(problem)
+        values = (_laid_out_backward if problem.needs_grad else _laid_out_forward)(problem, in_pairs)
     else:
         values = _training(problem) if problem.needs_grad else _inference(problem)
     return values * problem.element_bytes
@@ -149,24 +154,25 @@ def _of_nn_lstm(problem: Problem) -> int:
     return stored * problem.element_bytes + _PRODUCT_BYTES * layers * problem.num_directions
 
 
-def _laid_out_forward(problem: Problem) -> int:
-    # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn.
+def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
+    # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn, or each two.
     tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
     # In float32 the initial state is copied without NaNs that rounding would change.
-    state = problem.batch * width * (odd + (problem.dtype == torch.float32))
+    state = problem.batch * width * (odd + (problem.dtype == torch.float32)) * (1 + in_pairs)
+    dropped = in_pairs and problem.dropout > 0
     below = tokens * problem.output_size * (problem.num_layers > 1)
     layers = [
-        4 * tokens * width
-        + tokens * features * (problem.dropout > 0)
+        4 * tokens * width * (1 + in_pairs)
+        + tokens * _surviving_inputs(problem, features, in_pairs)
         + _widened(tokens, features)
-        + max(_matrix(problem, features), tokens * width * odd + state)
+        + max(_matrix(problem, features), tokens * width * (odd * (1 + in_pairs) + dropped) + state)
         for features in _inputs(problem)
     ]
     return below + max(layers) + _masks(problem)
 
 
-def _laid_out_backward(problem: Problem) -> int:
-    # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn.
+def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
+    # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn, or each two.
     tokens, odd = problem.time * problem.batch, _is_odd(problem)
     hidden, size = hidden_of(problem.hidden_size), problem.hidden_size
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
@@ -175,14 +181,24 @@ def _laid_out_backward(problem: Problem) -> int:
         # Initial states without those of empty sequences; what meets those of the reverse direction.
         begun = problem.num_directions * size + problem.bidirectional * (size + (4 + odd) * hidden)
         history += problem.batch * begun
+    dropped = in_pairs and problem.dropout > 0
     layers = [
-        _dgates(problem, tokens)
-        + tokens * features * ((problem.dropout > 0) + _is_ragged(problem))
+        _dgates(problem, tokens) * (1 + in_pairs)
+        + tokens * hidden * in_pairs
+        + tokens * features * _is_ragged(problem)
+        + tokens * (_surviving_inputs(problem, features, in_pairs) + problem.output_size * dropped)
         + _widened(tokens, features)
         + max(_matrix(problem, features), history)
         for features in _inputs(problem)
     ]
     return between + max(layers) + _masks(problem)
+
+
+def _surviving_inputs(problem: Problem, features: int, in_pairs: bool) -> int:
+    # Of a token: times a mask. The lowest pair reads what no mask was for.
+    if not problem.dropout or (in_pairs and (problem.num_layers < 4 or features != problem.output_size)):
+        return 0
+    return features
 
 
 def _masks(problem: Problem) -> int:

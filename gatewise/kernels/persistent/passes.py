@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +57,36 @@ def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool,
     return launch_of("backward", problem.hidden_size, batch, directions, *number, ragged, device)
 
 
+class Between(NamedTuple):
+    """What lies between two stacked layers.
+
+    Attributes:
+        w_ih: Input weights of the second, contiguous.
+        passed: For the outputs of the first as the second reads them [tokens, H], or for the gradients of its outputs,
+            filled by `fill_unwritten`; in the forward pass None without a mask.
+        mask: What survives of them [T, B, H], its rows without gaps, not rounded up; or None.
+        scale: Of what survives.
+    """
+
+    w_ih: Tensor
+    passed: Tensor | None
+    mask: Tensor | None
+    scale: float
+
+
+def _between(given: Between | None) -> tuple[int | float | None, ...]:
+    if given is None:
+        return ()
+    strides = (0, 0) if given.mask is None else given.mask.stride()[:2]
+    return address(given.w_ih), address(given.passed), address(given.mask), *strides, given.scale
+
+
+def stacked_launch(name: str, problem: Problem, batch: int, ragged: bool, device: torch.device) -> Launch:
+    """Return the launch of the pass "forward" or "backward" of two stacked layers."""
+    number = problem.dtype, exact_products(problem)
+    return launch_of(name, problem.hidden_size, batch, 1, *number, ragged, device, stacked=True)
+
+
 def forward_pass(
     launch: Launch,
     matrices: Matrices,
@@ -72,6 +103,7 @@ def forward_pass(
     lengths: Tensor | None,
     starts: tuple[int, int] = (0, 0),
     keep_gates: bool,
+    between: Between | None = None,
 ) -> None:
     """Go through a stretch of the sequence.
 
@@ -90,6 +122,8 @@ def forward_pass(
         lengths: Sequence lengths [B] on the device, or None.
         starts: Steps of the sequence before each direction's stretch, in the order of time.
         keep_gates: Whether activated gates take the place of the products.
+        between: For two stacked layers: all pairs are of the layers then, D counts them in states and is 1 elsewhere,
+            and the gates of the second are filled by `fill_unwritten`.
     """
     device = h0.device
     arguments = Forward(
@@ -112,10 +146,11 @@ def forward_pass(
         tokens.batch,
         launch.cut.groups,
         0,
-        matrices.directions,
+        1 if launch.cut.stacked else matrices.directions,
         tokens.step,
         tokens.row,
         failure.PATIENCE,
+        *_between(between),
     )
     run(launch, arguments, matrices.directions, device)
 
@@ -139,6 +174,7 @@ def backward_pass(
     done: Tensor | None = None,
     lengths: Tensor | None,
     starts: tuple[int, int] = (0, 0),
+    between: Between | None = None,
 ) -> None:
     """Go back through a stretch of the sequence.
 
@@ -161,6 +197,7 @@ def backward_pass(
         done: For counters of blocks [D, blocks], filled by `fill_unwritten`; needed with `biases` and `bias`.
         lengths: Sequence lengths [B] on the device, or None.
         starts: Steps of the sequence before each direction's stretch, in the order of time.
+        between: As in `forward_pass`; the first layer has no `dy` then.
     """
     device = c0.device
     arguments = Backward(
@@ -185,10 +222,11 @@ def backward_pass(
         tokens.batch,
         launch.cut.groups,
         0,
-        matrices.directions,
+        1 if launch.cut.stacked else matrices.directions,
         tokens.step,
         tokens.row,
         failure.PATIENCE,
+        *_between(between),
     )
     run(launch, arguments, matrices.directions, device)
 

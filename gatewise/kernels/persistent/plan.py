@@ -15,6 +15,7 @@ _CLOCK = 1.75e9
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
+_ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Tiling:
         value_bytes: Of a value in memory: 2, or 4 for float32.
         exact: Whether float32 products are as exact as float32's own, three of TF32 each; otherwise they are `scaled`.
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
+        stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.
     """
 
     hidden: int
@@ -50,6 +52,7 @@ class Tiling:
     value_bytes: int = 2
     exact: bool = False
     one_row: bool = False
+    stacked: bool = False
 
     @property
     def depth(self) -> int:
@@ -162,6 +165,7 @@ class Tiling:
             "RESIDENT": self.resident,
             "DEPTH": self.ahead,
             "RAGGED": int(ragged),
+            "STACKED": int(self.stacked),
             "FLOAT16": int(float16),
             "FLOAT32": int(self.value_bytes == 4),
             "EXACT": int(self.exact),
@@ -266,6 +270,16 @@ def tiling(
         key=lambda candidate: candidate.step_clocks() * directions / candidate.directions,
         default=None,
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def stacked_tiling(
+    hidden_size: int, batch: int, device: Device, backward: bool, value_bytes: int = 2, exact: bool = False
+) -> Tiling | None:
+    """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
+    sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
+    found = [dataclasses.replace(candidate, stacked=True) for candidate in candidates(*sizes)]
+    return min(found, key=Tiling.step_clocks, default=None)
 
 
 def candidates(

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import failure, layer, lean, memory, products
+from gatewise.kernels.persistent import failure, layer, lean, memory, products, stacked, wavefront
 from gatewise.kernels.persistent.passes import aligned
 from gatewise.kernels.persistent.tokens import Tokens, order_of, order_of_outputs
 from gatewise.kernels.stack import LayerGradients
@@ -200,14 +201,20 @@ def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, s
     x, width = inputs.x, problem.output_size
     below, kept = _kept(problem, result, tokens)
     below = below or _in_turn(result.y, count, functools.partial(tokens.new, scratch, width=width))
-    for index, y in enumerate((*below, result.y)):
-        rows = slice(index * directions, (index + 1) * directions)
-        into = Result(y, result.h_n[rows], result.c_n[rows], kept[index] if kept else ())
+    outputs = (*below, result.y)
+    for layers in wavefront.turns(problem, Device.probe(x.device), backward=False):
+        index, last = layers[0], layers[-1]
+        rows = slice(index * directions, (last + 1) * directions)
+        into = [Result(outputs[own], result.h_n[rows], result.c_n[rows], kept[own] if kept else ()) for own in layers]
         with scratch.frame():
             if index:
                 x = _dropped(problem, inputs, index - 1, x, scratch)
-            _way(problem).compute(problem, stack.layer_of(problem, inputs, index, x), tokens, into, scratch)
-        x = y
+            given = stack.layer_of(problem, inputs, layers, x)
+            if len(layers) > 1:
+                stacked.compute(problem, given, tokens, into, _mask(inputs, index), scratch)
+            else:
+                _way(problem).compute(problem, given, tokens, into[0], scratch)
+        x = outputs[last]
 
 
 def _kept(problem: Problem, result: Result, tokens: Tokens) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
@@ -243,26 +250,29 @@ def _backward(
     weights = () if buffer is None else products.side_by_side(buffer, inputs.weights)
     between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
     dy = above.y
-    for index in reversed(range(count)):
-        rows = slice(index * directions, (index + 1) * directions)
+    for layers in reversed(wavefront.turns(problem, Device.probe(inputs.x.device), backward=True)):
+        index, last = layers[0], layers[-1]
+        rows = slice(index * directions, (last + 1) * directions)
         dx = between[index % 2 if count > 2 else 0] if index else of_x
         with scratch.frame():
             x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1], scratch)
-            _way(problem).differentiate(
-                problem,
-                stack.layer_of(problem, inputs, index, x),
-                Result(outputs[index], result.h_n, result.c_n, kept[index]),
-                OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows)),
-                LayerGradients(
-                    dx,
-                    _rows(of_h0, rows),
-                    _rows(of_c0, rows),
-                    weights[index * share : (index + 1) * share],
-                ),
-                scratch,
+            results = [Result(outputs[own], result.h_n, result.c_n, kept[own]) for own in layers]
+            given = stack.layer_of(problem, inputs, layers, x)
+            found = LayerGradients(
+                dx, _rows(of_h0, rows), _rows(of_c0, rows), weights[index * share : (last + 1) * share]
             )
+            from_above = OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows))
+            if len(layers) > 1:
+                mask = _mask(inputs, index)
+                stacked.differentiate(problem, given, results, from_above, found, mask, scratch)
+            else:
+                _way(problem).differentiate(problem, given, results[0], from_above, found, scratch)
         if index and dx is not None:
             dy = dx if not inputs.masks else _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+
+
+def _mask(inputs: Inputs, gap: int) -> Tensor | None:
+    return inputs.masks[gap] if inputs.masks else None
 
 
 def _rows(state: Tensor | None, rows: slice) -> Tensor | None:

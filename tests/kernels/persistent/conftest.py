@@ -2,7 +2,7 @@
 
 import pytest
 
-from gatewise.kernels.persistent import layer, lean, memory, whole
+from gatewise.kernels.persistent import layer, lean, memory, stacked, whole
 
 
 def _forget():
@@ -26,7 +26,7 @@ def cut(monkeypatch):
 @pytest.fixture
 def overwritten(monkeypatch):
     """Have gradients of gate sums take the gates' place, as in TF32."""
-    for module in (memory, layer, lean):
+    for module in (memory, layer, lean, stacked):
         monkeypatch.setattr(module, "overwrites_gates", lambda problem: True)
     _forget()
     yield

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.persistent import failure, history, layer, lean, padding, products, whole
+from gatewise.kernels.persistent import failure, history, layer, lean, padding, products, stacked, whole
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -171,6 +171,90 @@ def backward_pass(
                 own.copy_(bias[:, direction].sum(0).view(4, hidden)[:, :size].flatten())
 
 
+def _layer_of(matrices, index):
+    kinds = {name: getattr(matrices, name)[index : index + 1] for name in ("recurrent", "bias_ih", "bias_hh")}
+    return types.SimpleNamespace(directions=1, **kinds)
+
+
+def _states_of(index, **states):
+    return {name: None if state is None else state[index : index + 1] for name, state in states.items()}
+
+
+def _surviving(between, values, step, row):
+    return values if between.mask is None else values * between.mask[step, row] * between.scale
+
+
+def stacked_forward_pass(
+    launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, keep_gates, between
+):
+    size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
+    for index in range(2):
+        if index:
+            below, sums = _Token(y[0], tokens, hidden, hidden), _Token(gates[1], tokens, 4 * hidden, 4 * hidden)
+            assert (between.mask is None) == (between.passed is None)
+            for row in range(tokens.batch):
+                for step in range(_end(tokens.time, lengths, row, 0)):
+                    assert sums[step, row].isnan().all()
+                    read = _surviving(between, below[step, row][:size], step, row)
+                    sums[step, row].zero_().view(4, hidden)[:, :size] = (between.w_ih @ read).view(4, size)
+        forward_pass(
+            launch,
+            _layer_of(matrices, index),
+            tokens,
+            **{name: own[index:] for name, own in (("gates", gates), ("y", y), ("narrow", narrow), ("cells", cells))},
+            **_states_of(index, h0=h0.view(2, -1, hidden), c0=c0, h_n=h_n, c_n=c_n),
+            lengths=lengths,
+            keep_gates=keep_gates,
+        )
+
+
+def stacked_backward_pass(
+    launch,
+    matrices,
+    tokens,
+    *,
+    gates,
+    cells,
+    dy,
+    dgates,
+    c0,
+    dh_n,
+    dc_n,
+    dh0,
+    dc0,
+    bias,
+    biases,
+    done,
+    lengths,
+    between,
+):
+    size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
+    given = torch.zeros(tokens.time * tokens.batch, size, dtype=torch.float64)  # as wide as the kernel's own is not
+    for index in (1, 0):
+        if index == 0:
+            above = _Token(given.data_ptr(), tokens, size, size)
+            found = _Token(dgates[1], tokens, 4 * hidden, 4 * hidden)
+            assert between.passed.isnan().all()
+            for row in range(tokens.batch):
+                for step in range(tokens.time):
+                    four = found[step, row].view(4, hidden)[:, :size]
+                    above[step, row].copy_(_surviving(between, between.w_ih.t() @ four.flatten(), step, row))
+        backward_pass(
+            launch,
+            _layer_of(matrices, index),
+            tokens,
+            gates=gates[index:],
+            cells=cells[index:],
+            dy=dy[index:] if index else (given.data_ptr(),),
+            dgates=dgates[index:],
+            **_states_of(index, c0=c0, dh_n=dh_n, dc_n=dc_n, dh0=dh0, dc0=dc0),
+            bias=bias[:, index : index + 1],
+            biases=biases[index : index + 1],
+            done=done[index : index + 1],
+            lengths=lengths,
+        )
+
+
 class _NothingNew(TorchDispatchMode):
     """Fails when an operator called by the code under test makes memory."""
 
@@ -227,7 +311,7 @@ def _without_loops():
         return matrix.contiguous() if fits else (scratch or matrix).new_empty(groups * rows, columns)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (layer, lean):
+        for module in (layer, lean, stacked):
             patch.setattr(module, "forward_pass", nothing)
             patch.setattr(module, "backward_pass", nothing)
         patch.setattr(lean, "activate", nothing)
@@ -245,6 +329,10 @@ def emulate(monkeypatch):
             monkeypatch.setattr(module, name, launch)
     for module in (padding, products, lean, history):
         monkeypatch.setattr(module, "fitted", fitted)
+    for name in ("forward_pass", "backward_pass"):
+        monkeypatch.setattr(stacked, name, globals()[f"stacked_{name}"])
+    monkeypatch.setattr(stacked, "fill_unwritten", fill_unwritten)
+    monkeypatch.setattr(stacked, "stacked_launch", lambda name, *others: launch(*others[:2], 1, *others[2:]))
     monkeypatch.setattr(lean, "activate", activate)
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())

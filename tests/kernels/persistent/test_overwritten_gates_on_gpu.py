@@ -7,7 +7,7 @@ import gatewise
 from gatewise import functional, testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import failure, layer, memory, whole
+from gatewise.kernels.persistent import failure, layer, memory, stacked, whole
 from gatewise.kernels.persistent.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.kernel import persistent
 
@@ -49,7 +49,7 @@ def test_the_same_bits_as_in_memory_of_their_own(name, monkeypatch):
     found = persistent.backward(problem, inputs, before, above, Needs())
     assert any(not torch.equal(old, new) for old, new in zip(untouched, before.kept, strict=True))
     whole._replays.cache_clear()
-    for module in (memory, layer):
+    for module in (memory, layer, stacked):
         monkeypatch.setattr(module, "overwrites_gates", lambda problem: False)
     result = persistent.forward(problem, inputs)
     kept = [tensor.clone() for tensor in result.kept]

@@ -8,7 +8,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.plan import candidates, fits, multiprocessors, shared_memory, tiling
+from gatewise.kernels.persistent.plan import candidates, fits, multiprocessors, shared_memory, stacked_tiling, tiling
 
 DEVICES = [Device.named(name) for name in ("h200", "b200", "a100", "rtx4090", "a10", "l4")]
 SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)
@@ -33,6 +33,20 @@ def test_every_choice_is_resident_and_covers_the_problem(device, backward, value
             assert cut.spans * cut.warps * 64 >= cut.depth * value_bytes
             assert 1 <= cut.resident <= cut.tiles
             assert fits(cut, device)
+
+
+@pytest.mark.parametrize(("value_bytes", "exact"), [(2, False), (4, False), (4, True)], ids=["16-bit", "TF32", "exact"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_two_layers_and_what_is_between_them_are_resident(backward, value_bytes, exact):
+    device = Device.named("h200")
+    for hidden in (1, 31, 128, 256, 512, 650):
+        for batch in BATCHES:
+            cut = stacked_tiling(hidden, batch, device, backward, value_bytes, exact)
+            assert cut.grid == (cut.blocks, cut.together, 3)
+            assert math.prod(cut.grid) <= multiprocessors(device, cut.split)
+            assert fits(cut, device)
+            assert cut.macros(float16=False, ragged=False)["STACKED"] == 1
+    assert stacked_tiling(2048, 20, device, backward, value_bytes, exact) is None
 
 
 def test_clusters_are_for_devices_that_have_them():

@@ -9,7 +9,7 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launch import SOURCES
-from gatewise.kernels.persistent.plan import tiling
+from gatewise.kernels.persistent.plan import stacked_tiling, tiling
 
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
@@ -52,6 +52,17 @@ def test_next_to_nothing_spills_in_float32(name, hidden, batch):
     _, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16
+
+
+@pytest.mark.parametrize("value_bytes", [2, 4], ids=["16-bit", "float32"])
+@pytest.mark.parametrize(("hidden", "batch"), [(128, 16), (256, 16), (256, 64), (512, 8)])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_next_to_nothing_spills_with_two_layers(name, hidden, batch, value_bytes):
+    cut = stacked_tiling(hidden, batch, Device.named("h200"), name == "backward", value_bytes)
+    stacked, taken = compiled(name, "sm_90", cut, ragged=batch == 16)
+    assert taken.registers >= cut.weight_registers
+    assert taken.spilled_bytes <= 16
+    assert compiled(name, "sm_90", dataclasses.replace(cut, stacked=False), ragged=batch == 16)[0] != stacked
 
 
 def test_ragged_and_dtype_are_different_code():

@@ -4,8 +4,10 @@
 // rows each.
 // dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
 // r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
+// With STACKED there are two layers instead of two directions, a step behind each other: blocks of z = 0 compute the second
+// layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute the first layer.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW,
+// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, STACKED, FLOAT16, FLOAT32, EXACT, ONE_ROW,
 // SHARED_BYTES.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
@@ -29,6 +31,7 @@ constexpr int RECEIVED = 0;
 #endif
 static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "as planned");
 
+// Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Backward {
     const Value* weights[2];  // [4 * SIZE, SIZE] for each direction
@@ -51,6 +54,12 @@ struct Backward {
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
+    // STACKED alone.
+    const Value* between;     // input weights of the second layer [4 * SIZE, SIZE]
+    Value* dy_between;        // gradients of the first layer's outputs [tokens, H], filled with ones
+    const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
+    int mask_step, mask_row;
+    float scale;              // of what survives
 };
 
 static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "room to collect the gradients of the biases");
@@ -60,6 +69,8 @@ struct Inputs {
     FourGates gates;
     u32 before, dy;  // c of the step before, gradient of the output
 };
+
+constexpr bool FETCHES = !EXACT;  // exact products leave no registers for it
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Backward p) {
     extern __shared__ float4 shared[];
@@ -76,19 +87,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const u32 rank = 0;
 #endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
-    const bool reverse = direction == 1;
-    const u32 step_values = p.step * HIDDEN, dy_step_values = p.step * p.directions * SIZE;
-    const Value* const gates = reverse ? p.gates[1] : p.gates[0];
-    const Value* const cells = reverse ? p.cells[1] : p.cells[0];
-    const Value* const dy = reverse ? p.dy[1] : p.dy[0];
-    Value* const dgates = reverse ? p.dgates[1] : p.dgates[0];
-    const int skipped = reverse ? p.start[1] : p.start[0];
+    const int first_unit = blockIdx.x * UNITS;
+#if STACKED
+    const int direction = 1 - blockIdx.z / 2;  // the layer; between them, the second one
+    const bool second = direction == 1, between = blockIdx.z == 1;
+    constexpr bool reverse = false;
+    const int dy_width = second ? SIZE : HIDDEN;
+    const Value* const dy = second ? p.dy[1] : p.dy_between;
+    const bool dy_is_there = second;
+#else
+    constexpr int dy_width = SIZE;
+    const int direction = p.first_direction + blockIdx.z;
+    const bool reverse = direction == 1, second = reverse;
+    constexpr bool between = false, dy_is_there = true;
+    const Value* const dy = second ? p.dy[1] : p.dy[0];
+#endif
+    const u32 step_values = p.step * HIDDEN, dy_step_values = p.step * p.directions * dy_width;
+    const Value* const gates = second ? p.gates[1] : p.gates[0];
+    const Value* const cells = second ? p.cells[1] : p.cells[0];
+    Value* const dgates = second ? p.dgates[1] : p.dgates[0];
+    const int skipped = second ? p.start[1] : p.start[0];
 
     // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
     const int units = first_unit - (int)rank * UNITS;  // the first of the tiles
-    const Value* const source = (reverse ? p.weights[1] : p.weights[0]) + (size_t)rank * (4 / SPLIT) * SIZE * SIZE + units;
+    const Value* const source = (between ? p.between : second ? p.weights[1] : p.weights[0]) + (size_t)rank * (4 / SPLIT) * SIZE * SIZE + units;
 #if FLOAT32
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const int depth = depth_of(span), gate = HIDDEN == SIZE || SPLIT == 4 ? 0 : depth / HIDDEN, within = depth - gate * HIDDEN;
@@ -128,15 +151,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         // Only c of the step before is loaded, because c of a step is what the step visited last had as `before`.
         auto own_state = [&](Place at) { return (direction * p.batch + first_row + at.row) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
+        auto dy_column = [&](Place at) { return (u32)((first_row + at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
+        auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
-            if (!inside[cell] || step >= steps) return {no_gates(), 0, 0};
+            if (between || !inside[cell] || step >= steps) return {no_gates(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
             const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
-            const u32 column = (first_row + at.row) * p.row * p.directions * SIZE + first_unit + at.unit;
             return {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), !first || is_real(at) ? *before : 0u,
-                    dy && is_real(at) ? step_of(dy, t, dy_step_values)[column] : 0u};
+                    dy && is_real(at) ? load_above(step_of(dy, t, dy_step_values) + dy_column(at)) : 0u};
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
@@ -153,9 +177,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
-            const int after = reverse ? step - 1 : steps - step;  // the step visited before
+            // The step visited before; between layers, this one.
+            const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const u32 n = min(first_row + row, p.batch - 1);
-            const bool polled = step > 0 && step <= steps && (!RAGGED || after < ends.of(row));
+            const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
@@ -163,12 +188,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         Scales scales;
         scales.start();
         // Nothing comes into the first step of sequences that end together.
-        if (RAGGED) begin_product(words, row_at, 0);
+        if (RAGGED || between) begin_product(words, row_at, 0);
         // One step more than the sequence has: it makes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            if (RAGGED || step > 0) finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+#if STACKED
+            // The first layer's come from blocks beside it; few loads were too early for them.
+            patience.polls = 0;
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (dy_is_there || !warp_owns(cell)) continue;
+                while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
+            }
+#endif
+            if (RAGGED || between || step > 0) finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            if (between) begin_product(words, row_at, step + 1);  // nobody waits for what these blocks load
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -196,6 +231,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #endif
             // First the arithmetic, then what other blocks wait for, then the loads for later steps.
             FourGates grads[CELLS];
+#if STACKED
+            u32 handed[CELLS];  // to the first layer
+#endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -216,6 +254,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     for (int part = 0; part < WARPS; ++part) recurrent += sum[part * PARTIAL_FLOATS];
 #endif
                 }
+#if STACKED
+                if (between) {
+                    if (p.mask && active && is_real(at)) {
+                        const size_t token = t * (size_t)p.mask_step + (first_row + at.row) * (size_t)p.mask_row;
+                        recurrent *= p.mask[token + first_unit + at.unit] ? p.scale : 0.f;
+                    }
+                    handed[cell] = exchanged(recurrent, active);
+                    continue;
+                }
+#endif
                 // A row's first step here takes the gradient of its final state instead.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
                 if (inside[cell] && finish && is_real(at)) {
@@ -237,6 +285,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && t >= 0 && t < steps) {
                     const Place at = place_of(cell);
+#if STACKED
+                    if (between) {
+                        const u32 column = (first_row + at.row) * p.row * HIDDEN + first_unit + at.unit;
+                        if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + column, handed[cell]);
+                        continue;
+                    }
+#endif
                     store_exchanged_gates(step_of(dgates, t, 4 * step_values), (first_row + at.row) * p.row, first_unit + at.unit, grads[cell]);
                 }
 #if EXACT
@@ -251,10 +306,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
                 input[cell].gates = gathered(input[cell].gates);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
+                if (FETCHES && !between && inside[cell] && step + FETCHED_AHEAD < steps) {
+                    const int later = reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD;
+                    fetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    fetch(step_of(cells, later, step_values) + own[cell]);
+                    if (dy && dy_is_there && is_real(place_of(cell))) fetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
+                }
             }
-            begin_product(words, row_at, step + 1);
+            if (!between) begin_product(words, row_at, step + 1);
         }
-        if (RAGGED)
+        if (RAGGED && !between)
             for (int row = 0; row < ROWS && first_row + row < p.batch; ++row)
                 for (int t = steps; t < p.time; ++t)
                     for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS)
@@ -272,14 +333,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     auto put_bias = [&](int gate, int unit, float total) {
         if (first_unit + unit >= SIZE) return;
         const int at = gate * SIZE + first_unit + unit;
-        (reverse ? p.dbias_ih[1] : p.dbias_ih[0])[at] = (reverse ? p.dbias_hh[1] : p.dbias_hh[0])[at] = (Value)narrowed(total);
+        (second ? p.dbias_ih[1] : p.dbias_ih[0])[at] = (second ? p.dbias_hh[1] : p.dbias_hh[0])[at] = (Value)narrowed(total);
     };
-    for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS) {
+    for (int i = threadIdx.x; !between && i < 4 * UNITS; i += THREADS) {
         const int gate = i / UNITS, unit = i % UNITS;
         LongSum sum = {};
         for (int row = 0; row < ROWS; ++row) sum.add(((float*)collected)[(row * UNITS + unit) * 4 + gate]);
         if (first_unit + unit >= HIDDEN) continue;
-        const int own = (direction * 4 + gate) * HIDDEN + first_unit + unit, all = p.directions * 4 * HIDDEN;
+        const int own = (direction * 4 + gate) * HIDDEN + first_unit + unit, all = (STACKED ? 2 : p.directions) * 4 * HIDDEN;
         if (gridDim.y > 1)
             ((float*)p.bias)[blockIdx.y * all + own] = sum.total;
         else if (p.dbias_ih[0])
@@ -287,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         else
             ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(sum.total);
     }
-    if (gridDim.y > 1 && p.dbias_ih[0]) {
+    if (!between && gridDim.y > 1 && p.dbias_ih[0]) {
         // The last block of those that share the units adds up what all of them have left, in the order of their rows.
         __shared__ bool last;
         __syncthreads();
@@ -302,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             if (first_unit + unit >= HIDDEN) continue;
             LongSum sum = {};
             for (int group = 0; group < gridDim.y; ++group)
-                sum.add(((volatile float*)p.bias)[((group * p.directions + direction) * 4 + gate) * HIDDEN + first_unit + unit]);
+                sum.add(((volatile float*)p.bias)[((group * (STACKED ? 2 : p.directions) + direction) * 4 + gate) * HIDDEN + first_unit + unit]);
             put_bias(gate, unit, sum.total);
         }
     }

@@ -23,6 +23,18 @@ __device__ __forceinline__ void store_exchanged(Value* to, u32 word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
 
+// Loads a single value.
+__device__ __forceinline__ u32 load_exchanged_value(const Value* from) {
+#if FLOAT32
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+#else
+    u16 value;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+#endif
+    return value;
+}
+
 __device__ __forceinline__ bool is_unwritten(uint4 words) {
 #if MARKED
     return (words.x | words.y | words.z | words.w) & MARK;
@@ -30,6 +42,8 @@ __device__ __forceinline__ bool is_unwritten(uint4 words) {
     return max(max(words.x, words.y), max(words.z, words.w)) == UNWRITTEN;
 #endif
 }
+
+__device__ __forceinline__ bool is_unwritten(u32 value) { return (Value)value == (Value)UNWRITTEN; }
 
 // Counts the polls of one wait; beyond the limit the wait is given up, so that a lost block can never hang the device. A
 // block that gave up waits no more: what it reads is the pattern, a NaN, and so is all that follows from it.

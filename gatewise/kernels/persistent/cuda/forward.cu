@@ -2,14 +2,17 @@
 //
 // Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
 // rows each.
+// With STACKED there are two layers instead of two directions, a step behind each other: blocks of z = 0 compute the first
+// layer, those of z = 1 multiply its outputs with the input weights of the second, which those of z = 2 compute.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK,
-// DEPTH, RAGGED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SHARED_BYTES.
+// DEPTH, RAGGED, STACKED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SHARED_BYTES.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
 #include "gates.cuh"
 #include "sequence.cuh"
 
+// Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Forward {
     Value* gates[2];            // [tokens, 4H] for each direction: x W_ih^T; activated gates take their place if `keep_gates`
@@ -30,9 +33,18 @@ struct Forward {
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
+    // STACKED alone.
+    const Value* between;       // input weights of the second layer [4 * SIZE, SIZE]; its gates are filled with ones
+    Value* dropped;             // [tokens, H], filled with ones: y[0] times mask and scale; read only with a mask
+    const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
+    int mask_step, mask_row;
+    float scale;                // of what survives
 };
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
+
+// With STACKED the second layer's gates are just written, and in 16 bits those of both leave the cache too rarely.
+constexpr bool FETCHES = !STACKED || FLOAT32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
     extern __shared__ float4 shared[];
@@ -41,19 +53,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first_unit = blockIdx.x * UNITS, direction = p.first_direction + blockIdx.z;
-    const bool reverse = direction == 1;
+    const int first_unit = blockIdx.x * UNITS;
+#if STACKED
+    const int direction = (blockIdx.z + 1) / 2;  // the layer; between them, the second one
+    const bool second = direction == 1, between = blockIdx.z == 1, waits = blockIdx.z == 2;
+    constexpr bool reverse = false;
+#else
+    const int direction = p.first_direction + blockIdx.z;
+    const bool reverse = direction == 1, second = reverse;
+    constexpr bool between = false, waits = false;
+#endif
     const u32 step_values = p.step * HIDDEN, y_step_values = step_values * p.directions, y_row_values = p.row * p.directions * HIDDEN;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
-    Value* const y = reverse ? p.y[1] : p.y[0];
-    Value* const gates = reverse ? p.gates[1] : p.gates[0];
-    Value* const cells = reverse ? p.cells[1] : p.cells[0];
-    Value* const narrow = reverse ? p.narrow[1] : p.narrow[0];
-    const int skipped = reverse ? p.start[1] : p.start[0];
+#if STACKED
+    Value* const y = between && p.mask ? p.dropped : second && !between ? p.y[1] : p.y[0];
+    const bool drops = p.mask && !second;
+#else
+    Value* const y = second ? p.y[1] : p.y[0];
+#endif
+    Value* const gates = second ? p.gates[1] : p.gates[0];
+    Value* const cells = second ? p.cells[1] : p.cells[0];
+    Value* const narrow = second ? p.narrow[1] : p.narrow[0];
+    const int skipped = second ? p.start[1] : p.start[0];
 
     // Tile row r is gate r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
     Weights weights;
-    const Value* source = reverse ? p.weights[1] : p.weights[0];
+    const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
     auto words_at = [&](int row, int k) {
         const int unit = first_unit + row / 4;
         return load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k, SIZE % UNITS == 0 || unit < SIZE);
@@ -63,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
         return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
     });
-    read_biases(biases, reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], first_unit);
+    read_biases(biases, second ? p.bias_ih[1] : p.bias_ih[0], second ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
     int parity = 0;
 
@@ -78,7 +103,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         FourGates input[CELLS], coming[CELLS];  // the gate sums of the next step, and of the one after it, as they were loaded
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
+#if STACKED
+            return !between && inside[cell] && step < steps ? load_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+#else
             return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+#endif
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
@@ -89,16 +118,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
-            input[cell] = gathered(load(cell, 0));
+            input[cell] = load(cell, 0);
+            if (!waits) input[cell] = gathered(input[cell]);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
-            const int t = reverse ? steps - 1 - step : step, before = reverse ? t + 1 : t - 1;
+            const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(first_row + row, p.batch - 1);
-            const bool polled = step > 0 && step < steps && (!RAGGED || max(t, before) < ends.of(row));
+            const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
             const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, true};
         };
+#if STACKED
+        auto survival = [&](int cell, int step) -> u32 {
+            const Place at = place_of(cell);
+            if (!drops || !inside[cell] || step >= steps || first_unit + at.unit >= SIZE) return 0;
+            return p.mask[step * (size_t)p.mask_step + (first_row + at.row) * (size_t)p.mask_row + first_unit + at.unit];
+        };
+        u32 survives[CELLS];
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) survives[cell] = survival(cell, 0);
+#endif
         InFlight words;
         Scales scales;
         scales.start();
@@ -107,8 +147,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+#if STACKED
+            // The second layer's come from blocks beside it; few loads were too early for them.
+            patience.polls = 0;
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                if (!waits || !warp_owns(cell)) continue;
+                while (__any_sync(EVERY_LANE, is_unwritten(input[cell])) && patience.is_left()) input[cell] = load(cell, step);
+                input[cell] = gathered(input[cell]);
+            }
+#endif
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            if (between) begin_product(words, row_at, step + 1);  // nobody waits for what these blocks load
             __syncthreads();
+            if (between) {
+#pragma unroll
+                for (int cell = 0; cell < CELLS; ++cell) {
+                    if (!warp_owns(cell)) continue;
+                    const Place at = place_of(cell);
+                    const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
+                    const FourGates turned = scattered({sum.x, sum.y, sum.z, sum.w});
+                    if (inside[cell]) store_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+                }
+                continue;
+            }
             // First the arithmetic, then what other blocks wait for, then what only the backward pass needs.
             Gates gate[CELLS];
             u32 output[CELLS];
@@ -132,9 +194,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
-                input[cell] = gathered(EARLIER == 2 ? coming[cell] : load(cell, step + 1));
+                input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
+                if (!waits) input[cell] = gathered(input[cell]);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
+                if (FETCHES && inside[cell] && step + FETCHED_AHEAD < steps) {
+                    const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
+                    fetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
+                }
             }
+#if STACKED
+            if (drops) {
+#pragma unroll
+                for (int cell = 0; cell < CELLS; ++cell) {
+                    if (!warp_owns(cell)) continue;
+                    const float value = widened(own_value(output[cell])) * (survives[cell] ? p.scale : 0.f);
+                    const u32 word = exchanged(value, active[cell]);
+                    if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dropped, t, y_step_values) + y_own[cell], word);
+                    survives[cell] = survival(cell, step + 1);
+                }
+            }
+#endif
             if (narrow) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
@@ -156,6 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             }
             begin_product(words, row_at, step + 1);
         }
+        if (between) continue;
         __syncwarp();  // some of the last outputs were stored by a neighbouring lane
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {

@@ -6,6 +6,10 @@
 #include "cell.cuh"
 #include "exchange.cuh"
 
+// Brings what a later step loads from memory into the second-level cache: long sequences leave it.
+constexpr int FETCHED_AHEAD = 8;  // steps
+__device__ __forceinline__ void fetch(const Value* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 #if FLOAT32
 
 using FourGates = uint4;  // i f g o
@@ -21,7 +25,21 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
     at[0] = gates.x, at[HIDDEN] = gates.y, at[2 * HIDDEN] = gates.z, at[3 * HIDDEN] = gates.w;
 }
 
+__device__ __forceinline__ void fetch_gates(const Value* at) {
+    fetch(at), fetch(at + HIDDEN), fetch(at + 2 * HIDDEN), fetch(at + 3 * HIDDEN);
+}
+
 __device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
+
+// The same, of gates that are exchanged.
+__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
+    return make_uint4(load_exchanged_value(at), load_exchanged_value(at + HIDDEN), load_exchanged_value(at + 2 * HIDDEN), load_exchanged_value(at + 3 * HIDDEN));
+}
+
+__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) {
+    store_exchanged(at, gates.x), store_exchanged(at + HIDDEN, gates.y);
+    store_exchanged(at + 2 * HIDDEN, gates.z), store_exchanged(at + 3 * HIDDEN, gates.w);
+}
 
 // From what a lane loads to what its cell needs, and back to what a lane stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) {
@@ -78,7 +96,21 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
+__device__ __forceinline__ void fetch_gates(const Value* at) { fetch(at); }
 __device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
+
+// The same, of gates that are exchanged.
+__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
+    FourGates gates;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(gates.x), "=r"(gates.y) : "l"(at) : "memory");
+    return gates;
+}
+
+__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(gates.x), "r"(gates.y) : "memory");
+}
+
+__device__ __forceinline__ bool is_unwritten(FourGates gates) { return max(gates.x, gates.y) == UNWRITTEN; }
 
 // From what a lane loads to what its cell needs, and back to what a lane stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }

@@ -1,0 +1,42 @@
+"""Which layers of a stack run beside each other, the second a step behind the first: pure arithmetic."""
+
+from __future__ import annotations
+
+import functools
+
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.kernels.persistent import in_calls
+from gatewise.kernels.persistent.exactness import exact_products
+from gatewise.kernels.persistent.memory import is_laid_out
+from gatewise.kernels.persistent.plan import Tiling, stacked_tiling, tiling
+
+
+def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int, ...]]:
+    """Return the layers of a stack as they are computed in the forward pass: two at a time, or one by one."""
+    together = 2 if stacked_cut(problem, device, backward=backward) else 1
+    layers = range(problem.num_layers)
+    return [tuple(layers[first : first + together]) for first in layers[::together]]
+
+
+@functools.lru_cache(maxsize=4096)
+def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
+    """Return the tiling of two layers in one launch; None where there is no room, or it would take longer."""
+    alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
+    both = room_for_two(problem, device, backward=backward)
+    if alone is None or both is None:
+        return None
+    return both if in_calls.seconds(problem, both) < 2 * in_calls.seconds(problem, alone) else None
+
+
+def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
+    """Return the tiling of two layers in one launch; None if they cannot be in one."""
+    if problem.num_layers < 2 or problem.bidirectional or problem.rebuilds_gates:
+        return None
+    if not is_laid_out(problem):
+        return None
+    return stacked_tiling(problem.hidden_size, problem.batch, device, backward, *_number(problem))
+
+
+def _number(problem: Problem) -> tuple[int, bool]:
+    return problem.element_bytes, exact_products(problem)

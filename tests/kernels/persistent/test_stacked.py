@@ -1,0 +1,167 @@
+"""Two layers in one launch: the oracle's numbers, whatever the stack, and a statement of where it is done."""
+
+import functools
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import memory, stacked, wavefront, whole
+from gatewise.kernels.persistent.kernel import persistent
+from tests.kernels.persistent.emulation import emulate
+
+H200 = Device.named("h200")
+
+PROBLEM = Problem(4, 3, 6, 5, num_layers=2, dtype=torch.float64, needs_grad=True)
+KINDS = [
+    {},
+    {"hidden_size": 8},
+    {"num_layers": 3},
+    {"num_layers": 4, "hidden_size": 8, "input_size": 9},
+    {"num_layers": 5, "layout": Layout.DEVICE_LENGTHS},
+    {"bias": False},
+    {"num_layers": 3, "dropout": 0.4},
+    {"num_layers": 4, "dropout": 0.4, "hidden_size": 8, "layout": Layout.HOST_LENGTHS},
+    {"time": 1},
+    {"batch": 1, "hidden_size": 16, "input_size": 8},
+    {"layout": Layout.HOST_LENGTHS, "hidden_size": 8},
+]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The passes of two layers that were launched."""
+    emulate(monkeypatch)
+    launched = []
+    for name in ("forward_pass", "backward_pass"):
+        real = getattr(stacked, name)
+
+        def counted(*given, name=name, real=real, **more):
+            launched.append(name)
+            real(*given, **more)
+
+        monkeypatch.setattr(stacked, name, counted)
+    return launched
+
+
+@pytest.fixture(params=[(True, True), (True, False), (False, True)], ids=["both passes", "forward", "backward"])
+def in_pairs(request, monkeypatch):
+    """Which passes take layers in pairs; the other one takes them one by one."""
+    _take(monkeypatch, *request.param)
+    return request.param
+
+
+def _take(monkeypatch, forward, backward):
+    asked = {False: forward, True: backward}
+    monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: asked[backward] or None)
+
+
+@pytest.mark.parametrize("gates", ["kept", "overwritten"])
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_agrees_with_the_oracle_launched_and_replayed(request, options, by_row, gates, launches, in_pairs):
+    if gates == "overwritten":
+        request.getfixturevalue("overwritten")
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    if by_row:
+        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(5):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            # Blocks add up gradients of biases in float32.
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    taken = [name for name, asked in zip(("forward_pass", "backward_pass"), in_pairs, strict=True) if asked]
+    assert sorted(set(launches)) == sorted(taken)
+
+
+@pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False, weights=False), Needs(False, False)], ids=str)
+def test_what_is_not_needed_is_none(needs, launches, monkeypatch):
+    _take(monkeypatch, True, True)
+    inputs = testing.make_inputs(PROBLEM)
+    gradients = testing.make_gradients(PROBLEM, inputs)
+    result = persistent.forward(PROBLEM, inputs)
+    everything = persistent.backward(PROBLEM, inputs, result, gradients, Needs())
+    found = persistent.backward(PROBLEM, inputs, result, gradients, needs)
+    assert (found.x is not None, found.h0 is not None, found.weights[0] is not None) == needs
+    for one, other in zip((*found[:3], *found.weights), (*everything[:3], *everything.weights), strict=True):
+        assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_inference_equals_training(options, launches, monkeypatch):
+    _take(monkeypatch, True, True)
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    trained = persistent.forward(problem, inputs)
+    inferred = persistent.forward(problem.replace(needs_grad=False), inputs)
+    assert all(torch.equal(*both) for both in zip(inferred[:3], trained[:3], strict=True))
+    assert inferred.kept == ()
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize("gates", ["kept", "overwritten"])
+def test_scratch_memory_is_as_predicted(request, options, gates, launches, monkeypatch):
+    if gates == "overwritten":
+        request.getfixturevalue("overwritten")
+    _take(monkeypatch, True, True)
+    problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=6, batch=32)
+    inputs = testing.make_inputs(problem)
+    result = persistent.forward(problem, inputs)
+    persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
+    persistent.forward(problem.replace(needs_grad=False), inputs)
+    masks = sum(mask.nbytes for mask in inputs.masks)
+    for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
+        taken = whole._replays(name, each, False, Needs()).scratch_bytes + masks
+        # Where gradients take the gates' place, hardly anything is scratch memory: the peak is held to.
+        kept = memory.kept_bytes(each) if gates == "overwritten" and each.needs_grad else 0
+        assert 0.95 < (kept + taken) / (kept + memory.workspace_bytes(each, in_pairs=True)) < 1.1
+
+
+SMALL = Problem(100, 16, 256, 256, num_layers=2, dtype=torch.bfloat16, needs_grad=True, captured=True)
+
+
+def test_small_stacks_run_beside_each_other_and_wide_ones_do_not():
+    for backward in (False, True):
+        assert wavefront.stacked_cut(SMALL, H200, backward=backward)
+        assert not wavefront.stacked_cut(SMALL.replace(batch=64, hidden_size=512), H200, backward=backward)
+        assert wavefront.turns(SMALL.replace(num_layers=5), H200, backward=backward) == [(0, 1), (2, 3), (4,)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bidirectional": True},
+        {"proj_size": 64},
+        {"lean": True},
+        {"traced": True},
+        {"num_layers": 1},
+        {"time": 200_000},
+    ],
+    ids=str,
+)
+def test_what_is_computed_layer_by_layer(options):
+    for backward in (False, True):
+        assert wavefront.room_for_two(SMALL.replace(**options), H200, backward=backward) is None
+
+
+def test_the_decision_says_so():
+    assert persistent.algorithm(SMALL, H200).count("layers in pairs") == 2
+    assert "the last one" in persistent.algorithm(SMALL.replace(num_layers=3), H200)
+    assert "pairs" not in persistent.algorithm(SMALL.replace(num_layers=1), H200)
+
+
+def test_a_pair_is_stated_as_less_work_than_two_layers(monkeypatch):
+    work = functools.partial(persistent.work, device=H200)
+    stated = work(SMALL)
+    monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: None)
+    alone = work(SMALL)
+    assert stated.exchanges < 0.7 * alone.exchanges
+    assert stated.launches < alone.launches
+    assert stated.matmul_flops < alone.matmul_flops
+    assert stated.workspace_bytes > alone.workspace_bytes
