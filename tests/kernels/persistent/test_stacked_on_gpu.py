@@ -1,5 +1,7 @@
 """Two layers in one launch on a device: against the float64 oracle, with the traps that are theirs."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,6 +10,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent import stacked, wavefront, whole
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.selection import cost
+from gatewise.selection.timing import peak_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -42,9 +46,11 @@ SHAPES = {
 def in_pairs(monkeypatch):
     """Layers in pairs wherever there is room, faster or not."""
     monkeypatch.setattr(wavefront, "stacked_cut", wavefront.room_for_two)
-    whole._replays.cache_clear()
+    for remembered in (whole._replays, whole.stack_of):
+        remembered.cache_clear()
     yield
-    whole._replays.cache_clear()
+    for remembered in (whole._replays, whole.stack_of):
+        remembered.cache_clear()
 
 
 def run(problem, inputs=None):
@@ -88,6 +94,19 @@ def test_inference_equals_training():
     inferred = persistent.forward(problem.replace(needs_grad=False), inputs)
     trained = persistent.forward(problem, inputs)
     assert all(torch.equal(*both) for both in zip(inferred[:3], trained[:3], strict=True))
+
+
+@pytest.mark.parametrize("number", ["bfloat16", "TF32"])
+@pytest.mark.parametrize("hidden", [256, 650])
+def test_peak_is_as_predicted(hidden, number):
+    problem = Problem(100, 40, 64, hidden, num_layers=2, needs_grad=True, captured=True, **NUMBERS[number])
+    device = Device.probe("cuda")
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs)
+    call = functools.partial(testing.run_kernel, persistent, problem, inputs, gradients)
+    call()  # learns how much scratch memory there must be
+    stated = cost.peak_bytes(persistent, persistent.work(problem, device), problem, device)
+    assert 0.9 <= stated / peak_memory(call, "cuda") <= 1.1
 
 
 @pytest.mark.parametrize("weight", [0, 1, 4, 5])
