@@ -43,7 +43,7 @@ struct Forward {
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
 
-// With STACKED the second layer's gates are just written, and in 16 bits those of both leave the cache too rarely.
+// With STACKED the second layer's gates are just written, and fetching the first's made nothing faster in 16 bits.
 constexpr bool FETCHES = !STACKED || FLOAT32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
