@@ -46,7 +46,7 @@ def forward(known: Stack, inputs: Inputs) -> Result:
         inputs = _contiguous(problem, inputs, tokens)
         x, h0, c0, weights, lengths, _, masks = inputs
         y = tokens.new(x, width=problem.output_size)
-    h_n, c_n = torch.empty_like(h0), torch.empty_like(c0)
+    h_n, c_n = x.new_empty(*known.hidden), x.new_empty(*known.cell)
     # One allocation for all: it is freed as one too, and where it lies is read once.
     kept = (x.new_empty(known.kept_bytes, dtype=torch.uint8),) if known.keeps else ()
     result = Result(y, h_n, c_n, kept)
@@ -69,7 +69,7 @@ def backward(known: Stack, inputs: Inputs, result: Result, gradients: OutputGrad
     read = (x, h0, c0, lengths, y, *gradients)
     if known.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
         replays = known.backward if needs == _ALL else _replays("backward", problem, False, needs)
-        dx = torch.empty_like(x) if needs_x else None
+        dx = x.new_empty(*known.input) if needs_x else None
     else:
         tokens = order_of_outputs(y)
         inputs = _contiguous(problem, inputs, tokens)
@@ -79,8 +79,8 @@ def backward(known: Stack, inputs: Inputs, result: Result, gradients: OutputGrad
         dx = tokens.new(x, width=problem.input_size) if needs_x else None
     into = (
         dx,
-        torch.empty_like(h0) if needs_state else None,
-        torch.empty_like(c0) if needs_state else None,
+        x.new_empty(*known.hidden) if needs_state else None,
+        x.new_empty(*known.cell) if needs_state else None,
         x.new_empty(known.parameters) if needs_weights else None,
     )
     _play(
@@ -102,9 +102,12 @@ class Stack(NamedTuple):
 
     Attributes:
         problem: The problem.
-        straight: Whether the following four are those of a call whose tensors have no gaps.
+        straight: Whether the tokens and recordings below are those of a call whose tensors have no gaps.
         tokens: Their order.
+        input: The shape of x.
         output: The shape of the outputs.
+        hidden: The shape of hidden states.
+        cell: The shape of cell states.
         forward: Recordings of forward passes.
         backward: Recordings of backward passes that compute all gradients.
         keeps: Whether a forward pass keeps something.
@@ -116,7 +119,10 @@ class Stack(NamedTuple):
     problem: Problem
     straight: bool
     tokens: Tokens
+    input: tuple[int, int, int]
     output: tuple[int, int, int]
+    hidden: tuple[int, int, int]
+    cell: tuple[int, int, int]
     forward: Replays
     backward: Replays
     keeps: bool
@@ -130,11 +136,15 @@ def stack_of(problem: Problem) -> Stack | None:
     """Return the stack of a problem; None if its memory is not laid out beforehand."""
     if not memory.is_laid_out(problem):
         return None
+    rows = problem.num_layers * problem.num_directions
     return Stack(
         problem,
         straight=problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS) and not problem.rebuilds_gates,
         tokens=Tokens(problem.time, problem.batch, by_row=False),
+        input=(problem.time, problem.batch, problem.input_size),
         output=(problem.time, problem.batch, problem.output_size),
+        hidden=(rows, problem.batch, problem.state_size),
+        cell=(rows, problem.batch, problem.hidden_size),
         forward=_replays("forward", problem, False, _ALL),
         backward=_replays("backward", problem, False, _ALL),
         keeps=problem.needs_grad,
