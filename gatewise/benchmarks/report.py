@@ -40,7 +40,13 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
     for (vocabulary, dtype), rows in tables(records).items():
         title = f"{rows[0].case}, {vocabulary:,} words, {dtype}"
         table = Table(
-            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            show_edge=False,
+            collapse_padding=True,
         )
         table.add_column("way", no_wrap=True)
         for heading in ("words/s", "ms/batch", "20-80 %", "peak memory", "speed-up"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gatewise.benchmarks import report
+from gatewise.benchmarks import report, rivals
 from gatewise.benchmarks.record import Record
 from gatewise.contract.errors import ArgumentError
 
@@ -47,6 +47,15 @@ def test_screen(rows: list[Record]) -> None:
     assert "gatewise cudnn: refused. device is a toaster" in text
     assert "gatewise new: wrong. loss is off" in text
     assert "NVIDIA H200; PyTorch 2.9.0, gatewise 0.1.0, CUDA 12.8, cuDNN 9.19.0" in " ".join(text.split())
+
+
+def test_the_longest_names_and_figures_are_not_cut_off(row: Record) -> None:
+    longest = max((way.name for way in rivals.ways()), key=len)
+    slow = dataclasses.replace(row, way=longest, words_per_second=987_654.0, median=0.0234, q20=0.0223, q80=0.0245)
+    text = printed([row, slow])
+    assert "…" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith(longest)]
+    assert line.removeprefix(longest).split() == ["987,654", "23.4", "22.3-24.5", "3", "GiB", "28.22x"]
 
 
 def test_only_wrong_rows_are_red(rows: list[Record]) -> None:
