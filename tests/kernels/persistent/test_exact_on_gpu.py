@@ -12,7 +12,8 @@ pytestmark = pytest.mark.gpu
 SHAPES = {
     "chars": Problem(200, 16, 128, 128),
     "ptb-small": Problem(20, 20, 200, 200, num_layers=2),
-    "ptb-medium": Problem(12, 20, 650, 650),
+    "ptb-medium": Problem(35, 20, 650, 650),
+    "many-tokens": Problem(101, 64, 16, 512),
     "one-row": Problem(30, 1, 64, 1024),
     "one-step": Problem(1, 64, 512, 512),
     "many-steps": Problem(300, 8, 64, 512),
