@@ -43,9 +43,6 @@ struct Forward {
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
 
-// With STACKED the second layer's gates are just written, and fetching the first's made nothing faster in 16 bits.
-constexpr bool FETCHES = !STACKED || FLOAT32;
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[ROWS];
@@ -197,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
                 if (!waits) input[cell] = gathered(input[cell]);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
-                if (FETCHES && inside[cell] && step + FETCHED_AHEAD < steps) {
+                if (!waits && inside[cell] && step + FETCHED_AHEAD < steps) {
                     const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
                     fetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
                 }
