@@ -23,11 +23,15 @@ def check_pair(hx: object) -> None:
         raise ArgumentError(sentence("hx", "None or a pair of tensors (h_0, c_0)", _words(hx), advice))
 
 
-def refuse_script(layer: str) -> NoReturn:
-    """Raise what TorchScript cannot say itself: its compiler stops at some line of ours."""
+def refuse_script(layer: str, way: str = "script") -> NoReturn:
+    """Raise what TorchScript cannot say itself.
+
+    Its compiler stops at some line of ours, and its tracer takes the kernel that this call would run, with this call's
+    sizes, for the layer.
+    """
     advice = f"For TorchScript, load its state_dict into a torch.nn.{layer}."
     how = "compiled by torch.compile or torch.export"
-    raise ArgumentError(sentence(f"gatewise.{layer}", how, "torch.jit.script", advice))
+    raise ArgumentError(sentence(f"gatewise.{layer}", how, f"torch.jit.{way}", advice))
 
 
 def _words(given: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from gatewise.contract.weights import in_one_buffer
 from gatewise.functional import lstm
 from gatewise.functional.validate import check_memory
 from gatewise.nn import init
+from gatewise.nn.arguments import check_input, check_pair, refuse_script
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
@@ -136,11 +137,15 @@ class LSTM(nn.Module):
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from the parameters', outside of autocast.
             DeviceError: Tensors are on devices that do not go together.
-            ArgumentError: `lengths` is given with a `PackedSequence` or with one sequence.
+            ArgumentError: `input` is no tensor, `hx` no pair of tensors, or `lengths` is given with a
+                `PackedSequence` or with one sequence.
             KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
         """
+        if hx is not None:
+            check_pair(hx)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths)
+        check_input(input)
         rank = input.dim()
         if rank == 2:
             return self._forward_one(input, hx, lengths)
@@ -263,6 +268,13 @@ class LSTM(nn.Module):
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *(f"{name}={value}" for name, value in given)])
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("LSTM")
+
+    def _slow_forward(self, *given: object, **options: object) -> NoReturn:
+        # What a module runs in the place of `forward` while it is traced.
+        refuse_script("LSTM", "trace")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
         super()._apply(fn, recurse)

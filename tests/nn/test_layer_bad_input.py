@@ -163,7 +163,7 @@ def test_cell_refuses_another_dtype():
         LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
 
 
-LAYERS = [LSTMCell]
+LAYERS = [LSTM, LSTMCell]
 X = torch.zeros(3, 10)
 PAIR = "`hx` must be None or a pair of tensors (h_0, c_0), got "
 
@@ -193,6 +193,14 @@ def test_torchscript_is_refused_in_a_sentence_and_the_model_stays(layer):
     with pytest.raises(ArgumentError, match=rf"`gatewise\.{layer.__name__}` must be compiled by torch\.compile or"):
         torch.jit.script(model)
     assert isinstance(model[0], layer)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_trace_would_keep_the_sizes_of_one_call_and_is_refused():
+    model = nn.Sequential(LSTM(10, 20))
+    with pytest.raises(ArgumentError, match=r"`gatewise\.LSTM` must be compiled .* got torch\.jit\.trace\. For TorchS"):
+        torch.jit.trace(model, torch.zeros(3, 2, 10))
+    assert model(torch.zeros(3, 2, 10))[0].shape == (3, 2, 20)
 
 
 @pytest.mark.parametrize("name", ["input_size", "hidden_size"])
