@@ -39,7 +39,7 @@ def traced_lstm(
     """Make the call through the registered operators; the kernel is fixed while the graph is being built."""
     check_memory(memory)
     if lengths is not None and not isinstance(lengths, Tensor):
-        lengths = torch.tensor(lengths, dtype=torch.int64)
+        lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
     if state is None:
         found = traced_signature(flat, bidirectional)
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
@@ -82,9 +82,8 @@ def lstm_forward(
     inputs = with_masks(problem, inputs)
     result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
     kept = [*inputs.masks, *result.kept] if needs_grad else []
-    # An operator's results may not be its arguments: an empty sequence hands its state through.
-    y, h_n, c_n = (output.clone() if output is h0 or output is c0 else output for output in result[:3])
-    return y, h_n.clone() if h_n is c_n else h_n, c_n, kept
+    found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes])
+    return found[0], found[1], found[2], found[3:]
 
 
 @lstm_forward.register_fake
@@ -146,7 +145,9 @@ def lstm_backward(
     name = _chosen(problem, x.device, kernel)
     saved = Saved(name, problem, inputs, Result(y, h_n, c_n, tuple(kept[masks:])))
     found = run_backward(saved, OutputGradients(dy, dh, dc), Needs(), name)
-    return _unaliased([found.x, found.h0, found.c0, *found.weights], given=[dy, dh, dc])
+    given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, h_n, c_n, *kept]
+    dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
+    return dx, dh0, dc0, dweights
 
 
 @lstm_backward.register_fake
@@ -184,19 +185,17 @@ def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None,
 lstm_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _unaliased(
-    found: Sequence[Tensor | None], given: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    # An operator's results may share memory neither with its arguments nor with each other; both biases have one
-    # gradient, and an empty sequence hands its state's gradient through.
-    seen = {tensor.data_ptr() for tensor in given if tensor is not None}
+def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
+    # An operator's results may share no storage with its arguments or with each other. Kernels lay several of them into
+    # one; both biases have one gradient; an empty sequence hands its state through, and its state's gradient.
+    seen = {tensor.untyped_storage()._cdata for tensor in given if tensor is not None}
     apart: list[Tensor] = []
     for tensor in found:
         if tensor is None:
             raise RuntimeError("a kernel left out a gradient that was asked for")
-        apart.append(tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor)
-        seen.add(tensor.data_ptr())
-    return apart[0], apart[1], apart[2], apart[3:]
+        apart.append(tensor.clone() if tensor.untyped_storage()._cdata in seen else tensor)
+        seen.add(apart[-1].untyped_storage()._cdata)
+    return apart
 
 
 def _prepared(

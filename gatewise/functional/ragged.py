@@ -112,7 +112,7 @@ class _Packing:
         order = torch.argsort(lengths, descending=True, stable=True)
         alive = int((lengths > 0).sum())
         longest_first = lengths[order]
-        steps = torch.arange(int(longest_first[0]) if alive else 0)
+        steps = torch.arange(int(longest_first[0]) if alive else 0, device="cpu")
         self._batch_sizes = (longest_first[None, :] > steps[:, None]).sum(1)
         rows = order[None, :].expand(len(steps), -1) + steps[:, None] * len(lengths)
         token = longest_first[None, :] > steps[:, None]
@@ -173,7 +173,7 @@ class _Padding:
     """A packed batch, read as padded sequences with lengths."""
 
     def __init__(self, batch_sizes: Tensor, time: int, batch: int, device: torch.device) -> None:
-        alive = torch.arange(batch)[None, :] < batch_sizes[:, None]
+        alive = torch.arange(batch, device="cpu")[None, :] < batch_sizes[:, None]
         self._lengths = alive.sum(0).to(device, non_blocking=True)
         self._tokens = _Tokens(alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True), time, batch)
 

@@ -180,7 +180,7 @@ def _checked_lengths(
 ) -> tuple[Tensor, int | None]:
     # The second result is the longest length where it can be read without a sync.
     if not isinstance(lengths, Tensor):
-        lengths = torch.tensor(lengths)
+        lengths = torch.tensor(lengths, device="cpu")
         if lengths.numel() == 0:
             lengths = lengths.to(torch.int64)
     if lengths.dtype.is_floating_point or lengths.dtype == torch.bool or lengths.dtype.is_complex:

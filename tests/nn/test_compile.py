@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from gatewise.functional._ops import _unaliased
 from gatewise.nn import LSTM
 
 
@@ -55,6 +56,53 @@ def test_compiled_in_one_graph_equals_eager(options, extra):
     expected = outputs_and_gradients(model, model, x, *rest)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outputs_and_gradients(compiled, model, x, *rest), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True},
+        {"proj_size": 8},
+        {"num_layers": 2, "memory": "lean"},
+        {"kernel": "cudnn"},
+        {"kernel": "stepwise"},
+        {"kernel": "eager"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("extra", ["nothing", "state", "lengths"])
+def test_compiled_on_a_gpu_equals_eager(dtype, options, extra, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    layer = LSTM(24, 32, device="cuda", dtype=dtype, **options)
+    x = torch.randn(9, 5, 24, device="cuda", dtype=dtype)
+    rows = (1 + options.get("bidirectional", False)) * options.get("num_layers", 1)
+    sizes = (options.get("proj_size", 32), 32)
+    state = tuple(torch.randn(rows, 5, size, device="cuda", dtype=dtype) for size in sizes)
+    lengths = torch.tensor([9, 1, 4, 7, 3], device="cpu" if options.get("kernel") == "cudnn" else "cuda")
+    rest = {"nothing": (), "state": (state,), "lengths": (None, lengths)}[extra]
+
+    def flat(x, *rest):
+        y, (h_n, c_n) = layer(x, *rest)
+        return y, h_n, c_n
+
+    expected = outputs_and_gradients(flat, layer, x, *rest)
+    compiled = torch.compile(flat, backend="aot_eager", fullgraph=True)
+    found = outputs_and_gradients(compiled, layer, x, *rest)
+    for mine, theirs in zip(found, expected, strict=True):  # the compiled call may have chosen another kernel
+        tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype]
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+
+
+def test_results_of_an_operator_have_storages_of_their_own():
+    given, buffer = torch.ones(3), torch.arange(6.0)
+    found = _unaliased([buffer[:2], buffer[2:], given, buffer.view(2, 3)], [given, None])
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (given, *found)}) == 5
+    torch.testing.assert_close(found, [buffer[:2], buffer[2:], given, buffer.view(2, 3)])
+    with pytest.raises(RuntimeError, match="left out"):
+        _unaliased([None], [])
 
 
 def test_compiled_inference_equals_eager():

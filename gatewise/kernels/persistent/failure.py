@@ -21,7 +21,7 @@ class Flag:
     """The word that kernels of a device set when they give up, in pinned host memory: reading it costs nothing."""
 
     def __init__(self) -> None:
-        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._word = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
         self.address = self._word.data_ptr()
         self._value = ctypes.c_int32.from_address(self.address)
 
