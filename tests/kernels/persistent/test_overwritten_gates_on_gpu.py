@@ -21,6 +21,7 @@ PROBLEMS = {
     "wide": Problem(4, 20, 24, 1500),
     "ragged": Problem(17, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "many-groups": Problem(5, 300, 64, 512),
+    "layers-beside-each-other": Problem(12, 20, 24, 264, num_layers=2),
     "projected": Problem(9, 40, 24, 264, proj_size=40),
 }
 
