@@ -5,8 +5,8 @@ products before, other work shares the second-level cache, and sources have beco
 whole calls under CUDA graphs, the rows of `persistent` in tests/selection/measured.jsonl: what is left of a call's time
 without its products and launches, over the plan's time; of the backward pass, less the forward pass of the same shape.
 (One H200; 16 bits and most exact products from the record of `gatewise bench lstm` at commit 191f4af, those in TF32
-from commit 50b69b0. Pairs of layers, and what is rounded to TF32 with at most 256 units, were timed when gates were
-fetched ahead.)
+from commit 50b69b0, with at most 256 units when gates were fetched ahead, backward passes with more at commit f9974ee;
+pairs of layers when gates were fetched ahead.)
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _rounded(problem: Problem, cut: Tiling) -> float:
     hidden, both = problem.hidden_size, problem.bidirectional
     if cut.backward:
         if hidden <= _NARROW:
-            return 1.85 if both else 1.2
-        return 1.0 if hidden >= _WIDE and problem.batch >= _MANY else 1.3
+            return 1.55 if both else 1.2
+        return 0.9 if hidden >= _WIDE and problem.batch >= _MANY else 1.15
     if hidden <= _NARROW:
         return 1.15 if _leaves_cache(problem) else 1.08
     return 1.22 if both else 1.14
