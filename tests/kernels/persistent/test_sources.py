@@ -45,7 +45,7 @@ def test_next_to_nothing_spills(name, hidden, batch):
     assert taken.spilled_bytes <= 16
 
 
-@pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80), (1500, 20)])
+@pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_next_to_nothing_spills_in_float32(name, hidden, batch):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4)

@@ -187,8 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         InFlight words;
         Scales scales;
         scales.start();
-        // Nothing comes into the first step of sequences that end together.
-        if (RAGGED || between) begin_product(words, row_at, 0);
+        begin_product(words, row_at, 0);
         // One step more than the sequence has: it makes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
@@ -202,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
             }
 #endif
-            if (RAGGED || between || step > 0) finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // nobody waits for what these blocks load
             __syncthreads();
 #if SPLIT > 1
