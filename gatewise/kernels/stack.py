@@ -27,6 +27,7 @@ class Layer(NamedTuple):
         weights: One set for each direction.
         lengths: As in `Inputs`.
         batch_sizes: As in `Inputs`.
+        ends_in_zeros: Whether x is zero after the end of each sequence, and not anything, as outputs of a layer are.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class Layer(NamedTuple):
     weights: list[DirectionWeights]
     lengths: Tensor | None
     batch_sizes: Tensor | None
+    ends_in_zeros: bool = False
 
 
 class LayerGradients(NamedTuple):
@@ -154,7 +156,13 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
     per_direction = problem.weights_per_direction
     flat = inputs.weights[rows.start * per_direction : rows.stop * per_direction]
     return Layer(
-        x, inputs.h0[rows], inputs.c0[rows], by_direction(flat, per_direction), inputs.lengths, inputs.batch_sizes
+        x,
+        inputs.h0[rows],
+        inputs.c0[rows],
+        by_direction(flat, per_direction),
+        inputs.lengths,
+        inputs.batch_sizes,
+        ends_in_zeros=first > 0,
     )
 
 

@@ -23,23 +23,24 @@ _MOST_BLOCKS = 2048  # about as many as an H200 has room for, 16 on a multiproce
 class _Activate(ctypes.Structure):
     """The struct `Activate` of activate.cu, field by field."""
 
-    _fields_ = [*pointers_of_each_direction("gates", "bias_ih", "bias_hh"), ("tokens", ctypes.c_int)]
+    _fields_ = [*pointers_of_each_direction("gates", "unwritten", "bias_ih", "bias_hh"), ("tokens", ctypes.c_int)]
 
 
-def activate(problem: Problem, matrices: Matrices, gates: Tensor, tokens: int) -> None:
-    """Add biases to gate sums and activate them, in place.
+def activate(problem: Problem, matrices: Matrices, gates: Tensor, dgates: Tensor | None, tokens: int) -> None:
+    """Add biases to gate sums and activate them, in place; mark their gradients as not yet written.
 
     Args:
         problem: Gives size and dtype.
         matrices: Where the biases lie.
         gates: Sums [D, any, 4H], H rounded up.
+        dgates: As large, filled as `fill_unwritten` does; None if it is `gates`, see `memory.overwrites_gates`.
         tokens: How many of each direction are activated, the first ones.
     """
     directions, _, width = gates.shape
     columns = -(-width * gates.element_size() // (16 * _THREADS))
     rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))
     shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
-    arguments = _Activate(*planes(gates), *matrices.bias_ih, *matrices.bias_hh, tokens)
+    arguments = _Activate(*planes(gates), *planes(dgates), *matrices.bias_ih, *matrices.bias_hh, tokens)
     with on(gates.device):
         binary = _code(problem.hidden_size, problem.dtype, exact_products(problem), gates.device)
         driver.launch(binary, "lstm_activate", shape, arguments, gates.device)

@@ -19,12 +19,12 @@ from gatewise.kernels.persistent import in_calls, wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import (
-    forward_segment_count,
     is_laid_out,
     kept_bytes,
     kept_tensors,
+    lean_cut,
+    lean_forward_pieces,
     overwrites_gates,
-    segment_count,
     workspace_bytes,
 )
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
@@ -45,7 +45,9 @@ class _Persistent:
     traces = Traces(frozenset({"lstm_forward"}), frozenset({"lstm_backward"}))  # the entry points in cuda/*.cu
 
     def single_use(self, problem: Problem) -> bool:
-        return overwrites_gates(problem) and not problem.rebuilds_gates
+        if problem.rebuilds_gates:
+            return lean_cut(problem).kept_steps > 0  # gates that are made again take the place of kept ones
+        return overwrites_gates(problem)
 
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA
@@ -153,11 +155,13 @@ def _segmented(problem: Problem, device: Device, planes: int, start_seconds: flo
     # The forward pass's products are made again and activated; each segment after the first has launches and products
     # of its own.
     layers, directions = problem.num_layers, problem.num_directions
-    more_forward, more_backward = forward_segment_count(problem) - 1, segment_count(problem) - 1
+    cut = lean_cut(problem)
+    more_forward, more_backward = len(lean_forward_pieces(problem)) - 1, cut.segments - 1
+    again = sum(cut.rebuilt) / problem.time
     launches = 1 + 3 * directions + more_forward * (1 + directions) + more_backward * (4 + 5 * directions)
     return Work(
-        matmul_flops=problem.matmul_flops,
-        bytes_moved=12.0 * layers * planes,
+        matmul_flops=again * problem.matmul_flops,
+        bytes_moved=12.0 * again * layers * planes,
         launches=layers * launches,
         operators=0 if is_laid_out(problem) else 3 * layers * launches,
         exchanges=round(layers * (more_forward + more_backward) * start_seconds / device.exchange_seconds),

@@ -37,7 +37,7 @@ class Forward(ctypes.Structure):
 
     _fields_ = [
         *pointers_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "narrow", "cells"),
-        *_pointers("h0", "c0", "h_n", "c_n", "lengths", "failure"),
+        *_pointers("h0", "c0", "h_n", "c_n", "lengths", "order", "failure"),
         *_numbers("start_forward", "start_reverse", "keep_gates"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
         ("patience", ctypes.c_uint),
@@ -54,8 +54,8 @@ class Backward(ctypes.Structure):
         *pointers_of_each_direction("weights", "gates", "cells", "dy", "dgates"),
         *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias"),
         *pointers_of_each_direction("dbias_ih", "dbias_hh"),
-        *_pointers("done", "lengths", "failure"),
-        *_numbers("start_forward", "start_reverse"),
+        *_pointers("done", "lengths", "order", "failure"),
+        *_numbers("start_forward", "start_reverse", "earlier"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
         ("patience", ctypes.c_uint),
         *_pointers("between", "dy_between", "mask"),

@@ -24,6 +24,7 @@ from gatewise.kernels.persistent.passes import (
     planes,
 )
 from gatewise.kernels.persistent.plan import hidden_of
+from gatewise.kernels.persistent.row_order import longest_first
 from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of, order_of_kept
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -93,8 +94,9 @@ def compute(
     if tokens.time > 1:  # or else nothing is exchanged
         fill_unwritten(y)
     h0 = plain_nan(columns_widened(layer.h0.flatten(0, 1), scratch), scratch)
+    launch = forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
     forward_pass(
-        forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device),
+        launch,
         Matrices(layer.weights),
         tokens,
         gates=planes(gates),
@@ -106,6 +108,7 @@ def compute(
         h_n=into.h_n,
         c_n=into.c_n,
         lengths=layer.lengths,
+        order=longest_first(launch, layer.lengths, scratch),
         keep_gates=cells is not None,
     )
 
@@ -194,10 +197,10 @@ def gate_gradients(
     hidden, tokens = hidden_of(problem.hidden_size), order_of_kept(gates)
     launch = backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
     together = launch.cut.together
-    places = _biases(problem, into)
+    places = places_of_biases(problem, into)
     counters = launch.cut.blocks if places and together > 1 else 0
     if overwrites_gates(problem):
-        dgates, done = gates, _counters(directions, counters, scratch)
+        dgates, done = gates, new_counters(directions, counters, scratch)
     else:
         dgates, done = _unwritten(tokens, directions, 4 * hidden, counters, scratch, layer.x)
     dh0, dc0 = (
@@ -225,6 +228,7 @@ def gate_gradients(
         biases=places,
         done=done,
         lengths=layer.lengths,
+        order=longest_first(launch, layer.lengths, scratch),
     )
     if bias is None or places:
         left = None
@@ -235,7 +239,7 @@ def gate_gradients(
     return GateGradients(dgates, left, dh0, dc0, tokens)
 
 
-def _biases(problem: Problem, into: LayerGradients | None) -> list[tuple[Tensor, Tensor]]:
+def places_of_biases(problem: Problem, into: LayerGradients | None) -> list[tuple[Tensor, Tensor]]:
     """Return where gradients of both biases of each direction are wanted; nothing if they are not, or nowhere yet."""
     if into is None or not problem.bias or not into.weights:
         return []
@@ -244,7 +248,7 @@ def _biases(problem: Problem, into: LayerGradients | None) -> list[tuple[Tensor,
     return [(weights[first + 2], weights[first + 3]) for first in range(0, len(weights), each)]
 
 
-def _counters(directions: int, counters: int, scratch: Scratch) -> Tensor | None:
+def new_counters(directions: int, counters: int, scratch: Scratch) -> Tensor | None:
     """Return counters [D, counters], filled, if there are any."""
     return fill_unwritten(scratch.new_empty(directions, counters, dtype=torch.int32)) if counters else None
 

@@ -1,8 +1,8 @@
-"""One layer in little memory: segment by segment, keeping cell states alone.
+"""One layer in little memory: segment by segment, keeping cell states, and the gates of as many steps as fit.
 
-The forward pass needs gates for a segment at a time. The backward pass makes them again, from x and the outputs, in two
-products a segment, and its launch adds the biases and activates them. Gradients of the weights add up over segments.
-`memory.segment_count` says how many segments there are.
+The forward pass needs gates for a segment at a time, and keeps those of the steps it visits last. The backward pass,
+which visits those first, makes the others again in their place, from x and the outputs, in two products a segment.
+Gradients of the weights add up over segments. `memory.lean_cut` says where a sequence is cut.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import history, products
+from gatewise.kernels.persistent import history, operands, products
 from gatewise.kernels.persistent.activation import activate
-from gatewise.kernels.persistent.history import as_wide
 from gatewise.kernels.persistent.layer import in_order as layer_in_order
-from gatewise.kernels.persistent.layer import on_device, plain_nan
-from gatewise.kernels.persistent.memory import (
-    forward_segment_count,
-    holds_matrices,
-    overwrites_gates,
-    segment_count,
+from gatewise.kernels.persistent.layer import new_counters, on_device, places_of_biases, plain_nan
+from gatewise.kernels.persistent.memory import holds_matrices, lean_cut, lean_forward_pieces, overwrites_gates
+from gatewise.kernels.persistent.operands import Operand, states_before
+from gatewise.kernels.persistent.padding import (
+    as_wide,
+    columns_widened,
+    fitted,
+    gates_narrowed,
+    gates_widened,
+    is_wide,
 )
-from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 from gatewise.kernels.persistent.passes import (
     Matrices,
     Pair,
@@ -41,13 +43,14 @@ from gatewise.kernels.persistent.passes import (
     planes,
 )
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import Segment, longest, visited_together
+from gatewise.kernels.persistent.row_order import longest_first
+from gatewise.kernels.persistent.segments import Segment, parted, visited_together
 from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
 
 def forward(problem: Problem, layer: Layer) -> Result:
-    """Compute one layer for training; keep its cells [D, T, B, H], H rounded up to 8."""
+    """Compute one layer for training; keep its cells [D, T, B, H], H rounded up to 8, and some steps' gates."""
     x, tokens = layer.x, order_of(layer.x, problem)
     h_n, c_n = (torch.empty_like(layer.c0, memory_format=torch.contiguous_format) for _ in range(2))
     y = tokens.new(x, width=problem.output_size)
@@ -57,8 +60,10 @@ def forward(problem: Problem, layer: Layer) -> Result:
 
 
 def new_kept(problem: Problem, features: int, like: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
-    """Return unwritten cells for the backward pass of a layer."""
-    return (tokens.new(like, problem.num_directions, width=hidden_of(problem.hidden_size)),)
+    """Return unwritten cells for the backward pass of a layer, and gates of the steps visited last if any are kept."""
+    directions, hidden, steps = problem.num_directions, hidden_of(problem.hidden_size), lean_cut(problem).kept_steps
+    cells = tokens.new(like, directions, width=hidden)
+    return (cells, tokens._replace(time=steps).new(like, directions, width=4 * hidden)) if steps else (cells,)
 
 
 def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratch: Scratch) -> None:
@@ -68,32 +73,36 @@ def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratc
         problem: What is asked.
         layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
         tokens: The order of the tensors of `into`, step by step; that of x may be another.
-        into: Outputs; `kept` is what `new_kept` returns.
+        into: Outputs; `kept` is what `new_kept` returns, step by step.
         scratch: For all else.
     """
-    (cells,), y, directions = into.kept, into.y, len(layer.weights)
+    (cells, *kept), y, directions = into.kept, into.y, len(layer.weights)
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
     time, batch, _ = tokens
-    count = forward_segment_count(problem)
-    whole, steps = size == hidden, longest(time, count)
+    pieces = lean_forward_pieces(problem)
+    whole = size == hidden
     if whole:
         fill_unwritten(y)
-    gates = scratch.new_empty(directions, steps * batch, 4 * hidden)
-    wide = None if whole else scratch.new_empty(steps, batch, directions * hidden)
+    in_place = kept[0].flatten(1, 2) if kept and len(pieces) > 1 else None
+    room = max(pieces if in_place is None else pieces[:-1])
+    elsewhere = scratch.new_empty(directions, room * batch, 4 * hidden)
+    wide = None if whole else scratch.new_empty(max(pieces), batch, directions * hidden)
     matrices = Matrices(layer.weights)
     launch = forward_launch(problem, batch, directions, layer.lengths is not None, y.device)
+    order = longest_first(launch, layer.lengths, scratch)
     w_ih = [gates_widened(own.w_ih, size, scratch).t() for own in layer.weights]
     h, c = layer.h0, layer.c0
-    pairs = visited_together(time, count, directions)
+    pairs = visited_together(pieces, directions)
     for both in pairs:
-        stretch = Tokens(both[0].steps, batch, by_row=False)
+        stretch, is_last = Tokens(both[0].steps, batch, by_row=False), both is pairs[-1]
+        gates = in_place if is_last and in_place is not None else elsewhere
         with scratch.frame(), products.in_precision_of(problem):
             for share, weights, own in zip(gates, w_ih, both, strict=True):
                 with scratch.frame():
-                    torch.mm(_inputs(layer, own, scratch), weights, out=_tokens_of(share, stretch))
+                    torch.mm(_inputs(layer, own, scratch), weights, out=share[: stretch.time * batch])
         outputs = _shares([y[own.start : own.stop] for own in both], size)
         h0, c0 = plain_nan(columns_widened(h.flatten(0, 1), scratch), scratch), c
-        h, c = into[1:3] if both is pairs[-1] else [scratch.new_empty(directions, batch, size) for _ in range(2)]
+        h, c = into[1:3] if is_last else [scratch.new_empty(directions, batch, size) for _ in range(2)]
         forward_pass(
             launch,
             matrices,
@@ -107,9 +116,14 @@ def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratc
             h_n=h,
             c_n=c,
             lengths=layer.lengths,
+            order=order,
             starts=_starts(both),
-            keep_gates=False,
+            keep_gates=bool(kept) and is_last,
         )
+    if kept and in_place is None:
+        for direction, share in enumerate(kept[0]):
+            first = 0 if direction else time - kept[0].shape[1]
+            share.copy_(elsewhere[direction].unflatten(0, (time, batch))[first : first + kept[0].shape[1]])
 
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:
@@ -147,21 +161,25 @@ def differentiate(
     Args:
         problem: What is asked.
         layer: Its inputs, c0 contiguous, lengths as `on_device` returns them.
-        result: Its outputs.
+        result: Its outputs; kept gates are used up.
         above: Gradients of them, as `in_order` returns them.
         into: Gradients; what is not wanted is None, weights are empty.
         scratch: For all else.
     """
-    (cells,), (time, batch, _), directions = result.kept, layer.x.shape, len(layer.weights)
+    (cells, *kept), (time, batch, _), directions = result.kept, layer.x.shape, len(layer.weights)
     size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-    count = segment_count(problem)
-    pairs, steps = visited_together(time, count, directions), longest(time, count)
+    cut = lean_cut(problem)
+    pairs, count = visited_together(cut.pieces, directions), cut.segments
     matrices = Matrices(layer.weights)
     launch = backward_launch(problem, batch, directions, layer.lengths is not None, cells.device)
     with scratch.frame(), products.in_precision_of(problem):
-        gates = scratch.new_empty(directions, steps * batch, 4 * hidden)
-        dgates = gates if overwrites_gates(problem) else scratch.new_empty(gates.shape)
+        gates = kept[0].flatten(1, 2) if kept else scratch.new_empty(directions, max(cut.rebuilt) * batch, 4 * hidden)
+        over = overwrites_gates(problem)
+        dgates = gates if over else scratch.new_empty(directions, cut.longest * batch, 4 * hidden)
         biases = products.new_bias_gradients(launch.cut.together, directions, hidden, scratch, count)
+        places = places_of_biases(problem, into) if launch.cut.together > 1 else []
+        done = new_counters(directions, launch.cut.blocks if places else 0, scratch)
+        order = longest_first(launch, layer.lengths, scratch)
         between = [[scratch.new_empty(layer.c0.shape) for _ in ("h", "c")] for _ in range(2)]
         call = _Call(
             layer._replace(weights=_fitted(layer, size, holds_matrices(problem), count > 1, scratch)),
@@ -171,7 +189,6 @@ def differentiate(
             _totals(into, size, directions, scratch if count > 1 else None),
         )
         dh, dc = above.h_n, above.c_n
-        begun: set[Segment] = set()
         for index, both in enumerate(reversed(pairs)):
             dh_n, dc_n = dh, dc
             dh, dc = (
@@ -180,31 +197,42 @@ def differentiate(
             )
             with scratch.frame():
                 at = _place(call, both, index, len(pairs), scratch)
-                _make_sums(call, at, gates, scratch)
-                activate(problem, matrices, gates, at.tokens.time * batch)
+                if index < len(cut.kept):
+                    own_gates = _within(kept[0], both, time)
+                    dsums = own_gates if over else _tokens_of(dgates, at.tokens)
+                    if not over:
+                        fill_unwritten(dgates if directions > 1 else dsums[0])
+                else:
+                    own_gates, dsums = _tokens_of(gates, at.tokens), _tokens_of(dgates, at.tokens)
+                    _make_sums(call, at, own_gates, None if over else dsums, scratch)
+                    activate(problem, matrices, gates, None if over else dgates, at.tokens.time * batch)
                 given = None if above.y is None else [_lying(above.y[own.start : own.stop], scratch) for own in both]
                 backward_pass(
                     launch,
                     matrices,
                     at.tokens,
-                    gates=planes(gates),
+                    gates=_addresses(own_gates),
                     cells=_cells_of(cells, both),
                     dy=(None, None) if given is None else _shares(given, size),
-                    dgates=planes(dgates if dgates is gates else fill_unwritten(dgates)),
+                    dgates=_addresses(dsums),
                     c0=history.cell_states(layer, cells, both, scratch),
                     dh_n=dh_n,
                     dc_n=dc_n,
                     dh0=dh,
                     dc0=dc,
                     bias=biases[index],
+                    biases=places if both is pairs[0] else (),
+                    done=done,
+                    earlier=biases[:index],
                     lengths=layer.lengths,
+                    order=order,
                     starts=_starts(both),
                 )
                 if into.x is not None:
-                    _add_to_inputs(call, at, dgates, into.x, begun, scratch)
+                    _add_to_inputs(call, at, dsums, into.x, scratch)
                 if into.weights:
-                    _add_to_weights(call, at, dgates, scratch)
-        if problem.bias and into.weights:
+                    _add_to_weights(call, at, dsums, None if over else own_gates, scratch)
+        if problem.bias and into.weights and not places:
             _write_biases(call, products.summed_bias_gradients(biases, launch.cut.together, scratch))
 
 
@@ -253,52 +281,104 @@ class _Place(NamedTuple):
 
 def _place(call: _Call, both: tuple[Segment, ...], index: int, count: int, scratch: Scratch) -> _Place:
     layer, tokens = call.layer, Tokens(both[0].steps, call.y.shape[1], by_row=False)
-    inputs = [_inputs(layer, own, scratch, without_padding=True) for own in dict.fromkeys(both)]
-    past = [
-        history.rounded_up(history.hidden_states(layer, call.h0, call.y, direction, own, scratch), scratch)
-        for direction, own in enumerate(both)
-    ]
+    written: list[tuple[Operand, Tensor]] = []
+
+    def new(operand: Operand) -> Tensor:
+        written.append((operand, operand.new(tokens, scratch)))
+        return written[-1][1]
+
+    inputs = []
+    for own in dict.fromkeys(both):
+        x = layer.x[own.start : own.stop]
+        anything = layer.lengths is not None and not layer.ends_in_zeros
+        lies = not anything and x.is_contiguous() and is_wide(x.flatten(0, 1))
+        inputs.append(x.flatten(0, 1) if lies else new(Operand(layer.x, start=own.start)))
+    found = [history.hidden_states(layer, call.h0, call.y, direction, own) for direction, own in enumerate(both)]
+    everything = slice(0, tokens.time * tokens.batch)
+    past = [(history.Part(everything, new(own)),) if isinstance(own, Operand) else own for own in found]
+    if written:
+        operands.write([own for own, _ in written], [copy for _, copy in written], tokens, layer.lengths)
     return _Place(both, tokens, [inputs[0], inputs[-1]], past, index == 0, index == count - 1)
 
 
-def _make_sums(call: _Call, at: _Place, gates: Tensor, scratch: Scratch) -> None:
-    """Make the gate sums of a segment again, but for biases."""
-    size = call.h0.shape[2]
-    for direction, weights in enumerate(call.layer.weights):
-        sums = _tokens_of(gates[direction], at.tokens)
+def _make_sums(call: _Call, at: _Place, gates: list[Tensor], room: list[Tensor] | None, scratch: Scratch) -> None:
+    """Make the gate sums of a segment again, but for biases; `room` as in `_in_one_part`."""
+    size, past = call.h0.shape[2], _in_one_part(call, at, room)
+    for direction, (weights, sums) in enumerate(zip(call.layer.weights, gates, strict=True)):
         with scratch.frame():
             torch.mm(at.inputs[direction], gates_widened(weights.w_ih, size, scratch).t(), out=sums)
         with scratch.frame():
             w_hh = gates_widened(weights.w_hh, size, scratch).t()
-            for part in at.history[direction]:
+            for part in past[direction]:
                 sums[part.tokens].addmm_(part.states, w_hh)
 
 
-def _add_to_inputs(call: _Call, at: _Place, dgates: Tensor, dx: Tensor, begun: set[Segment], scratch: Scratch) -> None:
-    """Add what a segment gives to the gradient of x [T, B, I]; `begun` holds the segments that have a share already."""
+def _in_one_part(call: _Call, at: _Place, room: list[Tensor] | None) -> list[tuple[history.Part, ...]]:
+    """Return the history of each direction; where it lies in two parts, a copy.
+
+    For the few rows of a sequence's first step, a product takes longer than to copy the others.
+
+    Args:
+        call: The call.
+        at: The segment.
+        room: Of each direction, memory that is free [tokens, 4H]; None if there is none, and history stays as it lies.
+    """
+    if room is None:
+        return at.history
+    size, count = call.h0.shape[2], at.tokens.time * at.tokens.batch
+    found, wanted, copies = [], [], []
+    for direction, (own, parts) in enumerate(zip(at.both, at.history, strict=True)):
+        if len(parts) == 1:
+            found.append(parts)
+            continue
+        outputs = call.y[..., direction * size : (direction + 1) * size]
+        wanted.append(states_before(outputs, call.h0[direction], direction, own.start))
+        copies.append(room[direction].flatten()[: count * size].view(count, size))
+        found.append((history.Part(slice(0, count), copies[-1]),))
+    if wanted:
+        operands.write(wanted, copies, at.tokens, call.layer.lengths)
+    return found
+
+
+def _add_to_inputs(call: _Call, at: _Place, dgates: list[Tensor], dx: Tensor, scratch: Scratch) -> None:
+    """Add what a segment gives to the gradient of x [T, B, I]."""
+    time, batch, features = dx.shape
     for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
-        dsums, rows = _tokens_of(dgates[direction], at.tokens), dx[own.start : own.stop].flatten(0, 1)
         with scratch.frame():
             w_ih = gates_widened(weights.w_ih, call.h0.shape[2], scratch)
-            if w_ih.shape[1] == rows.shape[1]:
-                _add(rows, dsums, w_ih, begun=own in begun)
-            else:
-                wide = scratch.new_empty(rows.shape[0], w_ih.shape[1])
-                torch.mm(dsums, w_ih, out=wide)
-                if own in begun:
-                    rows.add_(wide[:, : rows.shape[1]])
-                else:
-                    fitted(wide, *rows.shape, into=rows)
-        begun.add(own)
+            for part, begun in parted(own, _visited_by_the_other(at.both, direction, time)):
+                tokens = slice((part.start - own.start) * batch, (part.stop - own.start) * batch)
+                dsums, rows = dgates[direction][tokens], dx[part.start : part.stop].flatten(0, 1)
+                if w_ih.shape[1] == features:
+                    _add(rows, dsums, w_ih, begun=begun)
+                    continue
+                with scratch.frame():
+                    wide = scratch.new_empty(rows.shape[0], w_ih.shape[1])
+                    torch.mm(dsums, w_ih, out=wide)
+                    if begun:
+                        rows.add_(wide[:, :features])
+                    else:
+                        fitted(wide, *rows.shape, into=rows)
 
 
-def _add_to_weights(call: _Call, at: _Place, dgates: Tensor, scratch: Scratch) -> None:
-    """Add what a segment gives to the gradients of the matrices; after the last one, hand them over."""
-    size = call.h0.shape[2]
+def _visited_by_the_other(both: tuple[Segment, ...], direction: int, time: int) -> Segment:
+    """Return the steps whose share of the gradient of x the other direction has given already."""
+    if len(both) == 1:
+        return Segment(0, 0)
+    # The first direction comes first in each visit, and goes back from the last step; the other one from the first.
+    return Segment(0, both[1].start) if direction == 0 else Segment(both[0].start, time)
+
+
+def _add_to_weights(call: _Call, at: _Place, dgates: list[Tensor], room: list[Tensor] | None, scratch: Scratch) -> None:
+    """Add what a segment gives to the gradients of the matrices; after the last one, hand them over.
+
+    `room` is as in `_in_one_part`.
+    """
+    size, past = call.h0.shape[2], _in_one_part(call, at, room)
     for direction in range(len(at.both)):
-        dsums = _tokens_of(dgates[direction], at.tokens)
+        dsums = dgates[direction]
         everything = history.Part(slice(0, dsums.shape[0]), at.inputs[direction])
-        for index, parts in enumerate(((everything,), at.history[direction])):
+        for index, parts in enumerate(((everything,), past[direction])):
             into = call.into_of(direction)[index]
             if into is None:
                 continue
@@ -357,17 +437,13 @@ def _starts(both: tuple[Segment, ...]) -> tuple[int, int]:
     return both[0].start, both[-1].start
 
 
-def _tokens_of(share: Tensor, tokens: Tokens) -> Tensor:
-    return share[: tokens.time * tokens.batch]
+def _tokens_of(gates: Tensor, tokens: Tokens) -> list[Tensor]:
+    return [share[: tokens.time * tokens.batch] for share in gates]
 
 
-def _inputs(layer: Layer, own: Segment, scratch: Scratch, *, without_padding: bool = False) -> Tensor:
-    """Return the inputs of a segment [tokens, I], I rounded up; without padding for products that add up tokens."""
-    x = layer.x[own.start : own.stop]
-    if without_padding and layer.lengths is not None:
-        clean = scratch.new_empty(x.shape)
-        x = products.without_padding(x, layer.lengths, own.start, into=clean, scratch=scratch)
-    return as_wide(_lying(x, scratch).flatten(0, 1), scratch)
+def _inputs(layer: Layer, own: Segment, scratch: Scratch) -> Tensor:
+    """Return the inputs of a segment [tokens, I], I rounded up."""
+    return as_wide(_lying(layer.x[own.start : own.stop], scratch).flatten(0, 1), scratch)
 
 
 def _lying(tensor: Tensor, scratch: Scratch) -> Tensor:
@@ -378,6 +454,17 @@ def _lying(tensor: Tensor, scratch: Scratch) -> Tensor:
 def _shares(given: Sequence[Tensor], size: int) -> Pair:
     """Return where each direction's columns begin in a segment [steps, B, D*H] of its own."""
     return pair([own[..., direction * size :].data_ptr() for direction, own in enumerate(given)])
+
+
+def _within(kept: Tensor, both: tuple[Segment, ...], time: int) -> list[Tensor]:
+    """Return the gates of a segment among those kept [D, T, B, 4H], of each direction's last steps."""
+    first = time - kept.shape[1], 0
+    places = [slice(own.start - begin, own.stop - begin) for own, begin in zip(both, first, strict=False)]
+    return [share[place].flatten(0, 1) for share, place in zip(kept, places, strict=True)]
+
+
+def _addresses(shares: list[Tensor]) -> Pair:
+    return pair([share.data_ptr() for share in shares])
 
 
 def _cells_of(cells: Tensor, both: tuple[Segment, ...]) -> Pair:

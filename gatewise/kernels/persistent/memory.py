@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 
 import torch
@@ -11,13 +12,18 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda.scratch import bytes_together
 from gatewise.kernels.persistent.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import longest, segments
+from gatewise.kernels.persistent.segments import Cut, evenly, in_order, mirrored
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
+_PARTS_WITH_GATES_KEPT = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3))  # made again, kept
+_MOST_TRIED = 64  # numbers of steps whose gates are kept
 _SHARE = 0.35  # of the memory that nn.LSTM takes
+_UNSPLIT = 2 << 20  # bytes that PyTorch's allocator may add to what a call keeps and to what it works in
 _LITTLE_MORE = 1.1  # times the least that any number of segments takes
 _WORTH_A_PRODUCT = 3 << 20  # bytes copied in the time that a small product takes
+_FLOPS, _EXACT_FLOPS, _MEMORY_BYTES = 6e14, 4.5e13, 3e12  # a second, of products in 16 bits, exact ones, and memory
+_LAUNCH_SECONDS, _WEIGHT_BYTES = 20e-6, 6e11  # of one more segment: its small launches, and its weights a second
 _PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
@@ -61,7 +67,7 @@ def copies_states(problem: Problem) -> bool:
     reads and writes all of that gradient once more.
     """
     hidden = problem.hidden_size
-    if _is_odd(problem) or problem.proj_size or problem.time == 1:
+    if _is_odd(problem) or problem.proj_size or problem.time == 1 or _is_ragged(problem):
         return True
     copied = problem.time * problem.batch * hidden * (4 if problem.bidirectional else 1)  # rows with gaps go slowly
     return copied < 4 * hidden * hidden + _WORTH_A_PRODUCT // problem.element_bytes
@@ -73,7 +79,11 @@ def kept_tensors(problem: Problem) -> tuple[TensorSpec, ...]:
     tokens = (problem.num_directions, problem.time, problem.batch)
     output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
     gates, cells = (TensorSpec((*tokens, width * hidden), problem.dtype) for width in (4, 1))
-    layer_keeps = (cells,) if problem.lean else (gates, cells)
+    layer_keeps = (gates, cells)
+    if problem.rebuilds_gates:
+        steps = lean_cut(problem).kept_steps
+        some = TensorSpec((problem.num_directions, steps, problem.batch, 4 * hidden), problem.dtype)
+        layer_keeps = (cells, some) if steps else (cells,)
     if problem.proj_size:
         unprojected = (problem.time, problem.batch, problem.num_directions * problem.hidden_size)
         layer_keeps += (TensorSpec(unprojected, problem.dtype),)
@@ -100,7 +110,7 @@ def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
         in_pairs: Whether its last pass takes layers two at a time.
     """
     if problem.rebuilds_gates:
-        return _lean(problem, segment_count(problem), holds_matrices(problem))
+        return lean_workspace_bytes(problem, lean_cut(problem), holds_matrices(problem))
     if is_laid_out(problem):
         values = (_laid_out_backward if problem.needs_grad else _laid_out_forward)(problem, in_pairs)
     else:
@@ -109,24 +119,53 @@ def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def segment_count(problem: Problem) -> int:
-    """Return into how many segments the lean backward pass cuts a sequence.
+def lean_cut(problem: Problem) -> Cut:
+    """Return how the lean backward pass cuts a sequence.
 
-    Launches and products of segments cost time: there are as few as leave the memory beside inputs, weights, outputs
-    and gradients within 0.35 of what `torch.nn.LSTM` takes; where none does, as few as take at most a tenth more than
-    the least.
+    Segments cost the time of their launches and products; gates that the forward pass keeps for the last of them need
+    not be made again. Of all cuts that leave the memory beside inputs, weights, outputs and gradients within 0.35 of
+    what `torch.nn.LSTM` takes, it is the one with the least stated time; where none does, the one with the fewest
+    segments that takes at most a tenth more than the least.
     """
-    counts = (len(segments(problem.time, count)) for count in _COUNTS)
-    taken = {count: _lean(problem, count, holds=count > 1) for count in counts}
+    plain = [Cut(evenly(problem.time, count)) for count in _COUNTS]
+    taken = {cut: _lean(problem, cut, holds=cut.segments > 1) for cut in plain}
     allowed = max(_allowed(problem), _LITTLE_MORE * min(taken.values()))
-    return next(count for count in taken if taken[count] <= allowed)
+    best = next(cut for cut in taken if taken[cut] <= allowed)
+    # A compiled call may not change what it keeps.
+    for rebuilt, kept in () if problem.traced else _PARTS_WITH_GATES_KEPT:
+        found = _most_kept(problem, rebuilt, kept, allowed - _UNSPLIT)
+        if found is not None and _lean_seconds(problem, found) < _lean_seconds(problem, best):
+            best = found
+    return best
+
+
+def _most_kept(problem: Problem, rebuilt: int, kept: int, allowed: float) -> Cut | None:
+    """Return the cut into so many segments with the most gates kept that memory allows."""
+    time, cut = problem.time, mirrored if problem.bidirectional else in_order
+    every = range(1, time, max(1, time // _MOST_TRIED))
+    cuts = [found for steps in every if (found := cut(time, steps, rebuilt, kept)) is not None]
+    # Gates that are made again take the place of kept ones, which are used up by then.
+    cuts = [own for own in cuts if max(own.rebuilt) <= own.kept_steps]
+    fitting = bisect.bisect_right(cuts, allowed, key=lambda own: _lean(problem, own, holds=True))
+    return cuts[fitting - 1] if fitting else None
+
+
+def _lean_seconds(problem: Problem, cut: Cut) -> float:
+    """Return the stated time of what a lean step does more than an ordinary one."""
+    exact = problem.dtype == torch.float32 and not problem.allow_tf32
+    rate = _EXACT_FLOPS if exact else _FLOPS * 2 / problem.element_bytes
+    moved = 8 * problem.num_layers * _plane(problem) * problem.element_bytes
+    again = problem.matmul_flops / rate + moved / _MEMORY_BYTES
+    weights = 4 * hidden_of(problem.hidden_size) ** 2 * problem.element_bytes
+    launch = _LAUNCH_SECONDS + weights / _WEIGHT_BYTES
+    return again * sum(cut.rebuilt) / problem.time + launch * problem.num_layers * problem.num_directions * cut.segments
 
 
 @functools.lru_cache(maxsize=4096)
 def holds_matrices(problem: Problem) -> bool:
     """Whether the lean backward pass keeps input weights that it rounded up until it needs them again."""
-    count = segment_count(problem)
-    return count > 1 or _lean(problem, count, holds=True) <= _allowed(problem)
+    cut = lean_cut(problem)
+    return cut.segments > 1 or _lean(problem, cut, holds=True) <= _allowed(problem)
 
 
 def _allowed(problem: Problem) -> float:
@@ -135,13 +174,18 @@ def _allowed(problem: Problem) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def forward_segment_count(problem: Problem) -> int:
-    """Return into how many segments the lean forward pass cuts a sequence: as few as take no more than backward."""
+def lean_forward_pieces(problem: Problem) -> tuple[int, ...]:
+    """Return the steps of the segments of the lean forward pass: as few as take no more than backward.
+
+    If there are several and gates are kept, the last one is that of the steps whose gates are.
+    """
+    cut = lean_cut(problem)
     # It has no gradients beside it yet.
     gradients = problem.parameter_count + problem.time * problem.batch * problem.x_size
-    allowed = _lean(problem, segment_count(problem), holds_matrices(problem)) + gradients * problem.element_bytes
-    counts = [len(segments(problem.time, count)) for count in _COUNTS]
-    return next((count for count in counts if _lean_forward(problem, count) <= allowed), counts[-1])
+    allowed = _lean(problem, cut, holds_matrices(problem)) + gradients * problem.element_bytes
+    others = [evenly(sum(cut.rebuilt), count) for count in _COUNTS]
+    ways = [(problem.time,), *((*own, cut.kept_steps) if cut.kept else own for own in others)]
+    return next((own for own in ways if _lean_forward(problem, own) <= allowed), ways[-1])
 
 
 def _of_nn_lstm(problem: Problem) -> int:
@@ -174,22 +218,18 @@ def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
 def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
     # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn, or each two.
     tokens, odd = problem.time * problem.batch, _is_odd(problem)
-    hidden, size = hidden_of(problem.hidden_size), problem.hidden_size
+    hidden = hidden_of(problem.hidden_size)
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
-    history = tokens * size * copies_states(problem) + odd * hidden * (tokens + 4 * hidden)
-    if _is_ragged(problem):
-        # Initial states without those of empty sequences; what meets those of the reverse direction.
-        begun = problem.num_directions * size + problem.bidirectional * (size + (4 + odd) * hidden)
-        history += problem.batch * begun
+    history = tokens * hidden * copies_states(problem)
+    history += max(odd * hidden * 4 * hidden, max(_matrix(problem, own) for own in _inputs(problem)))
     dropped = in_pairs and problem.dropout > 0
     layers = [
         _dgates(problem, tokens) * (1 + in_pairs)
         + tokens * hidden * in_pairs
-        + tokens * features * _is_ragged(problem)
         + tokens * (_surviving_inputs(problem, features, in_pairs) + problem.output_size * dropped)
-        + _widened(tokens, features)
-        + max(_matrix(problem, features), history)
-        for features in _inputs(problem)
+        + _copied_inputs(problem, tokens, layer)
+        + history
+        for layer, features in enumerate(map(problem.layer_input_size, range(problem.num_layers)))
     ]
     return between + max(layers) + _masks(problem)
 
@@ -213,6 +253,13 @@ def _inputs(problem: Problem) -> set[int]:
 
 def _widened(rows: int, columns: int) -> int:
     return rows * hidden_of(columns) * (columns % 8 > 0)
+
+
+def _copied_inputs(problem: Problem, tokens: int, layer: int) -> int:
+    """Return the values of a layer's inputs where products of the backward pass cannot read them as they lie."""
+    features = problem.layer_input_size(layer)
+    # What lies beyond the ends of sequences may be anything, but for outputs of a layer below.
+    return tokens * hidden_of(features) * (features % 8 > 0 or (_is_ragged(problem) and layer == 0))
 
 
 def _matrix(problem: Problem, features: int) -> int:
@@ -243,42 +290,55 @@ def _dgates(problem: Problem, tokens: int) -> int:
     return 0 if overwrites_gates(problem) else 4 * tokens * _width(problem)
 
 
-def _lean(problem: Problem, count: int, holds: bool) -> int:
-    """Return the bytes that the lean backward pass takes in so many segments, with input weights held or not."""
+def _lean(problem: Problem, cut: Cut, holds: bool) -> int:
+    """Return the bytes that the lean backward pass takes so cut, and kept gates, with input weights held or not."""
+    return lean_workspace_bytes(problem, cut, holds) + _kept_gates(problem, cut) * problem.element_bytes
+
+
+def _kept_gates(problem: Problem, cut: Cut) -> int:
+    return 4 * problem.num_layers * cut.kept_steps * problem.batch * _width(problem)
+
+
+def lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
+    """Return the bytes of scratch memory of the lean backward pass, with input weights held or not."""
     # As `lean.differentiate` takes it, beside gradients between two layers and inputs times a mask.
-    tokens, size, directions = longest(problem.time, count) * problem.batch, problem.hidden_size, problem.num_directions
-    odd, ragged = _is_odd(problem), _is_ragged(problem)
-    history = tokens * (directions * hidden_of(size) * odd + size * (ragged and problem.bidirectional))
+    tokens, size, directions = cut.longest * problem.batch, problem.hidden_size, problem.num_directions
+    odd, ragged, several = _is_odd(problem), _is_ragged(problem), cut.segments > 1
+    history = tokens * hidden_of(size) * (directions if odd else ragged and problem.bidirectional)
     layers = []
-    for features in _inputs(problem):
+    for layer in range(problem.num_layers):
+        features = problem.layer_input_size(layer)
         w_ih, w_hh = _matrix(problem, features), _matrix(problem, size) * odd
-        inputs = _widened(tokens, features) + tokens * features * ragged
+        inputs = _copied_inputs(problem, tokens, layer)
         # Both directions read the only segment; matrices and sums of their gradients last over several.
-        held = directions * w_ih * holds + inputs * (directions if count > 1 else 1) + history
-        lasting = directions * (w_ih + 2 * w_hh) if count > 1 else max(w_ih, w_hh)
+        held = directions * w_ih * holds + inputs * (directions if several else 1) + history
+        lasting = directions * (w_ih + 2 * w_hh) if several else max(w_ih, w_hh)
         wide = tokens * hidden_of(features) * (features % 8 > 0)
+        gates = 0 if cut.kept else 4 * max(cut.rebuilt) * problem.batch * _width(problem)
+        gates += _dgates(problem, tokens)
         layers.append(
-            4 * tokens * _width(problem)
-            + _dgates(problem, tokens)
+            gates
             + held
-            + (lasting + wide if count > 1 else max(lasting, wide + w_ih * (not holds)))
+            + (lasting + wide if several else max(lasting, wide + w_ih * (not holds)))
             + problem.time * problem.batch * features * (problem.dropout > 0)
         )
-    states = (5 + ragged) * directions * problem.batch * size
+    states = (4 + (several and (odd or directions == 2)) + ragged) * directions * problem.batch * size
     between = _outputs(problem) * min(2, problem.num_layers - 1)
     return (between + max(layers) + states + _masks(problem)) * problem.element_bytes
 
 
-def _lean_forward(problem: Problem, count: int) -> int:
-    tokens = longest(problem.time, count) * problem.batch
+def _lean_forward(problem: Problem, pieces: tuple[int, ...]) -> int:
+    # The gates of the last segment of several lie where they are kept.
+    cut = lean_cut(problem)
+    in_scratch = pieces[:-1] if cut.kept and len(pieces) > 1 else pieces
     layers = [
-        (4 + _is_odd(problem)) * tokens * _width(problem)
+        (4 * max(in_scratch) + _is_odd(problem) * max(pieces)) * problem.batch * _width(problem)
         + problem.num_directions * _matrix(problem, features)
-        + _widened(tokens, features)
+        + _widened(max(pieces) * problem.batch, features)
         + problem.time * problem.batch * features * (problem.dropout > 0)
         for features in _inputs(problem)
     ]
-    return (max(layers) + _masks(problem)) * problem.element_bytes
+    return (max(layers) + _masks(problem) + _kept_gates(problem, cut)) * problem.element_bytes
 
 
 def _from_above(problem: Problem, tokens: int) -> int:

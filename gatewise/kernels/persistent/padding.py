@@ -79,6 +79,17 @@ def columns_widened(matrix: Tensor, scratch: Scratch | None = None) -> Tensor:
     return fitted(matrix, matrix.shape[0], hidden_of(matrix.shape[1]), scratch=scratch)
 
 
+def as_wide(matrix: Tensor, scratch: Scratch) -> Tensor:
+    """Return a matrix with its columns rounded up; where none are missing and rows begin on 16 bytes, as it lies."""
+    return matrix if is_wide(matrix) else columns_widened(matrix, scratch)
+
+
+def is_wide(matrix: Tensor) -> bool:
+    """Whether a matrix is as products want it: columns a multiple of 8, rows that begin on 16 bytes."""
+    row = matrix.stride(0) * matrix.element_size()
+    return matrix.shape[1] % 8 == 0 and matrix.stride(1) == 1 and (row | matrix.data_ptr()) % 16 == 0
+
+
 def gates_widened(matrix: Tensor, size: int, scratch: Scratch | None = None, into: Tensor | None = None) -> Tensor:
     """Return a matrix of 4 x size rows with each gate's rows, and the columns, rounded up."""
     return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4, scratch=scratch, into=into)

@@ -101,6 +101,7 @@ def forward_pass(
     h_n: Tensor,
     c_n: Tensor,
     lengths: Tensor | None,
+    order: Tensor | None = None,
     starts: tuple[int, int] = (0, 0),
     keep_gates: bool,
     between: Between | None = None,
@@ -120,6 +121,7 @@ def forward_pass(
         h_n: Hidden state after it, contiguous.
         c_n: Cell state after it, contiguous.
         lengths: Sequence lengths [B] on the device, or None.
+        order: The rows as `longest_first` returns them.
         starts: Steps of the sequence before each direction's stretch, in the order of time.
         keep_gates: Whether activated gates take the place of the products.
         between: For two stacked layers: all pairs are of the layers then, D counts them in states and is 1 elsewhere,
@@ -139,6 +141,7 @@ def forward_pass(
         h_n.data_ptr(),
         c_n.data_ptr(),
         address(lengths),
+        address(order),
         failure.flag(device.index).address,
         *starts,
         keep_gates,
@@ -172,7 +175,9 @@ def backward_pass(
     bias: Tensor | None,
     biases: Sequence[tuple[Tensor, Tensor]] = (),
     done: Tensor | None = None,
+    earlier: Tensor | None = None,
     lengths: Tensor | None,
+    order: Tensor | None = None,
     starts: tuple[int, int] = (0, 0),
     between: Between | None = None,
 ) -> None:
@@ -195,7 +200,9 @@ def backward_pass(
         bias: For the gradients of the biases, as cuda/backward.cu describes them; None if each block has its own.
         biases: Where those of each direction are put; empty to leave them in `bias`.
         done: For counters of blocks [D, blocks], filled by `fill_unwritten`; needed with `biases` and `bias`.
+        earlier: What launches before left of such gradients, in front of `bias`; it is added to `biases`.
         lengths: Sequence lengths [B] on the device, or None.
+        order: The rows as `longest_first` returns them.
         starts: Steps of the sequence before each direction's stretch, in the order of time.
         between: As in `forward_pass`; the first layer has no `dy` then.
     """
@@ -216,8 +223,10 @@ def backward_pass(
         *_each([b_hh for _, b_hh in biases]),
         address(done),
         address(lengths),
+        address(order),
         failure.flag(device.index).address,
         *starts,
+        0 if earlier is None else earlier.shape[:2].numel(),
         tokens.time,
         tokens.batch,
         launch.cut.groups,

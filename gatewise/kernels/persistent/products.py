@@ -16,9 +16,11 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.long_products import Factors, in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import operands
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import copies_states
-from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
+from gatewise.kernels.persistent.operands import Operand, states_before
+from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
@@ -162,30 +164,38 @@ def weight_gradients(
     """
     size, width = problem.hidden_size, problem.state_size
     with scratch.frame():
-        x, states = layer.x, layer.h0
-        if lengths is not None:
-            x = without_padding(x, lengths, into=tokens.new(scratch, width=x.shape[2]), scratch=scratch)
-            states = begun(states, lengths, scratch)
-        x = columns_widened(tokens.flat(x), scratch)
+        x, wanted, copies = tokens.flat(layer.x), [], []
+        if (lengths is not None and not layer.ends_in_zeros) or not is_wide(x):
+            wanted = [Operand(layer.x)]
+            x, *_ = copies = [wanted[0].new(tokens, scratch)]
         each = len(into) // len(layer.weights)
         waiting: list[list[_Product]] = []
         for direction in range(len(layer.weights)):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
-            share = dgates[direction]
+            share, state = dgates[direction], layer.h0[direction]
             sums = tokens.flat(share).t()
             # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
-            if tokens.time > 1 and not tokens.by_row and not copies_states(problem):
-                parts = _by_steps(direction, share, outputs, states[direction], lengths, tokens, scratch)
-                first, *others = _in_stretches(problem, parts)
-                recurrent = [_Product(*first, w_hh), *[_Product(*other, w_hh, adds=True) for other in others]]
-                waiting.append([_Product(sums, x, w_ih), *recurrent])
-            else:
-                _product(sums, x, size, w_ih, scratch)
-                with scratch.frame():
-                    parts = _at_once(direction, share, outputs, states[direction], lengths, tokens, scratch)
-                    parts = _in_stretches(problem, parts)
+            at_once = lengths is not None or tokens.time == 1 or tokens.by_row or copies_states(problem)
+            with scratch.frame():
+                if not at_once:
+                    parts = _by_steps(direction, share, outputs, state)
+                elif tokens.time == 1 and lengths is None:
+                    parts = [(sums, columns_widened(state, scratch))]
+                else:
+                    wanted.append(states_before(outputs, state, direction))
+                    copies.append(wanted[-1].new(tokens, scratch))
+                    parts = [(sums, copies[-1])]
+                if wanted:
+                    operands.write(wanted, copies, tokens, lengths)
+                    wanted, copies = [], []
+                parts = _in_stretches(problem, parts)
+                if at_once:
+                    _product(sums, x, size, w_ih, scratch)
                     _product(*parts[0], size, w_hh, scratch, *parts[1:])
+                else:
+                    recurrent = [_Product(*part, w_hh, adds=index > 0) for index, part in enumerate(parts)]
+                    waiting.append([_Product(sums, x, w_ih), *recurrent])
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
         for each_direction in zip(*waiting, strict=True):
@@ -233,49 +243,12 @@ def _as_batch(first: Tensor, *second: Tensor) -> Tensor | None:
     return first.as_strided((2, *first.shape), (distance, *first.stride()))
 
 
-def _by_steps(
-    direction: int,
-    dgates: Tensor,
-    outputs: Tensor,
-    state: Tensor,
-    lengths: Tensor | None,
-    tokens: Tokens,
-    scratch: Scratch,
-) -> list[Factors]:
-    """Return the product of each row's first step, and that of the others, which reads the outputs where they are."""
+def _by_steps(direction: int, dgates: Tensor, outputs: Tensor, state: Tensor) -> list[Factors]:
+    """Return the factors of each row's first step, and those of the others, which are outputs where they are."""
     first, others, before = dgates[0], dgates[1:], outputs[:-1]
     if direction == 1:
         first, others, before = dgates[-1], dgates[:-1], outputs[1:]
-        if lengths is not None:  # a shorter sequence begins elsewhere
-            first = _rows_at_last_steps(tokens.flat(dgates), lengths, tokens, scratch)
     return [(first.t(), state), (others.flatten(0, 1).t(), before.flatten(0, 1))]
-
-
-def _at_once(
-    direction: int,
-    dgates: Tensor,
-    outputs: Tensor,
-    state: Tensor,
-    lengths: Tensor | None,
-    tokens: Tokens,
-    scratch: Scratch,
-) -> list[Factors]:
-    """Return one product of all steps, with a copy of what went into them; a single step needs none."""
-    flat, first = tokens.flat(dgates), state.unsqueeze(0)
-    ends = lengths if direction == 1 else None
-    if tokens.time == 1 and ends is None:
-        return [(flat.t(), columns_widened(state, scratch))]
-    if direction == 0:
-        before = _joined([first, outputs[:-1]], tokens, scratch)
-    else:
-        # A shorter sequence begins elsewhere: all of those come in one product of their own.
-        last = first if ends is None else scratch.new_empty(first.shape).zero_()
-        before = _joined([outputs[1:], last], tokens, scratch)
-    parts = [(flat.t(), columns_widened(before, scratch))]
-    if ends is not None:
-        rows = _rows_at_last_steps(flat, ends, tokens, scratch)
-        parts.append((rows.t(), columns_widened(state, scratch)))
-    return parts
 
 
 def _product(
@@ -319,25 +292,6 @@ def lie_side_by_side(first: Tensor, second: Tensor) -> bool:
     """Whether a vector begins in memory where another one ends."""
     same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     return same and second.data_ptr() == first.data_ptr() + first.nbytes
-
-
-def _joined(parts: list[Tensor], tokens: Tokens, scratch: Scratch) -> Tensor:
-    if tokens.time == 1:
-        parts = [part for part in parts if part.shape[0]]
-    joined = scratch.new_empty(tokens.time * tokens.batch, parts[0].shape[-1])
-    if tokens.by_row:
-        torch.cat([part.transpose(0, 1) for part in parts], 1, out=joined.view(tokens.batch, tokens.time, -1))
-    else:
-        torch.cat(parts, out=joined.view(tokens.time, tokens.batch, -1))
-    return joined
-
-
-def _rows_at_last_steps(flat: Tensor, lengths: Tensor, tokens: Tokens, scratch: Scratch) -> Tensor:
-    # A reversed sequence begins at its own last step; one of length 0 has zeros everywhere.
-    rows = torch.arange(tokens.batch, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).mul_(tokens.row)
-    steps = torch.sub(lengths, 1, out=scratch.new_empty(tokens.batch, dtype=torch.int64)).clamp_(min=0)
-    places = steps.mul_(tokens.step).add_(rows)
-    return torch.index_select(flat, 0, places, out=scratch.new_empty(tokens.batch, flat.shape[1]))
 
 
 def last_steps(lengths: Tensor) -> Tensor:

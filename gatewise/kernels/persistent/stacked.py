@@ -146,7 +146,12 @@ def differentiate(
             own = slice(index, index + 1)
             products.weight_gradients(
                 problem,
-                layers._replace(x=x, h0=layers.h0[own], weights=layers.weights[own]),
+                layers._replace(
+                    x=x,
+                    h0=layers.h0[own],
+                    weights=layers.weights[own],
+                    ends_in_zeros=layers.ends_in_zeros or index > 0,
+                ),
                 results[index].y,
                 dgates[index],
                 None,  # is where it belongs

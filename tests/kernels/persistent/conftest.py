@@ -1,23 +1,36 @@
 """What tests of emulated passes share."""
 
+import functools
+import math
+
 import pytest
 
-from gatewise.kernels.persistent import layer, lean, memory, stacked, whole
+from gatewise.kernels.persistent import kernel, layer, lean, memory, stacked, whole
+from gatewise.kernels.persistent.segments import Cut, in_order
 
 
 def _forget():
-    of_memory = memory.segment_count, memory.forward_segment_count, memory.holds_matrices
+    of_memory = memory.lean_cut, memory.lean_forward_pieces, memory.holds_matrices, memory.kept_bytes
     for remembered in (*of_memory, whole._replays, whole.stack_of):
         remembered.cache_clear()
 
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Cut sequences into so many segments, or about as many, instead of as few as memory allows."""
+    """Cut sequences into so many segments, or about as many, instead of in the least stated time.
 
-    def into(count):
+    The gates of all of them are made again; or, given a second number, those of so many more are kept.
+    """
+
+    def into(count, kept=0):
         monkeypatch.setattr(memory, "_COUNTS", (count,))
+        monkeypatch.setattr(memory, "_PARTS_WITH_GATES_KEPT", ())
         _forget()
+        if kept:
+            monkeypatch.setattr(memory, "lean_cut", functools.cache(functools.partial(_keeping, count, kept)))
+            for module in (kernel, lean):
+                monkeypatch.setattr(module, "lean_cut", memory.lean_cut)
+            monkeypatch.setattr(memory, "_allowed", lambda problem: math.inf)
 
     yield into
     _forget()
@@ -31,3 +44,9 @@ def overwritten(monkeypatch):
     _forget()
     yield
     _forget()
+
+
+def _keeping(rebuilt, kept, problem):
+    """Keep gates of half of the steps, or of a few more or less."""
+    steps = max(-(-problem.time // 2), -(-problem.time // (rebuilt + 1)), min(kept, problem.time - 1))
+    return in_order(problem.time, steps, rebuilt, kept) or Cut((problem.time,))

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.persistent import failure, history, layer, lean, padding, products, stacked, whole
+from gatewise.kernels.persistent import failure, layer, lean, operands, padding, products, stacked, whole
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -46,6 +46,18 @@ def fitted(matrix, rows, columns, groups=1, *, scratch=None, into=None):
     return target
 
 
+def write_operands(wanted, into, tokens, lengths):
+    total = wanted[0].source.shape[0]
+    for own, target in zip(wanted, into, strict=True):
+        tokens.unflat(target).zero_()
+        placed = tokens.unflat(target)[..., : own.source.shape[2]]
+        for row in range(tokens.batch):
+            for step in range(own.start, min(own.start + tokens.time, _end(total, lengths, row, 0))):
+                there = step + own.shift
+                inside = 0 <= there < _end(total, lengths, row, 0)
+                placed[step - own.start, row] = own.source[there, row] if inside else own.first[row]
+
+
 def fill_unwritten(buffer):
     buffer.view(torch.uint8).fill_(0xFF)  # a NaN
     return buffer
@@ -64,7 +76,9 @@ def _activated(sums, bias):
     return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
 
-def activate(problem, matrices, gates, tokens):
+def activate(problem, matrices, gates, dgates, tokens):
+    if dgates is not None:
+        dgates[:, :tokens].fill_(math.nan)
     hidden = hidden_of(problem.hidden_size)
     for direction, share in enumerate(gates):
         bias = torch.zeros(4, hidden, dtype=torch.float64)
@@ -85,7 +99,22 @@ def _biases(matrices, direction, size):
 
 
 def forward_pass(
-    launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, starts=(0, 0), keep_gates
+    launch,
+    matrices,
+    tokens,
+    *,
+    gates,
+    y,
+    narrow,
+    cells,
+    h0,
+    c0,
+    h_n,
+    c_n,
+    lengths,
+    order=None,
+    starts=(0, 0),
+    keep_gates,
 ):
     size, directions, batch = launch.problem.hidden_size, matrices.directions, tokens.batch
     hidden = hidden_of(size)
@@ -132,7 +161,9 @@ def backward_pass(
     bias,
     biases=(),
     done=None,
+    earlier=None,
     lengths,
+    order=None,
     starts=(0, 0),
 ):
     size, directions = launch.problem.hidden_size, matrices.directions
@@ -168,7 +199,11 @@ def backward_pass(
             dh0[direction, row], dc0[direction, row] = dh, dc
         if biases:
             for own in biases[direction]:
-                own.copy_(bias[:, direction].sum(0).view(4, hidden)[:, :size].flatten())
+                left = bias[:, direction].sum(0)
+                if earlier is not None and len(earlier):
+                    assert earlier.data_ptr() + earlier.nbytes == bias.data_ptr()
+                    left += earlier[:, :, direction].sum((0, 1))
+                own.copy_(left.view(4, hidden)[:, :size].flatten())
 
 
 def _layer_of(matrices, index):
@@ -315,7 +350,8 @@ def _without_loops():
             patch.setattr(module, "forward_pass", nothing)
             patch.setattr(module, "backward_pass", nothing)
         patch.setattr(lean, "activate", nothing)
-        for module in (padding, products, lean, history):
+        patch.setattr(operands, "write", nothing)
+        for module in (padding, products, lean):
             patch.setattr(module, "fitted", shaped)
         yield
 
@@ -327,12 +363,14 @@ def emulate(monkeypatch):
             monkeypatch.setattr(module, name, globals()[name])
         for name in ("forward_launch", "backward_launch"):
             monkeypatch.setattr(module, name, launch)
-    for module in (padding, products, lean, history):
+        monkeypatch.setattr(module, "longest_first", lambda launch, lengths, scratch: None)
+    for module in (padding, products, lean):
         monkeypatch.setattr(module, "fitted", fitted)
     for name in ("forward_pass", "backward_pass"):
         monkeypatch.setattr(stacked, name, globals()[f"stacked_{name}"])
     monkeypatch.setattr(stacked, "fill_unwritten", fill_unwritten)
     monkeypatch.setattr(stacked, "stacked_launch", lambda name, *others: launch(*others[:2], 1, *others[2:]))
+    monkeypatch.setattr(operands, "write", write_operands)
     monkeypatch.setattr(lean, "activate", activate)
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())

@@ -6,7 +6,8 @@ import torch
 from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.contract.saved import Needs
+from gatewise.contract.saved import Needs, Saved
+from gatewise.functional import explicit
 from gatewise.kernels.persistent import lean, memory, whole
 from gatewise.kernels.persistent.kernel import persistent
 from tests.kernels.persistent.emulation import emulate
@@ -25,7 +26,7 @@ KINDS = [
     {"layout": Layout.HOST_LENGTHS, "bidirectional": True, "num_layers": 2},
     {"layout": Layout.DEVICE_LENGTHS, "hidden_size": 8},
 ]
-COUNTS = (1, 2, 3, 5)
+COUNTS = (1,), (2,), (3,), (5,), (1, 1), (1, 3), (2, 1), (3, 2)  # segments: gates made again, gates kept
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,10 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row):
-    cut(count)
+    cut(*count)
     problem = PROBLEM.replace(**options)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
@@ -52,10 +53,10 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [(1,), (3,), (1, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count):
-    cut(count)
+    cut(*count)
     problem = PROBLEM.replace(**options)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
@@ -66,9 +67,9 @@ def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, ove
             assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", COUNTS, ids=str)
 def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
-    cut(count)
+    cut(*count)
     problem, launched, real = PROBLEM.replace(time=9, num_layers=2), [], lean.backward_pass
 
     def counted(launch, matrices, tokens, **options):
@@ -78,17 +79,17 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
     monkeypatch.setattr(lean, "backward_pass", counted)
     inputs = testing.make_inputs(problem)
     testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
-    assert len(launched) == 2 * memory.segment_count(problem)
+    assert len(launched) == 2 * memory.lean_cut(problem).segments
     assert sum(launched) == 2 * 9
 
 
 @pytest.mark.parametrize("gates", ["made again", "overwritten"])
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_scratch_memory_is_as_predicted(request, cut, options, count, gates):
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
-    cut(count)
+    cut(*count)
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=12, batch=32)
     inputs = testing.make_inputs(problem)
     result = persistent.forward(problem, inputs)
@@ -99,7 +100,8 @@ def test_scratch_memory_is_as_predicted(request, cut, options, count, gates):
         name: whole._replays(name, problem, orders, Needs()).scratch_bytes
         for name, orders in (("forward", (True,)), ("backward", (True, True)))
     }
-    assert 0.95 < (taken["backward"] + masks) / memory.workspace_bytes(problem) < 1.1
+    kept = memory.kept_bytes(problem)
+    assert 0.95 < (kept + taken["backward"] + masks) / (kept + memory.workspace_bytes(problem)) < 1.1
     # The forward pass has no gradients beside it yet.
     assert taken["forward"] <= 1.05 * (taken["backward"] + inputs.x.nbytes + sum(own.nbytes for own in inputs.weights))
 
@@ -130,9 +132,35 @@ def test_what_an_empty_sequence_begins_with_is_not_read():
     assert all(torch.equal(found[name], clean[name]) for name in weights)
 
 
-def test_keeps_cells_alone():
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_a_second_backward_pass_finds_the_same(monkeypatch, cut, count):
+    cut(*count)
+    monkeypatch.setattr(explicit, "choose", lambda *args: None)
+    problem = PROBLEM.replace(num_layers=2, bidirectional=True, time=9)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    saved = Saved("persistent", problem, inputs, persistent.forward(problem, inputs))
+    first = explicit.run_backward(saved, gradients, Needs(), "persistent")
+    assert saved.spent == persistent.single_use(problem) == (len(count) == 2)
+    second = explicit.run_backward(saved, gradients, Needs(), "persistent")
+    assert all(torch.equal(one, other) for one, other in zip(first[:3], second[:3], strict=True))
+
+
+def test_keeps_cells_alone(cut):
+    cut(1)
     problem = PROBLEM.replace(num_layers=2, bidirectional=True)
     (kept,) = persistent.forward(problem, testing.make_inputs(problem)).kept
     assert [spec.shape for spec in persistent.kept(problem, Device.named("h200"))] == [kept.shape]
     outputs, cells = 6 * 3 * 10, 2 * 6 * 3 * 8  # of the layer below; of each layer, 5 units rounded up to 8
     assert 8 * (outputs + 2 * cells) <= kept.nbytes < 8 * (outputs + 2 * cells) + 3 * 512
+
+
+def test_keeps_the_gates_of_some_steps(cut):
+    cut(2, 1)
+    problem = PROBLEM.replace(time=8, bidirectional=True)
+    inputs = testing.make_inputs(problem)
+    (kept,) = persistent.forward(problem, inputs).kept
+    steps = memory.lean_cut(problem).kept_steps
+    assert 0 < steps < 8
+    cells = 2 * 8 * 3 * 8  # 5 units rounded up to 8
+    assert 8 * cells + 2 * steps * 3 * 32 * 8 <= kept.nbytes < 8 * cells + 2 * steps * 3 * 32 * 8 + 3 * 512

@@ -21,6 +21,7 @@ SHAPES = {
     "ragged": Problem(33, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "ragged-odd-sizes": Problem(29, 9, 31, 203, layout=Layout.HOST_LENGTHS, bidirectional=True, num_layers=2),
     "batch-beyond-one-pass": Problem(7, 300, 64, 512),
+    "ragged-beyond-one-pass": Problem(9, 530, 24, 512, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "clusters": Problem(9, 64, 128, 1024),
     "many-segments": Problem(700, 3, 5, 40, bidirectional=True),
     "many-ragged-segments": Problem(700, 5, 3, 33, bidirectional=True, layout=Layout.DEVICE_LENGTHS),
@@ -48,8 +49,8 @@ def test_edges(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(cut, name, dtype):
-    for count in (1, 2, 15):
-        cut(count)
+    for count in ((1,), (2,), (15,), (1, 1), (2, 2)):
+        cut(*count)
         testing.check_kernel(persistent, lean(SHAPES[name], dtype), "cuda")
 
 
@@ -76,9 +77,9 @@ def test_keeps_cells_alone():
     assert [(tuple(tensor.shape), tensor.dtype) for tensor in kept] == [(spec.shape, spec.dtype) for spec in stated]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [(1,), (2,), (3,), (2, 1)], ids=str)
 def test_the_same_bits_every_run_launched_and_replayed(cut, count):
-    cut(count)
+    cut(*count)
     problem = lean(Problem(150, 40, 64, 256, bidirectional=True))
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
@@ -113,9 +114,9 @@ def test_what_follows_a_sequence_is_not_read():
     assert all(torch.equal(found[name], clean[name]) for name in clean)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [(1,), (3,), (1, 1)], ids=str)
 def test_batch_first_input_and_a_gradient_that_is_one_number(cut, count):
-    cut(count)
+    cut(*count)
     problem = lean(Problem(50, 6, 24, 64, num_layers=2))
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)

@@ -9,10 +9,11 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, Result
 from gatewise.kernels import stack
 from gatewise.kernels.persistent import layer as plain
-from gatewise.kernels.persistent import products, projected
+from gatewise.kernels.persistent import operands, products, projected
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.tokens import Tokens
+from tests.kernels.persistent.emulation import write_operands
 
 
 def steps_of(direction, time, batch, lengths):
@@ -73,6 +74,7 @@ def looped_gate_gradients(problem, layer, kept, above, scratch):
 def test_projection_is_the_oracles(monkeypatch, layout, options):
     monkeypatch.setattr(plain, "forward", looped_forward)
     monkeypatch.setattr(plain, "gate_gradients", looped_gate_gradients)
+    monkeypatch.setattr(operands, "write", write_operands)
     problem = Problem(7, 5, 8, 16, 8, dtype=torch.float64, layout=layout, needs_grad=True, **options)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)

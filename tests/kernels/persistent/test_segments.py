@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent.memory import forward_segment_count, segment_count, workspace_bytes
-from gatewise.kernels.persistent.segments import longest, segments, visited_together
+from gatewise.kernels.persistent import memory
+from gatewise.kernels.persistent.memory import lean_cut, lean_forward_pieces, workspace_bytes
+from gatewise.kernels.persistent.segments import Segment, evenly, in_order, mirrored, parted, visited_together
 
 TIMES = [1, 2, 3, 4, 5, 7, 31, 100, 191, 320, 321, 500, 1000, 70_001]
 COUNTS = [1, 2, 3, 4, 5, 15]
@@ -14,45 +15,89 @@ COUNTS = [1, 2, 3, 4, 5, 15]
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("time", TIMES)
 def test_every_step_is_in_one_segment(time, count):
-    steps = [step for segment in segments(time, count) for step in range(segment.start, segment.stop)]
-    assert steps == list(range(time))
-    assert all(segment.steps > 0 for segment in segments(time, count))
+    pieces = evenly(time, count)
+    assert sum(pieces) == time
+    assert min(pieces) > 0
+    for direction in range(2):
+        segments = sorted(own[direction] for own in visited_together(pieces, 2))
+        assert [step for own in segments for step in range(own.start, own.stop)] == list(range(time))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("time", TIMES)
 def test_both_directions_cut_in_the_same_places(time, count):
-    cuts = segments(time, count)
-    assert [segment.steps for segment in cuts] == [segment.steps for segment in reversed(cuts)]
-    assert len(cuts) - min(count, time) in (0, 1)
-    assert longest(time, count) * len(cuts) < time + 2 * len(cuts)
+    pieces = evenly(time, count)
+    assert pieces == pieces[::-1]
+    assert len(pieces) - min(count, time) in (0, 1)
+    assert max(pieces) * len(pieces) < time + 2 * len(pieces)
 
 
 def test_directions_begin_at_either_end():
-    assert visited_together(6, 3, 2) == [((0, 2), (4, 6)), ((2, 4), (2, 4)), ((4, 6), (0, 2))]
-    assert visited_together(6, 2, 1) == [((0, 3),), ((3, 6),)]
+    assert visited_together((2, 2, 2), 2) == [((0, 2), (4, 6)), ((2, 4), (2, 4)), ((4, 6), (0, 2))]
+    assert visited_together((1, 2, 3), 2) == [((0, 1), (5, 6)), ((1, 3), (3, 5)), ((3, 6), (0, 3))]
+    assert visited_together((3, 3), 1) == [((0, 3),), ((3, 6),)]
 
 
-def counts(problem):
+def test_parts_of_a_segment():
+    assert parted(Segment(2, 8), Segment(0, 2)) == [((2, 8), False)]
+    assert parted(Segment(2, 8), Segment(0, 5)) == [((2, 5), True), ((5, 8), False)]
+    assert parted(Segment(2, 8), Segment(4, 9)) == [((2, 4), False), ((4, 8), True)]
+    assert parted(Segment(2, 8), Segment(0, 9)) == [((2, 8), True)]
+
+
+def chosen(problem):
     problem = problem.replace(needs_grad=True, lean=True)
-    return segment_count(problem), forward_segment_count(problem)
+    cut = lean_cut(problem)
+    return len(cut.rebuilt), len(cut.kept), len(lean_forward_pieces(problem))
+
+
+PLAIN = Problem(100, 64, 512, 512, dtype=torch.bfloat16)
+LEAN = PLAIN.replace(needs_grad=True, lean=True)
 
 
 def test_there_are_as_few_as_memory_allows():
-    plain = Problem(100, 64, 512, 512, dtype=torch.bfloat16)
-    assert counts(plain) == (3, 1)
-    assert counts(plain.replace(time=1000)) == (3, 2)
+    assert chosen(PLAIN) == (2, 1, 2)
     # Among many weights, or layers, gates are a smaller part of all.
-    assert counts(plain.replace(batch=8)) == (1, 1)
-    assert counts(plain.replace(num_layers=2, bidirectional=True)) == (2, 1)
+    assert chosen(PLAIN.replace(batch=8)) == (1, 0, 1)
     # More would take more: gradients of matrices that are rounded up add up beside the others.
-    assert counts(Problem(35, 20, 1500, 1500, num_layers=2)) == (1, 1)
+    assert chosen(Problem(35, 20, 1500, 1500, num_layers=2)) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("problem", [LEAN, LEAN.replace(time=33, batch=100)], ids=str)
+def test_as_many_gates_are_kept_as_memory_allows(problem):
+    cut = lean_cut(problem)
+    assert cut.kept
+    assert max(cut.rebuilt) <= cut.kept_steps  # gates that are made again take the place of kept ones
+    more = in_order(problem.time, cut.kept_steps + 1, len(cut.rebuilt), len(cut.kept))
+    allowed = memory._allowed(problem) - memory._UNSPLIT
+    assert memory._lean(problem, cut, True) <= allowed < memory._lean(problem, more, True)
+
+
+@pytest.mark.parametrize(("rebuilt", "kept"), [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (3, 2)])
+@pytest.mark.parametrize("time", [6, 40, 41, 320])
+def test_a_mirrored_cut_is_the_same_from_either_end(time, rebuilt, kept):
+    found = [mirrored(time, steps, rebuilt, kept) for steps in range(1, time)]
+    for cut in filter(None, found):
+        assert (len(cut.rebuilt), len(cut.kept), sum(cut.pieces)) == (rebuilt, kept, time)
+        assert cut.pieces == cut.pieces[::-1]
+        assert min(cut.pieces) > 0
+    assert any(found) or (time % 2 == 1 and (rebuilt + kept) % 2 == 0)
+
+
+def test_a_cut_is_chosen_by_its_stated_time(monkeypatch):
+    monkeypatch.setattr(memory, "_LAUNCH_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "_WEIGHT_BYTES", 1e15)
+    lean_cut.cache_clear()
+    assert lean_cut(LEAN).segments > 3
+    monkeypatch.setattr(memory, "_LAUNCH_SECONDS", 1.0)
+    lean_cut.cache_clear()
+    assert lean_cut(LEAN).segments == 3  # fewer leave no room
+    lean_cut.cache_clear()
 
 
 def test_more_segments_take_less(cut):
-    problem = Problem(100, 64, 512, 512, dtype=torch.bfloat16, needs_grad=True, lean=True)
     found = []
     for count in (1, 2, 5):
         cut(count)
-        found.append(workspace_bytes(problem))
+        found.append(workspace_bytes(LEAN))
     assert found == sorted(found, reverse=True)

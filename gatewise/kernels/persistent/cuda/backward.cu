@@ -49,8 +49,10 @@ struct Backward {
     Value* dbias_hh[2];
     u32* done;                // [D, gridDim.x], filled with ones: blocks of the same units that have left theirs in `bias`
     const i64* lengths;       // [B]; read only if RAGGED
+    const int* order;         // [B]: the rows of the batch as they are taken, or null; read only if RAGGED
     int* failure;             // set to 1 when a wait is given up
     int start[2];             // steps that `lengths` counts before the first one here, of each direction
+    int earlier;              // so many times [D, 4H] that launches before left in front of `bias`, and that count, too
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
@@ -74,7 +76,7 @@ constexpr bool FETCHES = !EXACT;  // exact products leave no registers for it
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Backward p) {
     extern __shared__ float4 shared[];
-    __shared__ int row_ends[ROWS];
+    __shared__ int row_ends[2 * ROWS];
     float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
 #if SPLIT > 1
@@ -139,19 +141,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #endif
     __syncthreads();  // weights that are staged lie where sums will
 
-    for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {
+    for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
         const int first_row = group * ROWS;
-        const int steps = read_ends(row_ends, p.lengths, skipped, first_row, p.batch, p.time);
-        const Ends ends = {row_ends, p.time, p.batch - first_row};
+        const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
+        const Ends ends = {row_ends, p.time, first_row, p.batch};
         bool inside[CELLS];
         u32 own[CELLS], four_own[CELLS];  // a cell's place in the first step's H values, and in its 4H where the lane reads gates
         float dc[CELLS];
         u32 cell_now[CELLS];
         Inputs input[CELLS], coming[CELLS];  // of the next step, and of the one after it, as they were loaded
         // Only c of the step before is loaded, because c of a step is what the step visited last had as `before`.
-        auto own_state = [&](Place at) { return (direction * p.batch + first_row + at.row) * (size_t)SIZE + first_unit + at.unit; };
+        auto own_state = [&](Place at) { return (direction * p.batch + ends.place(at.row)) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)((first_row + at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
+        auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
         auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
@@ -165,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = first_row + at.row;
-            inside[cell] = at.exists && (HIDDEN % (SPLIT * UNITS) == 0 || unit < HIDDEN) && n < p.batch;
+            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            inside[cell] = at.exists && (HIDDEN % (SPLIT * UNITS) == 0 || unit < HIDDEN) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             const int end = inside[cell] ? ends.of(at.row) : 0;
@@ -179,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         auto row_at = [&](int row, int step) -> Row {
             // The step visited before; between layers, this one.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
-            const u32 n = min(first_row + row, p.batch - 1);
+            const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
@@ -256,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if STACKED
                 if (between) {
                     if (p.mask && active && is_real(at)) {
-                        const size_t token = t * (size_t)p.mask_step + (first_row + at.row) * (size_t)p.mask_row;
+                        const size_t token = t * (size_t)p.mask_step + ends.place(at.row) * (size_t)p.mask_row;
                         recurrent *= p.mask[token + first_unit + at.unit] ? p.scale : 0.f;
                     }
                     handed[cell] = exchanged(recurrent, active);
@@ -286,12 +288,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                     const Place at = place_of(cell);
 #if STACKED
                     if (between) {
-                        const u32 column = (first_row + at.row) * p.row * HIDDEN + first_unit + at.unit;
+                        const u32 column = ends.place(at.row) * p.row * HIDDEN + first_unit + at.unit;
                         if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + column, handed[cell]);
                         continue;
                     }
 #endif
-                    store_exchanged_gates(step_of(dgates, t, 4 * step_values), (first_row + at.row) * p.row, first_unit + at.unit, grads[cell]);
+                    store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, grads[cell]);
                 }
 #if EXACT
             // Nobody waits for these sums, which take several operations.
@@ -314,12 +316,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             }
             if (!between) begin_product(words, row_at, step + 1);
         }
-        if (RAGGED && !between)
-            for (int row = 0; row < ROWS && first_row + row < p.batch; ++row)
-                for (int t = steps; t < p.time; ++t)
-                    for (int i = threadIdx.x; i < 4 * UNITS; i += THREADS)
-                        if (first_unit + i % UNITS < HIDDEN)
-                            dgates[((size_t)t * p.step + (first_row + row) * p.row) * 4 * HIDDEN + i / UNITS * HIDDEN + first_unit + i % UNITS] = 0;
+#if RAGGED
+        for (int gate = 0; gate < 4 && !between; ++gate)
+            fill_beyond(dgates + gate * HIDDEN, 4 * step_values, 4 * HIDDEN * p.row, ends, first_unit, steps);
+#endif
     }
     __syncthreads();
     float4* const collected = (float4*)partials;  // [ROWS, UNITS]
@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             const int gate = i / UNITS, unit = i % UNITS;
             if (first_unit + unit >= HIDDEN) continue;
             LongSum sum = {};
-            for (int group = 0; group < gridDim.y; ++group)
+            for (int group = -p.earlier; group < (int)gridDim.y; ++group)
                 sum.add(((volatile float*)p.bias)[((group * (STACKED ? 2 : p.directions) + direction) * 4 + gate) * HIDDEN + first_unit + unit]);
             put_bias(gate, unit, sum.total);
         }

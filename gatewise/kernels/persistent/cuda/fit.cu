@@ -1,19 +1,7 @@
 // Copies a matrix whose rows come in groups into one of another size: what has no source is zero, what has no place is left
 // out.
 // Compile-time: BYTES of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
-#if BYTES == 2
-using Word = unsigned short;
-__device__ __forceinline__ Word zero() { return 0; }
-#elif BYTES == 4
-using Word = unsigned int;
-__device__ __forceinline__ Word zero() { return 0; }
-#elif BYTES == 8
-using Word = uint2;
-__device__ __forceinline__ Word zero() { return make_uint2(0, 0); }
-#else
-using Word = uint4;
-__device__ __forceinline__ Word zero() { return make_uint4(0, 0, 0, 0); }
-#endif
+#include "word.cuh"
 
 struct Fit {
     const Word* from;

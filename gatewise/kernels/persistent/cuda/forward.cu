@@ -27,6 +27,7 @@ struct Forward {
     Value* h_n;                 // [D, B, SIZE]
     Value* c_n;                 // [D, B, SIZE]
     const i64* lengths;         // [B]; read only if RAGGED
+    const int* order;           // [B]: the rows of the batch as they are taken, or null; read only if RAGGED
     int* failure;               // set to 1 when a wait is given up
     int start[2];               // steps that `lengths` counts before the first one here, of each direction
     int keep_gates;
@@ -45,7 +46,7 @@ static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
     extern __shared__ float4 shared[];
-    __shared__ int row_ends[ROWS];
+    __shared__ int row_ends[2 * ROWS];
     __shared__ float4 biases[UNITS];
     float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
@@ -89,10 +90,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     Patience patience = {p.patience, 0, false};
     int parity = 0;
 
-    for (int group = blockIdx.y; group < p.groups; group += gridDim.y) {
+    for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
         const int first_row = group * ROWS;
-        const int steps = read_ends(row_ends, p.lengths, skipped, first_row, p.batch, p.time);
-        const Ends ends = {row_ends, p.time, p.batch - first_row};
+        const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
+        const Ends ends = {row_ends, p.time, first_row, p.batch};
         bool inside[CELLS];
         // A cell's place in the first step's H values, in its 4H where the lane reads gates, and in its outputs.
         u32 own[CELLS], four_own[CELLS], y_own[CELLS];
@@ -109,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = first_row + at.row;
-            inside[cell] = at.exists && (HIDDEN % UNITS == 0 || unit < HIDDEN) && n < p.batch;
+            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            inside[cell] = at.exists && (HIDDEN % UNITS == 0 || unit < HIDDEN) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
@@ -121,16 +122,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         }
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
-            const u32 n = min(first_row + row, p.batch - 1);
+            const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
             const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
-            return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, true};
+            return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
 #if STACKED
         auto survival = [&](int cell, int step) -> u32 {
             const Place at = place_of(cell);
             if (!drops || !inside[cell] || step >= steps || first_unit + at.unit >= SIZE) return 0;
-            return p.mask[step * (size_t)p.mask_step + (first_row + at.row) * (size_t)p.mask_row + first_unit + at.unit];
+            return p.mask[step * (size_t)p.mask_step + ends.place(at.row) * (size_t)p.mask_row + first_unit + at.unit];
         };
         u32 survives[CELLS];
 #pragma unroll
@@ -216,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                 for (int cell = 0; cell < CELLS; ++cell) {
                     const Place at = place_of(cell);
                     if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
-                    const size_t token = t * (size_t)p.step + (first_row + at.row) * p.row;
+                    const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
                     narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
                 }
             }
@@ -239,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
             if (!inside[cell]) continue;
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
-            const int n = first_row + at.row, unit = first_unit + at.unit;
+            const int n = ends.place(at.row), unit = first_unit + at.unit;
             Value* const column = y + (size_t)(n * p.row) * p.directions * HIDDEN + unit;
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
@@ -247,13 +248,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                 p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
                 p.c_n[own_state] = (Value)narrowed(c[cell]);
             }
-            if (RAGGED)
-                for (int t = steps; t < p.time; ++t) {
-                    *step_of(column, t, y_step_values) = 0;
-                    const size_t token = t * (size_t)p.step + n * p.row;
-                    if (narrow && unit < SIZE) narrow[token * p.directions * SIZE + unit] = 0;
-                }
+            if (RAGGED && narrow && unit < SIZE)
+                for (int t = steps; t < p.time; ++t) narrow[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
         }
+#if RAGGED
+        fill_beyond(y, y_step_values, y_row_values, ends, first_unit, steps);
+#if STACKED
+        if (drops) fill_beyond(p.dropped, y_step_values, y_row_values, ends, first_unit, steps);
+#endif
+#endif
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
 }

@@ -214,7 +214,8 @@ __device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int po
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) {
         const int span = poll * CHUNK + c, k = depth_of(span);
-        words[c] = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
+        const bool wanted = !RAGGED || row.counted;  // rows that have ended load nothing
+        words[c] = wanted && span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
     }
 }
 

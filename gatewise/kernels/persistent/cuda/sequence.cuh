@@ -35,26 +35,39 @@ __device__ __forceinline__ const Value* step_of(const Value* tensor, int t, u32 
     return (const Value*)((const char*)tensor + (u64)(u32)t * (u32)(values * sizeof(Value)));
 }
 
-// Where each of the block's rows ends: `time` for all of them unless RAGGED, 0 beyond the batch.
+// Which rows of the batch a block works on, and where each of them ends: `time` for all of them unless RAGGED, 0 beyond the
+// batch.
 struct Ends {
-    const int* rows;  // [ROWS] in shared memory
-    int time, rows_left;
+    const int* rows;  // [ROWS] in shared memory, then [ROWS] rows of the batch
+    int time, first_row, batch;
+
+    // The row of the batch.
+    __device__ __forceinline__ int place(int row) const {
+#if RAGGED
+        return rows[ROWS + row];
+#else
+        return first_row + row;
+#endif
+    }
 
     __device__ __forceinline__ int of(int row) const {
 #if RAGGED
         return rows[row];
 #else
-        return row < rows_left ? time : 0;
+        return first_row + row < batch ? time : 0;
 #endif
     }
 };
 
-// Reads the lengths of a group's rows, which count from `skipped` steps before the first one here; returns the longest.
-__device__ __forceinline__ int read_ends(int* rows, const i64* lengths, int skipped, int first_row, int batch, int time) {
+// Reads the rows of a group and their lengths, which count from `skipped` steps before the first one here; returns the longest.
+__device__ __forceinline__ int read_ends(int* rows, const i64* lengths, const int* order, int skipped, int first_row, int batch, int time) {
 #if RAGGED
     __syncthreads();
-    for (int row = threadIdx.x; row < ROWS; row += THREADS)
-        rows[row] = first_row + row < batch ? (int)max((i64)0, min((i64)time, lengths[first_row + row] - skipped)) : 0;
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
+        const int at = min(first_row + row, batch - 1), place = order ? order[at] : at;
+        rows[row] = first_row + row < batch ? (int)max((i64)0, min((i64)time, lengths[place] - skipped)) : 0;
+        rows[ROWS + row] = place;
+    }
     __syncthreads();
     int longest = 0;
     for (int row = 0; row < ROWS; ++row) longest = max(longest, rows[row]);
@@ -62,6 +75,33 @@ __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, int skip
 #else
     return time;
 #endif
+}
+
+#if RAGGED
+// Writes zeros where no row of a group has a step: the block's units of a tensor with so many values a step and a row.
+__device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 row_values, const Ends& ends, int first_unit, int steps) {
+#if FLOAT32
+    using Four = uint4;
+    const Four zeros = make_uint4(0, 0, 0, 0);
+#else
+    using Four = uint2;
+    const Four zeros = make_uint2(0, 0);
+#endif
+    constexpr int ITEMS = ROWS * UNITS / 4, BESIDE = ITEMS < THREADS ? THREADS / ITEMS : 1;  // steps at once
+    for (int item = threadIdx.x; item < ITEMS * BESIDE; item += THREADS) {
+        const int row = item / (UNITS / 4) % ROWS, unit = first_unit + item % (UNITS / 4) * 4;
+        if (ends.first_row + row >= ends.batch || unit >= HIDDEN) continue;
+        Value* const column = tensor + ends.place(row) * row_values + unit;
+#pragma unroll 4
+        for (int t = steps + item / ITEMS; t < ends.time; t += BESIDE) *(Four*)step_of(column, t, step_values) = zeros;
+    }
+}
+#endif
+
+// The group that a block takes in its turn `turn`. The longest rows come first and groups are dealt there and back, so that
+// all blocks have about as many steps.
+__device__ __forceinline__ int group_of(int turn) {
+    return turn * gridDim.y + (RAGGED && turn % 2 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
 }
 
 // Reads the sums of both biases of the block's units, `first_unit` and those after it; zeros without biases. They are there

@@ -1,0 +1,15 @@
+// A word of so many BYTES, 2, 4, 8 or 16, for copies.
+#pragma once
+#if BYTES == 2
+using Word = unsigned short;
+__device__ __forceinline__ Word zero() { return 0; }
+#elif BYTES == 4
+using Word = unsigned int;
+__device__ __forceinline__ Word zero() { return 0; }
+#elif BYTES == 8
+using Word = uint2;
+__device__ __forceinline__ Word zero() { return make_uint2(0, 0); }
+#else
+using Word = uint4;
+__device__ __forceinline__ Word zero() { return make_uint4(0, 0, 0, 0); }
+#endif

@@ -1,0 +1,76 @@
+"""What products over all steps read, and the order of rows: the sources compile; on a device, against plain loops."""
+
+import types
+
+import pytest
+import torch
+
+from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import operands, row_order
+from gatewise.kernels.persistent.launch import SOURCES
+from gatewise.kernels.persistent.operands import Operand, states_before
+from gatewise.kernels.persistent.tokens import Tokens
+from tests.kernels.persistent.emulation import write_operands
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_120"]
+TIME, BATCH = 7, 6
+LENGTHS = [7, 0, 1, 4, 6, 9]  # the last one beyond what there is, which a caller is told elsewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "macros"), [*(("operands", {"BYTES": n}) for n in (2, 16)), ("order", {"THREADS": 256})]
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles_without_spills(architecture, name, macros):
+    pytest.importorskip("cuda.core")
+    _, taken = toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros)
+    assert taken.spilled_bytes == 0
+
+
+def test_states_before_a_step_are_those_of_the_step_before():
+    y, first = torch.randn(3, 2, 8), torch.randn(2, 8)
+    into = [torch.empty(6, 8) for _ in range(2)]
+    wanted = [states_before(y, first, direction) for direction in range(2)]
+    write_operands(wanted, into, Tokens(3, 2, by_row=False), None)
+    assert torch.equal(into[0].view(3, 2, 8), torch.stack([first, y[0], y[1]]))
+    assert torch.equal(into[1].view(3, 2, 8), torch.stack([y[1], y[2], first]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [1, 31, 40, 256])
+@pytest.mark.parametrize(("start", "steps"), [(0, TIME), (2, 3), (4, 3)])
+def test_operands_are_those_of_plain_loops(size, dtype, ragged, by_row, start, steps):
+    tokens = Tokens(steps, BATCH, by_row=by_row)
+    x, y = torch.randn(TIME, BATCH, size, dtype=dtype), torch.randn(TIME, BATCH, 2 * size, dtype=dtype)
+    first = torch.randn(2, BATCH, size, dtype=dtype)
+    lengths = torch.tensor(LENGTHS) if ragged else None
+
+    def wanted(device):
+        past = [
+            states_before(y.to(device)[..., n * size : (n + 1) * size], first[n].to(device), n, start) for n in range(2)
+        ]
+        return [Operand(x.to(device), start=start), *past]
+
+    there = wanted("cuda")
+    found = [own.new(tokens, Scratch(there[0].source)).fill_(torch.nan) for own in there]
+    operands.write(there, found, tokens, None if lengths is None else lengths.to("cuda"))
+    expected = [torch.empty(own.shape, dtype=dtype) for own in found]
+    write_operands(wanted("cpu"), expected, tokens, lengths)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.equal(own.cpu(), other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 255, 256, 257, 1000])
+def test_rows_come_longest_first_and_otherwise_as_they_are(batch):
+    lengths = torch.randint(0, 50, (batch,), device="cuda")
+
+    launch = types.SimpleNamespace(cut=types.SimpleNamespace(groups=2, together=1))
+    order = row_order.longest_first(launch, lengths, Scratch(lengths))
+    assert torch.equal(order.long(), torch.argsort(lengths, descending=True, stable=True))
+    launch.cut.together = 2
+    assert row_order.longest_first(launch, lengths, Scratch(lengths)) is None
