@@ -32,7 +32,7 @@ from gatewise.kernels.skinny import exact_slowdown, slowdown
 
 
 class _Persistent:
-    """Forward and backward of a layer each in one cooperative launch; with lean memory, in one a segment.
+    """Forward and backward of a layer, or two beside each other, each in one launch; lean ones in one a segment.
 
     Weights are loaded into registers once; hidden states (backward: gradients of the gate sums) travel between
     multiprocessors through L2, where the data itself is the signal that it has arrived.

@@ -59,8 +59,7 @@ def _take(monkeypatch, forward, backward):
     monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: asked[backward] or None)
 
 
-@pytest.mark.parametrize("gates", ["kept", "overwritten"])
-@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize(("gates", "by_row"), [("kept", False), ("kept", True), ("overwritten", False)])
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(request, options, by_row, gates, launches, in_pairs):
     if gates == "overwritten":
