@@ -225,10 +225,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             for (int cell = 0; cell < CELLS; ++cell)
                 if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), widened(input[cell].before));
 #if SPLIT > 1
-            if (warp_owns(0)) {
-                patience.polls = 0;
-                while (!has_arrived(&arrival, parity) && patience.is_left()) {}
-            }
+            // Without a limit: a cluster runs as a whole, its blocks send in every step, lost or not, and a block that ran ahead
+            // would arrive twice in one phase of its barrier, which the hardware takes for an error.
+            if (warp_owns(0))
+                while (!has_arrived(&arrival, parity)) {}
 #endif
             // First the arithmetic, then what other blocks wait for, then the loads for later steps.
             FourGates grads[CELLS];
