@@ -361,6 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
             const int gate = i / UNITS, unit = i % UNITS;
             if (first_unit + unit >= HIDDEN) continue;
             LongSum sum = {};
+#pragma unroll 1
             for (int group = -p.earlier; group < (int)gridDim.y; ++group)
                 sum.add(((volatile float*)p.bias)[((group * (STACKED ? 2 : p.directions) + direction) * 4 + gate) * HIDDEN + first_unit + unit]);
             put_bias(gate, unit, sum.total);
