@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
 #else
-    const Staging staging((char*)shared + warp * STAGED * SPAN_PITCH, source);
+    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, source};
     load_weights(weights, lent, [&](int span) { staging.arrive(span, SIZE - units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
 #endif
     Patience patience = {p.patience, 0, false};

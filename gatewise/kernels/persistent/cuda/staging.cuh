@@ -8,31 +8,39 @@ constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // bytes; eight neighbourin
 constexpr int SPAN_PITCH = SPAN * ROW_PITCH;
 static_assert(COLUMNS == SPLIT * UNITS, "whole tiles");
 
+constexpr int LOADS = COLUMNS * 2 / ROW_ALIGNMENT;  // of a row
+constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 == 0 ? 8 : 4;
+
 // A warp's share. Of a span of 32 rows, those that are turned together are neighbours in shared memory.
 struct Staging {
     char* memory;         // STAGED spans
     const Value* source;  // the first weight of the block's tiles
-    int depth;            // of the lane's rows in the first span
 
-    __device__ __forceinline__ Staging(char* memory, const Value* source)
-        : memory(memory), source(source), depth((int)(threadIdx.x >> 5) * SPANS * SPAN + (int)(threadIdx.x >> 3 & 3) * 8 + (int)(threadIdx.x >> 2 & 1)) {}
+    // The row of a span that lies at a place.
+    __device__ __forceinline__ static constexpr int row_at(int place) { return (place >> 1 & 3) * 8 + (place >> 3) * 2 + (place & 1); }
 
-    // Begins to load a span: four lanes a row, eight rows at a time.
+    // Begins to load a span: LANES a row, side by side.
     __device__ __forceinline__ void request(int span, int units_left) const {
-        constexpr int VALUES = ROW_ALIGNMENT / 2;
-        const int lane = threadIdx.x & 31, first = depth + span * SPAN, column = (lane & 3) * VALUES;
-        const int gate = HIDDEN == SIZE || SPLIT == 4 ? 0 : first / HIDDEN, within = first - gate * HIDDEN;
-        const Value* const from = source + (size_t)(gate * SIZE + within) * SIZE + column;
-        char* const to = memory + span % STAGED * SPAN_PITCH + (lane >> 2) * ROW_PITCH + column * 2;
+        constexpr int VALUES = ROW_ALIGNMENT / 2, AT_ONCE = 32 / LANES;
+        const int lane = threadIdx.x & 31, column = lane % LANES * VALUES, place = lane / LANES;
+        // Places that are so far apart have rows that are equally far apart.
+        const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
+        char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
+        constexpr bool ONE_GATE = HIDDEN == SIZE || SPLIT == 4;
+        const Value* const first = source + (size_t)depth * SIZE + column;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
+        for (int i = 0; i < SPAN / AT_ONCE; ++i) {
+            const int further = row_at(i * AT_ONCE), gate = ONE_GATE ? 0 : (depth + further) / HIDDEN;
+            const int left = (HIDDEN == SIZE ? WIDTH : SIZE) + gate * HIDDEN - depth;  // rows of the gate
+            const Value* const from = first + further * SIZE - gate * (HIDDEN - SIZE) * SIZE;
 #pragma unroll
-            for (int next = 0; next < COLUMNS; next += 4 * VALUES) {
-                if (next + 4 * VALUES > COLUMNS && next + column >= COLUMNS) continue;
-                const bool exists = (WARPS * SPANS * SPAN == WIDTH || first + 2 * i < WIDTH) && (HIDDEN == SIZE || within + 2 * i < SIZE) &&
-                                    (SIZE % COLUMNS == 0 || next + column < units_left);
-                copy(to + i * 8 * ROW_PITCH + next * 2, from + 2 * i * SIZE + next, exists);
+            for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
+                if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
+                const bool exists = ((HIDDEN == SIZE && WARPS * SPANS * SPAN == WIDTH) || further < left) &&
+                                    (ONE_GATE || depth + further < WIDTH) && (SIZE % COLUMNS == 0 || next + column < units_left);
+                copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
             }
+        }
     }
 
     __device__ __forceinline__ static void copy(char* to, const Value* from, bool exists) {
