@@ -103,28 +103,31 @@ __device__ constexpr bool begins_loads(int number) {
 constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
 constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
 
-// Loads 16 bytes of a row of weights from value k on, zeros beyond its end and where `exists` is not. Without branches: behind
-// one, the loads would be waited for one by one.
+// Loads 16 bytes of a row of weights from value k on, zeros beyond its end and where `exists` is not.
 __device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool exists) {
-    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // of a load
     u32 words[4] = {0, 0, 0, 0};
-    auto load = [&](int i) {
-        const Value* const from = row + k + i * VALUES;
-        const int there = exists && k + i * VALUES < SIZE;
-        if constexpr (ROW_ALIGNMENT == 16) {
-            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
-                : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
-                : "l"(from), "r"(there));
-        } else if constexpr (ROW_ALIGNMENT == 8) {
-            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0,%1}, [%2];\n\t}" : "+r"(words[2 * i]), "+r"(words[2 * i + 1]) : "l"(from), "r"(there));
-        } else if constexpr (ROW_ALIGNMENT == 4) {
-            asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p ld.global.u32 %0, [%1];\n\t}" : "+r"(words[i]) : "l"(from), "r"(there));
-        } else {
-            words[i / 2] |= (there ? (u32)*from : 0u) << 16 * (i % 2);
-        }
-    };
+    if constexpr (ROW_ALIGNMENT == 16) {
+        // Behind a branch, loads would be waited for one by one.
+        asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+            : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+            : "l"(row + k), "r"((int)(exists && k < SIZE)));
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    if (!exists) return make_uint4(0, 0, 0, 0);
+    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // of a load
 #pragma unroll
-    for (int i = 0; i < 16 / ROW_ALIGNMENT; ++i) load(i);
+    for (int i = 0; i < 16 / ROW_ALIGNMENT; ++i) {
+        const Value* const from = row + k + i * VALUES;
+        if (k + i * VALUES >= SIZE) continue;
+        if constexpr (ROW_ALIGNMENT == 8) {
+            const uint2 half = *(const uint2*)from;
+            words[2 * i] = half.x, words[2 * i + 1] = half.y;
+        } else if constexpr (ROW_ALIGNMENT == 4) {
+            words[i] = *(const u32*)from;
+        } else {
+            words[i / 2] |= (u32)*from << 16 * (i % 2);
+        }
+    }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
