@@ -4,9 +4,9 @@
 products before, other work shares the second-level cache, and sources have become faster since. The shares are read off
 whole calls under CUDA graphs, the rows of `persistent` in tests/selection/measured.jsonl: what is left of a call's time
 without its products and launches, over the plan's time; of the backward pass, less the forward pass of the same shape.
-(One H200; 16 bits and most exact products from the record of `gatewise bench lstm` at commit 191f4af, those in TF32
-from commit 50b69b0, with at most 256 units when gates were fetched ahead, backward passes with more at commit f9974ee;
-pairs of layers when gates were fetched ahead.)
+(One H200; most exact products from the record of `gatewise bench lstm` at commit 191f4af; 16 bits, TF32 and single
+steps when launches began sooner; pairs of layers, and what is rounded to TF32 with at most 256 units, when gates were
+fetched ahead.)
 """
 
 from __future__ import annotations
@@ -31,12 +31,23 @@ def seconds(problem: Problem, cut: Tiling) -> float:
 
 
 def start_seconds(problem: Problem, cut: Tiling) -> float:
-    """Return the time until a block has its weights."""
-    # In calls of many steps the shares contain most of it; those of few read weights
-    # that are in the second-level cache (decode cells of the grid, measured at commit 50b69b0).
-    if problem.time < FEW_STEPS:
-        return 8.5e-11 * cut.units * 4 * cut.hidden * cut.value_bytes
-    return (2 + 4 * min(1.0, problem.hidden_size / 512)) * 1e-6
+    """Return the time until a block has its weights, and in the backward pass that of adding up what biases get."""
+    weights = 4 * cut.units * cut.hidden * cut.value_bytes
+    loading = 2.7e-11 * weights
+    if problem.time == 1:
+        return _of_one_step(problem, cut, loading)
+    narrow = 2.0 if cut.value_bytes == 2 and problem.hidden_size % 8 else 1.0  # words of rows that begin anywhere
+    return 1e-6 + loading * narrow + (3e-6 if cut.backward else 0.0)
+
+
+def _of_one_step(problem: Problem, cut: Tiling, loading: float) -> float:
+    # What is stated for launches, traffic and products is that of longer calls: 32 calls of one step leave this.
+    alone, narrow = problem.batch == 1, cut.value_bytes == 2
+    if cut.backward:
+        return loading + ((6e-6 if alone else 0.2e-6) if narrow else (0.0 if alone else 8e-6))
+    if narrow:
+        return max(0.0, loading - 1.9e-6)
+    return 4.5e-6 - 0.9 * loading if alone else loading + 3e-6
 
 
 def share(problem: Problem, cut: Tiling) -> float:
@@ -55,14 +66,14 @@ def _in_16_bits(problem: Problem, cut: Tiling) -> float:
     hidden, many = problem.hidden_size, problem.batch >= _MANY
     if cut.backward:
         if hidden <= _NARROW:
-            return (0.9 if many else 0.82) * (1.3 if problem.bidirectional else 1.0)
-        return 0.85 if cut.cells > 1 else 1.02
+            return (0.8 if many else 0.82) * (1.3 if problem.bidirectional else 1.0)
+        return 0.8 if cut.cells > 1 else 0.97
     if hidden <= _NARROW:
-        return 0.66 if many else 0.8
+        return 0.68 if many else 0.8
     both = 1.08 if problem.bidirectional else 1.0
     if cut.cells > 1:
-        return both * (1.05 if cut.rows <= 16 else 0.88)
-    return both * (1.18 if hidden >= _WIDE else 0.95)
+        return both * (0.97 if cut.rows <= 16 else 0.79)
+    return both * (1.15 if hidden >= _WIDE else 0.9)
 
 
 def _rounded(problem: Problem, cut: Tiling) -> float:
@@ -72,22 +83,22 @@ def _rounded(problem: Problem, cut: Tiling) -> float:
             return 1.55 if both else 1.2
         return 0.9 if hidden >= _WIDE and problem.batch >= _MANY else 1.15
     if hidden <= _NARROW:
-        return 1.15 if _leaves_cache(problem) else 1.08
-    return 1.22 if both else 1.14
+        return 1.15 if _leaves_cache(problem) else 1.0
+    return 1.15 if both else 1.0
 
 
 def _exact(problem: Problem, cut: Tiling) -> float:
     hidden, many, in_turn = problem.hidden_size, problem.batch >= _MANY, cut.groups > cut.together
     if cut.backward:
         if hidden <= _NARROW:
-            return 1.25 if many and hidden > _NARROWEST else 1.03
+            return 1.25 if many and hidden > _NARROWEST else 1.2
         if cut.cells > 1 and problem.batch > _MANY:
             return 0.87 if in_turn or problem.bidirectional else 1.04
         return 1.18 if hidden >= _WIDE else 1.05
     if hidden <= _NARROW:
         if _leaves_cache(problem):
             return 1.3
-        return 0.87 if many or hidden <= _NARROWEST else 1.0
+        return 0.93 if many or hidden <= _NARROWEST else 1.08
     if many and (in_turn or hidden >= _WIDE):
         return 1.2 if hidden >= _WIDE else 1.0
     return 1.0 + 0.42 * min(1.0, (hidden - _NARROW) / (_WIDE - _NARROW)) ** 1.6

@@ -19,6 +19,7 @@ from gatewise.kernels.persistent import in_calls, wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import (
+    copies_states,
     is_laid_out,
     kept_bytes,
     kept_tensors,
@@ -68,13 +69,9 @@ class _Persistent:
         cuts = _passes(problem, device)
         seconds = sum(own.seconds(problem) for own in cuts)
         pairs = sum(layers // 2 for own in cuts if own.both)
-        launches = layers * (2 + problem.num_directions) - pairs
-        if problem.needs_grad:
-            launches += layers * (2 + 5 * problem.num_directions)
         weights = problem.parameter_count * problem.element_bytes
         moved = weights * (4 if problem.needs_grad else 0.5 if problem.time < in_calls.FEW_STEPS else 2)
         if problem.hidden_size % 8:  # copies of weights and states with their sizes rounded up
-            launches += layers * problem.num_directions * (10 if problem.needs_grad else 4)
             moved += weights * (6 if problem.needs_grad else 2)
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
@@ -86,7 +83,7 @@ class _Persistent:
             * exact_slowdown(problem)
             * slowdown(problem),
             bytes_moved=layers * planes * around + moved,
-            launches=launches,
+            launches=layers * _launches(problem) - pairs,
             operators=_operators(problem),
             exchanges=round(seconds / device.exchange_seconds),
             workspace_bytes=workspace_bytes(problem, in_pairs=bool(cuts and cuts[-1].both)),
@@ -122,6 +119,19 @@ class _Persistent:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
+
+
+def _launches(problem: Problem) -> int:
+    # Of a layer. Forward: products of the input, what fills the exchange, the loop.
+    directions, odd = problem.num_directions, problem.hidden_size % 8 > 0
+    forward = directions * (1 + odd) + (problem.time > 1) + 1
+    if not problem.needs_grad:
+        return forward
+    # Backward: the same two; products for the gradient of the input, of both weights, and copies or products for the
+    # states that went into the steps, of both directions at once where nothing is copied.
+    together = problem.bidirectional and not copies_states(problem)
+    products = directions + 3 if together else directions * (3 + (problem.time > 1) + 3 * odd)
+    return forward + 2 + products
 
 
 def _operators(problem: Problem) -> int:
