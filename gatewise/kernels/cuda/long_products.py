@@ -20,7 +20,9 @@ _LEAST, _MOST = 512, 4096
 _FULL = 0.9  # of the multiprocessors
 
 
-def in_stretches(products: Sequence[Factors], multiprocessors: int, *, of_full: int = 1) -> list[Factors]:
+def in_stretches(
+    products: Sequence[Factors], multiprocessors: int, *, of_full: int = 1, cuts: Sequence[float] = (1 / 2,)
+) -> list[Factors]:
     """Return products whose sum is that of `products`, those of great depth in stretches.
 
     Args:
@@ -28,22 +30,21 @@ def in_stretches(products: Sequence[Factors], multiprocessors: int, *, of_full: 
         multiprocessors: Of the device.
         of_full: Stretches of products of 512 to 4096 terms whose tiles keep the device busy: the library makes one
             stretch of them.
+        cuts: Where products of more than 4096 terms are cut, as shares of their depth.
     """
     found: list[Factors] = []
     for left, right in products:
         depth = left.shape[1]
-        count = _stretches(left.shape[0], right.shape[1], depth, multiprocessors, of_full)
-        ends = [depth * part // count // 8 * 8 for part in range(count)] + [depth]
+        tiles = math.ceil(left.shape[0] / _TILE) * math.ceil(right.shape[1] / _TILE)
+        shares: Sequence[float] = ()
+        if depth > _MOST:
+            # With more tiles the library may do in half the depth without the registers that it takes for the whole.
+            shares = cuts if tiles <= multiprocessors else ()
+        elif depth >= _LEAST and tiles >= _FULL * multiprocessors:
+            shares = [part / of_full for part in range(1, of_full)]
+        ends = [0, *[int(depth * share) // 8 * 8 for share in shares], depth]
         found += [
-            (left[:, start:end], right[start:end]) if count > 1 else (left, right)
+            (left[:, start:end], right[start:end]) if shares else (left, right)
             for start, end in itertools.pairwise(ends)
         ]
     return found
-
-
-def _stretches(rows: int, columns: int, depth: int, multiprocessors: int, of_full: int) -> int:
-    tiles = math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
-    if depth > _MOST:
-        # With more tiles the library may do in half the depth without the registers that it takes for the whole.
-        return 2 if tiles <= multiprocessors else 1
-    return of_full if depth >= _LEAST and tiles >= _FULL * multiprocessors else 1

@@ -10,12 +10,16 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
+from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.plan import form_of
 from gatewise.kernels.stepwise.products import wide
+
+# Of the gates' gradients that of g, the third, is by far the largest: a sum over all of them is as long as that over g.
+_THIRDS_OF_G = 7 / 12, 8 / 12
 
 
 def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
@@ -58,7 +62,7 @@ def backward(
     with _current(layer.x.device), products_in_tf32(problem):
         chain = backward_loop.run(problem, form, layer, result, above, lengths, state=needs.state)
         return LayerGradients(
-            _input_gradient(form, layer, chain.dgates) if needs.x else None,
+            _input_gradient(problem, form, layer, chain.dgates) if needs.x else None,
             chain.dh0,
             chain.dc0 if needs.state else None,
             _weight_gradients(problem, layer, result, chain, lengths)
@@ -79,15 +83,18 @@ def _bias(b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor | None:
     return None if b_ih is None or b_hh is None else b_ih + b_hh
 
 
-def _input_gradient(form: Form, layer: Layer, dgates: Tensor) -> Tensor:
+def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) -> Tensor:
     time, batch, features = layer.x.shape
     total = layer.x.new_empty(time * batch, features)
     # The library's kernels for TF32 are faster where both operands lie along the depth of the product.
     turned = form.turned_backward
     matrices = [weights.w_ih.t().contiguous().t() if turned else weights.w_ih for weights in layer.weights]
-    torch.mm(dgates[0].flatten(0, 1), matrices[0], out=total)
-    for share, matrix in zip(dgates[1:], matrices[1:], strict=True):
-        total.addmm_(share.flatten(0, 1), matrix)
+    products = [(share.flatten(0, 1), matrix) for share, matrix in zip(dgates, matrices, strict=True)]
+    if problem.dtype == torch.float32 and not problem.allow_tf32:
+        products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
+    torch.mm(*products[0], out=total)
+    for factors in products[1:]:
+        total.addmm_(*factors)
     return total.view(time, batch, features)
 
 

@@ -47,3 +47,9 @@ def test_great_depth_in_halves():
 
 def test_each_product_for_itself():
     assert depths(factors(2048, 64, 512), factors(2048, 6336, 512)) == [64, 3168, 3168]
+
+
+def test_great_depth_cut_elsewhere():
+    left, right = factors(700, 6000, 1500)
+    parts = in_stretches([(left, right)], MULTIPROCESSORS, cuts=(7 / 12, 8 / 12))
+    assert [part.shape[1] for part, _ in parts] == [3496, 504, 2000]
