@@ -19,6 +19,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import history, operands, products
 from gatewise.kernels.persistent.activation import activate
+from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.layer import in_order as layer_in_order
 from gatewise.kernels.persistent.layer import new_counters, on_device, places_of_biases, plain_nan
 from gatewise.kernels.persistent.memory import holds_matrices, lean_cut, lean_forward_pieces, overwrites_gates
@@ -187,6 +188,7 @@ def differentiate(
             result.y,
             into.weights,
             _totals(into, size, directions, scratch if count > 1 else None),
+            not exact_products(problem),
         )
         dh, dc = above.h_n, above.c_n
         for index, both in enumerate(reversed(pairs)):
@@ -245,6 +247,7 @@ class _Call(NamedTuple):
         y: Outputs.
         into: For the gradients of the weights, in the layer's flat order; or nothing.
         totals: For those of each direction's matrices, rounded up; None for memory of a segment's own.
+        as_batch: Whether the same product of both directions may be made at once.
     """
 
     layer: Layer
@@ -252,6 +255,7 @@ class _Call(NamedTuple):
     y: Tensor
     into: tuple[Tensor | None, ...]
     totals: tuple[Tensor | None, ...]
+    as_batch: bool
 
     def into_of(self, direction: int) -> tuple[Tensor | None, ...]:
         """Return where the gradients of a direction's weights go."""
@@ -375,21 +379,29 @@ def _add_to_weights(call: _Call, at: _Place, dgates: list[Tensor], room: list[Te
     `room` is as in `_in_one_part`.
     """
     size, past = call.h0.shape[2], _in_one_part(call, at, room)
-    for direction in range(len(at.both)):
-        dsums = dgates[direction]
-        everything = history.Part(slice(0, dsums.shape[0]), at.inputs[direction])
-        for index, parts in enumerate(((everything,), past[direction])):
-            into = call.into_of(direction)[index]
-            if into is None:
+    everything = slice(0, at.tokens.time * at.tokens.batch)
+    directions = range(len(at.both))
+    for index, read in enumerate(([(history.Part(everything, own),) for own in at.inputs], past)):
+        into = [call.into_of(direction)[index] for direction in directions]
+        totals = [call.totals[2 * direction + index] for direction in directions]
+        lasting = [total for total in totals if total is not None]
+        if len(lasting) == len(totals) and all(len(parts) == 1 for parts in read):
+            made = [
+                products.Product(own.t(), parts[0].states, total, adds=not at.is_first)
+                for own, parts, total in zip(dgates, read, lasting, strict=False)
+            ]
+            products.multiply(made, size, scratch, as_batch=call.as_batch)
+        for direction, own, total in zip(directions, into, totals, strict=True):
+            if own is None:
                 continue
             with scratch.frame():
-                total = call.totals[2 * direction + index]
-                if total is None:
-                    total = scratch.new_empty(_wide_shape(into, size))
-                for number, part in enumerate(parts):
-                    _add(total, dsums[part.tokens].t(), part.states, begun=number > 0 or not at.is_first)
-                if at.is_last and total is not into:
-                    gates_narrowed(total, size, into.shape[1], into)
+                if len(lasting) < len(totals) or any(len(parts) > 1 for parts in read):
+                    total = scratch.new_empty(_wide_shape(own, size)) if total is None else total
+                    for number, part in enumerate(read[direction]):
+                        begun = number > 0 or not at.is_first
+                        _add(total, dgates[direction][part.tokens].t(), part.states, begun=begun)
+                if at.is_last and total is not None and total is not own:
+                    gates_narrowed(total, size, own.shape[1], own)
 
 
 def _write_biases(call: _Call, sums: Tensor) -> None:

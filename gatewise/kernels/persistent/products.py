@@ -169,7 +169,7 @@ def weight_gradients(
             wanted = [Operand(layer.x)]
             x, *_ = copies = [wanted[0].new(tokens, scratch)]
         each = len(into) // len(layer.weights)
-        waiting: list[list[_Product]] = []
+        waiting: list[list[Product]] = []
         for direction in range(len(layer.weights)):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
@@ -194,13 +194,13 @@ def weight_gradients(
                     _product(sums, x, size, w_ih, scratch)
                     _product(*parts[0], size, w_hh, scratch, *parts[1:])
                 else:
-                    recurrent = [_Product(*part, w_hh, adds=index > 0) for index, part in enumerate(parts)]
-                    waiting.append([_Product(sums, x, w_ih), *recurrent])
+                    recurrent = [Product(*part, w_hh, adds=index > 0) for index, part in enumerate(parts)]
+                    waiting.append([Product(sums, x, w_ih), *recurrent])
             if bias is not None and both:
                 write_biases(bias[direction], size, *both)
         for each_direction in zip(*waiting, strict=True):
             # As a batch, libraries add up exact products in longer chains, which are less precise.
-            _multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
+            multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
 
 
 def _in_stretches(problem: Problem, products: list[Factors]) -> list[Factors]:
@@ -211,7 +211,7 @@ def _in_stretches(problem: Problem, products: list[Factors]) -> list[Factors]:
     return in_stretches(products, multiprocessors, of_full=_STRETCHES_OF_FULL)
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A product on its way into a matrix; `adds` to what is there, or takes its place."""
 
     left: Tensor
@@ -220,7 +220,7 @@ class _Product(NamedTuple):
     adds: bool = False
 
 
-def _multiply(products: Sequence[_Product], size: int, scratch: Scratch, *, as_batch: bool) -> None:
+def multiply(products: Sequence[Product], size: int, scratch: Scratch, *, as_batch: bool) -> None:
     """Make the same product of each direction; both at once if they may be a batch, and lie in memory as one."""
     whole = all(product.into.shape == (product.left.shape[0], product.right.shape[1]) for product in products)
     stacks = [_as_batch(*tensors) for tensors in zip(*[product[:3] for product in products], strict=True)]
