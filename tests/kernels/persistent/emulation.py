@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.kernels.cuda import graphs
-from gatewise.kernels.persistent import failure, layer, lean, operands, padding, products, stacked, whole
+from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -351,7 +351,7 @@ def _without_loops():
             patch.setattr(module, "backward_pass", nothing)
         patch.setattr(lean, "activate", nothing)
         patch.setattr(operands, "write", nothing)
-        for module in (padding, products, lean):
+        for module in (padding, products, lean_products):
             patch.setattr(module, "fitted", shaped)
         yield
 
@@ -364,7 +364,7 @@ def emulate(monkeypatch):
         for name in ("forward_launch", "backward_launch"):
             monkeypatch.setattr(module, name, launch)
         monkeypatch.setattr(module, "longest_first", lambda launch, lengths, scratch: None)
-    for module in (padding, products, lean):
+    for module in (padding, products, lean_products):
         monkeypatch.setattr(module, "fitted", fitted)
     for name in ("forward_pass", "backward_pass"):
         monkeypatch.setattr(stacked, name, globals()[f"stacked_{name}"])
