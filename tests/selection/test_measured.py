@@ -2,9 +2,8 @@
 
 A line of `measured.jsonl` is a problem and the microseconds of a call replayed as a graph, by kernel: medians of a few
 samples taken in turn (PyTorch 2.11, CUDA 13.0, cuDNN 9.19). Its shapes are those of `gatewise bench lstm`, and around
-those where cuDNN's persistent algorithms are the fastest. Times of `persistent` in the shapes of the benchmark are those
-of its records at commit 52b6119, made after the factors in the kernels' statements were fitted; the others they are
-fitted to.
+those where cuDNN's persistent algorithms are the fastest. Times of `persistent` in the benchmark's shapes are of its
+records at commit 52b6119, made after the factors in the kernels' statements were fitted; they are fitted to the others.
 """
 
 import json
