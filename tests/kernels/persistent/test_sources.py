@@ -42,7 +42,7 @@ def test_next_to_nothing_spills(name, hidden, batch):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
     _, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers  # the weights are in registers
-    assert taken.spilled_bytes <= 16
+    assert taken.spilled_bytes <= 24  # 20 with NVRTC 13.0, at 1500 units backward; 16 with 13.5
 
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80)])
