@@ -125,7 +125,8 @@ class _Studio:
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
         # Recordings go on using the workspace that cuBLAS has on this stream. Nobody else is given memory of this pool.
         self._pool = torch.cuda.MemPool()
-        # Never freed: PyTorch 2.11 aborts a process that frees a pool after one of its captures has failed.
+        # Never freed: PyTorch 2.11 has aborted a process at its end in which a capture had failed and a pool was freed.
+        # It was seen twice, and not when looked for; what it costs is the pool of a process that ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._lock = threading.Lock()
 

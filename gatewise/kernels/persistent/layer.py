@@ -207,10 +207,8 @@ def gate_gradients(
         found if found is not None else scratch.new_empty(directions, tokens.batch, problem.hidden_size)
         for found in ((None, None) if into is None else into[1:3])
     )
-    if together > 1:
-        bias = scratch.new_empty(together, directions, 4 * hidden, dtype=torch.float32)
-    else:
-        bias = None if places else scratch.new_empty(2, directions, 4 * hidden)
+    in_place = places and together == 1
+    bias = None if in_place else products.new_bias_gradients(together, directions, hidden, scratch, 1)[0]
     backward_pass(
         launch,
         Matrices(layer.weights),

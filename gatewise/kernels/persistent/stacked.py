@@ -112,10 +112,8 @@ def differentiate(
         over = overwrites_gates(problem)
         new, dy_between, done = _unwritten(tokens, 0 if over else 2, hidden, launch.cut.blocks, scratch, layers.x)
         dgates = gates if over else [new[:1], new[1:]]
-        if together > 1:
-            bias = scratch.new_empty(together, 2, 4 * hidden, dtype=torch.float32)
-        else:
-            bias = None if places else scratch.new_empty(2, 2, 4 * hidden)
+        in_place = places and together == 1
+        bias = None if in_place else products.new_bias_gradients(together, 2, hidden, scratch, 1)[0]
         dh0, dc0 = (scratch.new_empty(layers.c0.shape) if own is None else own for own in (into.h0, into.c0))
         backward_pass(
             launch,

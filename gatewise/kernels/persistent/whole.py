@@ -48,7 +48,7 @@ def forward(known: Stack, inputs: Inputs) -> Result:
         y = tokens.new(x, width=problem.output_size)
     h_n, c_n = x.new_empty(*known.hidden), x.new_empty(*known.cell)
     # One allocation for all: it is freed as one too, and where it lies is read once.
-    kept = (x.new_empty(known.kept_bytes, dtype=torch.uint8),) if known.keeps else ()
+    kept = (x.new_empty(known.kept_bytes, dtype=torch.uint8),) if problem.needs_grad else ()
     result = Result(y, h_n, c_n, kept)
     _play(
         replays,
@@ -110,8 +110,7 @@ class Stack(NamedTuple):
         cell: The shape of cell states.
         forward: Recordings of forward passes.
         backward: Recordings of backward passes that compute all gradients.
-        keeps: Whether a forward pass keeps something.
-        kept_bytes: How much.
+        kept_bytes: What a forward pass keeps.
         parameters: Values of all weights.
         places: Size, strides and beginning of each weight's gradient in their buffer.
     """
@@ -125,7 +124,6 @@ class Stack(NamedTuple):
     cell: tuple[int, int, int]
     forward: Replays
     backward: Replays
-    keeps: bool
     kept_bytes: int
     parameters: int
     places: tuple[products.Place, ...]
@@ -147,7 +145,6 @@ def stack_of(problem: Problem) -> Stack | None:
         cell=(rows, problem.batch, problem.hidden_size),
         forward=_replays("forward", problem, False, _ALL),
         backward=_replays("backward", problem, False, _ALL),
-        keeps=problem.needs_grad,
         kept_bytes=memory.kept_bytes(problem) if problem.needs_grad else 0,
         parameters=problem.parameter_count,
         places=products.places(products.weight_shapes(problem)),

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gatewise import testing
 from gatewise.kernels.cuda import graphs
 from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
+from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.plan import hidden_of
 
 _TOGETHER = 2
@@ -354,6 +356,25 @@ def _without_loops():
         for module in (padding, products, lean_products):
             patch.setattr(module, "fitted", shaped)
         yield
+
+
+def by_row(tensor):
+    """Return a tensor [T, B, ...] that lies row by row."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def assert_agrees(problem, *, rows_first=False, calls=4):
+    """Hold calls of one problem, launched at first and then replayed, to float64."""
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    if rows_first:
+        inputs, gradients = inputs._replace(x=by_row(inputs.x)), gradients._replace(y=by_row(gradients.y))
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(calls):
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        for name, value in found.items():
+            # Blocks add up gradients of biases in float32.
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
 
 
 def emulate(monkeypatch):

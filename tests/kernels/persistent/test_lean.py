@@ -10,7 +10,7 @@ from gatewise.contract.saved import Needs, Saved
 from gatewise.functional import explicit
 from gatewise.kernels.persistent import lean, memory, whole
 from gatewise.kernels.persistent.kernel import persistent
-from tests.kernels.persistent.emulation import emulate
+from tests.kernels.persistent.emulation import assert_agrees, emulate
 
 PROBLEM = Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=True)
 KINDS = [
@@ -40,17 +40,7 @@ def emulated(monkeypatch):
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row):
     cut(*count)
     problem = PROBLEM.replace(**options)
-    inputs = testing.make_inputs(problem)
-    gradients = testing.make_gradients(problem, inputs)
-    if by_row:
-        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
-        gradients = gradients._replace(y=gradients.y.transpose(0, 1).contiguous().transpose(0, 1))
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
-    for _ in range(4):
-        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-        for name, value in found.items():
-            # Blocks add up gradients of biases in float32.
-            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem, rows_first=by_row)
 
 
 @pytest.mark.parametrize("count", [(1,), (3,), (1, 1), (2, 3)], ids=str)
@@ -58,13 +48,7 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count):
     cut(*count)
     problem = PROBLEM.replace(**options)
-    inputs = testing.make_inputs(problem)
-    gradients = testing.make_gradients(problem, inputs)
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
-    for _ in range(4):
-        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-        for name, value in found.items():
-            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem)
 
 
 @pytest.mark.parametrize("count", COUNTS, ids=str)

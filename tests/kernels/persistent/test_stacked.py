@@ -11,7 +11,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import memory, stacked, wavefront, whole
 from gatewise.kernels.persistent.kernel import persistent
-from tests.kernels.persistent.emulation import emulate
+from tests.kernels.persistent.emulation import assert_agrees, emulate
 
 H200 = Device.named("h200")
 
@@ -65,16 +65,7 @@ def test_agrees_with_the_oracle_launched_and_replayed(request, options, by_row, 
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
     problem = PROBLEM.replace(**options)
-    inputs = testing.make_inputs(problem)
-    if by_row:
-        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
-    gradients = testing.make_gradients(problem, inputs)
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
-    for _ in range(5):
-        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-        for name, value in found.items():
-            # Blocks add up gradients of biases in float32.
-            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem, rows_first=by_row, calls=5)
     taken = [name for name, asked in zip(("forward_pass", "backward_pass"), in_pairs, strict=True) if asked]
     assert sorted(set(launches)) == sorted(taken)
 

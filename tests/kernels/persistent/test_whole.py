@@ -18,7 +18,7 @@ from gatewise.kernels.persistent import operands, products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
 from gatewise.kernels.persistent.tokens import order_of, order_of_kept
-from tests.kernels.persistent.emulation import Recording, emulate
+from tests.kernels.persistent.emulation import Recording, assert_agrees, emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
 KINDS = [
@@ -49,17 +49,8 @@ def replays(name, problem, by_row=False, needs=None):
 @pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(options, by_row):
     problem = PROBLEM.replace(**options)
-    inputs = testing.make_inputs(problem)
-    if by_row:
-        inputs = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
-    gradients = testing.make_gradients(problem, inputs)
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
     assert is_laid_out(problem)
-    for _ in range(5):
-        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-        for name, value in found.items():
-            # Blocks add up gradients of biases in float32.
-            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem, rows_first=by_row, calls=5)
 
 
 @pytest.mark.parametrize("options", [{**kind, "hidden_size": 8} for kind in KINDS if "layout" not in kind], ids=str)
@@ -69,12 +60,7 @@ def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options
     written, write = [], operands.write
     monkeypatch.setattr(products, "copies_states", lambda problem: False)
     monkeypatch.setattr(operands, "write", lambda *given: (written.append(given), write(*given)))
-    inputs = testing.make_inputs(problem)
-    gradients = testing.make_gradients(problem, inputs)
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
-    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-    for name, value in found.items():
-        assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem, calls=1)
     assert not written
 
 
@@ -103,13 +89,7 @@ def test_states_are_copied_where_a_product_would_take_longer():
 @pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(overwritten, options):
     problem = PROBLEM.replace(**options)
-    inputs = testing.make_inputs(problem)
-    gradients = testing.make_gradients(problem, inputs)
-    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
-    for _ in range(4):
-        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
-        for name, value in found.items():
-            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert_agrees(problem)
 
 
 def test_only_rounded_gradients_take_the_place_of_gates():
