@@ -124,14 +124,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         for (int i = 0; i < 8; ++i) {
             const int k = i >> 1, further = (i & 1) * 8;
             const bool exists = (WARPS * SPANS * SPAN == WIDTH || depth + k < WIDTH) && (HIDDEN == SIZE || within + k < SIZE) &&
-                                (SIZE % (SPLIT * UNITS) == 0 || units + column + further < SIZE);
+                                is_unit(units + column + further);
             turned[i] = exists ? from[k * SIZE + further] : 0u;
         }
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
 #else
     const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, source};
-    load_weights(weights, lent, [&](int span) { staging.arrive(span, SIZE - units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
+    load_weights(weights, lent, [&](int span) { staging.arrive(span, units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
 #endif
     Patience patience = {p.patience, 0, false};
     int parity = 0;
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
             const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
-            inside[cell] = at.exists && (HIDDEN % (SPLIT * UNITS) == 0 || unit < HIDDEN) && first_row + at.row < p.batch;
+            inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             const int end = inside[cell] ? ends.of(at.row) : 0;

@@ -9,6 +9,7 @@
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
+#define SPLIT 1
 #include "gates.cuh"
 #include "sequence.cuh"
 
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
     auto words_at = [&](int row, int k) {
         const int unit = first_unit + row / 4;
-        return load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k, SIZE % UNITS == 0 || unit < SIZE);
+        return load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k, is_unit(unit));
     };
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
             const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
-            inside[cell] = at.exists && (HIDDEN % UNITS == 0 || unit < HIDDEN) && first_row + at.row < p.batch;
+            inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;

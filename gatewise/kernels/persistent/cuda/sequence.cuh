@@ -4,6 +4,15 @@
 
 constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // of one thread
 
+// The blocks of a direction share H rounded up to whole blocks, or clusters. Two kinds of units at the end are not the
+// layer's: those up to HIDDEN have a place in tensors and zeros for weights; those beyond it have neither. Every load of
+// weights asks `is_unit`, and every access to a tensor whose rows have HIDDEN values `has_place`: nothing else may decide
+// it, because a condition left out reads memory that is somebody else's.
+constexpr int UNITS_TOGETHER = UNITS * SPLIT;
+constexpr bool ONLY_UNITS = SIZE % UNITS_TOGETHER == 0 && SIZE == HIDDEN;
+__device__ __forceinline__ bool is_unit(int unit) { return ONLY_UNITS || unit < SIZE; }
+__device__ __forceinline__ bool has_place(int unit) { return HIDDEN % UNITS_TOGETHER == 0 || unit < HIDDEN; }
+
 // How many steps ahead a cell's inputs are loaded. In float32 they take twice the registers, and blocks of several cells a
 // thread have long steps.
 #if SCALED

@@ -1,7 +1,7 @@
 // How 16-bit weights of the backward pass are turned: by way of shared memory, STAGED spans of a warp at a time. What partial
 // sums take later is free until the weights are there.
 #pragma once
-#include "product.cuh"
+#include "sequence.cuh"
 
 constexpr int COLUMNS = TILES * 16;                  // hidden units of a row of tiles
 constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // bytes; eight neighbouring rows are free of bank conflicts
@@ -20,7 +20,7 @@ struct Staging {
     __device__ __forceinline__ static constexpr int row_at(int place) { return (place >> 1 & 3) * 8 + (place >> 3) * 2 + (place & 1); }
 
     // Begins to load a span: LANES a row, side by side.
-    __device__ __forceinline__ void request(int span, int units_left) const {
+    __device__ __forceinline__ void request(int span, int first_unit) const {
         constexpr int VALUES = ROW_ALIGNMENT / 2, AT_ONCE = 32 / LANES;
         const int lane = threadIdx.x & 31, column = lane % LANES * VALUES, place = lane / LANES;
         // Places that are so far apart have rows that are equally far apart.
@@ -37,7 +37,7 @@ struct Staging {
             for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
                 if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
                 const bool exists = ((HIDDEN == SIZE && WARPS * SPANS * SPAN == WIDTH) || further < left) &&
-                                    (ONE_GATE || depth + further < WIDTH) && (SIZE % COLUMNS == 0 || next + column < units_left);
+                                    (ONE_GATE || depth + further < WIDTH) && is_unit(first_unit + next + column);
                 copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
             }
         }
@@ -55,11 +55,11 @@ struct Staging {
     }
 
     // Waits for a span, each in turn, and begins to load one that comes later.
-    __device__ __forceinline__ void arrive(int span, int units_left) const {
+    __device__ __forceinline__ void arrive(int span, int first_unit) const {
 #pragma unroll
         for (int next = span ? span + STAGED - 1 : 0; next < span + STAGED; ++next) {
             __syncwarp();  // all lanes have read what lay there
-            if (next < SPANS) request(next, units_left);
+            if (next < SPANS) request(next, first_unit);
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGED - 1) : "memory");
