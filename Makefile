@@ -30,10 +30,15 @@ TRAIN_READY := $(VENV)/.ready-train
 DEV_READY := $(VENV)/.ready-dev
 endif
 
-.PHONY: help demo test lint format gpu-test sanitize bench records docs clean
+# Of `gpu-trials`: how long, where the seeds begin, and how many processes share the GPU.
+SECONDS ?= 300
+SEED ?= 0
+PROCESSES ?= 8
+
+.PHONY: help demo test lint format gpu-test gpu-trials sanitize bench records docs clean
 
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(TRAIN_READY) ## train a small language model on this machine and sample from it
 	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
@@ -53,6 +58,10 @@ format: $(DEV_READY) ## rewrite the sources in the project's format
 
 gpu-test: $(DEV_READY) ## the tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
+
+gpu-trials: $(DEV_READY) ## calls with options drawn at random, each held to float64 (SECONDS, SEED, PROCESSES)
+	$(RUN) -m gatewise.testing.trials --device cuda --seconds $(SECONDS) --seed $(SEED) --processes $(PROCESSES) \
+		--commit "$$(git describe --always --dirty)" --record benchmarks/results/trials.jsonl
 
 sanitize: $(DEV_READY) ## small cases under compute-sanitizer, which comes with CUDA's toolkit
 	for tool in memcheck racecheck; do \

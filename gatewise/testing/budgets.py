@@ -22,7 +22,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.oracle import oracle, reference
 
-_NUDGES = 3
+NUDGES = 3
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
@@ -30,9 +30,10 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 
     Args:
         value: Any float dtype, any device.
-        exact: The oracle's, same shape.
+        exact: The oracle's, same shape; the error is computed on its device.
     """
-    value, exact = value.detach().to("cpu", torch.float64), exact.detach().to("cpu", torch.float64)
+    exact = exact.detach().to(torch.float64)
+    value = value.detach().to(exact.device, torch.float64)
     if value.shape != exact.shape or not torch.equal(value.isnan(), exact.isnan()):
         return float("inf")
     difference = torch.where(value == exact, 0.0, value - exact).nan_to_num(nan=0.0, posinf=float("inf"))
@@ -63,6 +64,10 @@ def budgets(
     gradients: OutputGradients | None,
     exact: Mapping[str, Tensor],
     device: torch.device | str,
+    *,
+    oracles: torch.device | str = "cpu",
+    nudges: int = NUDGES,
+    step: float | None = None,
 ) -> dict[str, float]:
     """Return the budget of every tensor of `named`, as a relative norm.
 
@@ -72,15 +77,21 @@ def budgets(
         gradients: Of its outputs; None for a forward pass alone.
         exact: The oracle's tensors, by name.
         device: Where PyTorch computes the result it is compared with.
+        oracles: The device on which the oracle is computed.
+        nudges: The number of nudges; each takes as long as the oracle and PyTorch's result together.
+        step: How far a nudge moves an element, relative to it; the dtype's machine epsilon when None.
     """
     unit = torch.finfo(problem.dtype).eps
     wide = problem.dtype == torch.float64
     precision = torch.float32 if wide else problem.dtype
     scale = unit / torch.finfo(precision).eps
+    step = torch.finfo(precision).eps if step is None else step
     errors, bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
-    for draw in range(_NUDGES + 1):
-        moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, torch.finfo(precision).eps, draw)
-        there = exact if draw == 0 else named(problem, *oracle(problem, *moved))
+    for draw in range(nudges + 1):
+        moved = (
+            (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, torch.finfo(precision).eps, draw, oracles)
+        )
+        there = exact if draw == 0 else named(problem, *oracle(problem, *moved, device=oracles))
         theirs = named(problem, *reference(problem, *moved, dtype=precision, device=device))
         for name, value in exact.items():
             errors[name] = max(errors[name], scale * relative_error(theirs[name], there[name]))
@@ -89,15 +100,15 @@ def budgets(
 
 
 def _nudged(
-    inputs: Inputs, gradients: OutputGradients | None, unit: float, seed: int
+    inputs: Inputs, gradients: OutputGradients | None, unit: float, seed: int, device: torch.device | str
 ) -> tuple[Inputs, OutputGradients | None]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def moved(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        return tensor.detach().to("cpu", torch.float64) * (1 + unit * signs)
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.float64, device=generator.device)
+        return tensor.detach().to(generator.device, torch.float64) * (1 + unit * (2 * signs - 1))
 
     x, h0, c0 = moved(inputs.x), moved(inputs.h0), moved(inputs.c0)
     weights = tuple(moved(weight) for weight in inputs.weights)

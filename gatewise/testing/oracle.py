@@ -1,4 +1,4 @@
-"""The float64 reference: `torch.nn.LSTM` on the CPU, one layer at a time, ragged batches one row at a time.
+"""The float64 reference: `torch.nn.LSTM`, one layer at a time, ragged batches as `PackedSequence`.
 
 Nothing of gatewise's own mathematics is in it.
 """
@@ -9,22 +9,27 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 
 
 def oracle(
-    problem: Problem, inputs: Inputs, gradients: OutputGradients | None = None
+    problem: Problem,
+    inputs: Inputs,
+    gradients: OutputGradients | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[Result, InputGradients | None]:
-    """Return outputs and input gradients in float64 on the CPU.
+    """Return outputs and input gradients in float64.
 
     Args:
         problem: What is to be computed; its dtype is not looked at.
         inputs: In any dtype, on any device.
         gradients: Of the outputs; None leaves the input gradients out.
+        device: Where to compute; on a GPU, cuDNN does.
     """
-    return reference(problem, inputs, gradients, dtype=torch.float64, device="cpu")
+    return reference(problem, inputs, gradients, dtype=torch.float64, device=device)
 
 
 def reference(
@@ -113,19 +118,18 @@ def _layer(
         if x.shape[0] == 0 or x.shape[1] == 0:
             return x.new_zeros(*x.shape[:2], output_size), (h0, c0)
         return module(x, (h0.contiguous(), c0.contiguous()))
+    longest_first = sorted((row for row, tokens in enumerate(rows) if tokens), key=lambda row: -len(rows[row]))
+    if not longest_first:
+        return x.new_zeros(*x.shape[:-1], output_size), (h0, c0)
+    steps = range(len(rows[longest_first[0]]))
+    alive = [[row for row in longest_first if len(rows[row]) > step] for step in steps]
+    index = torch.tensor([rows[row][step] for step in steps for row in alive[step]], device=x.device)
+    there = torch.tensor(longest_first, device=x.device)
     flat = x.reshape(-1, x.shape[-1])
-    y, finals = flat.new_zeros(flat.shape[0], output_size), []
-    for row, tokens in enumerate(rows):
-        h, c = h0[:, row : row + 1].contiguous(), c0[:, row : row + 1].contiguous()
-        if tokens:
-            index = torch.tensor(tokens, device=x.device)
-            out, (h, c) = module(flat.index_select(0, index).unsqueeze(1), (h, c))
-            y = y.index_copy(0, index, out.squeeze(1))
-        finals.append((h, c))
-    if not finals:
-        return y.view(*x.shape[:-1], output_size), (h0, c0)
-    h_n, c_n = (torch.cat(states, 1) for states in zip(*finals, strict=True))
-    return y.view(*x.shape[:-1], output_size), (h_n, c_n)
+    packed = PackedSequence(flat.index_select(0, index), torch.tensor([len(some) for some in alive], device="cpu"))
+    out, (h, c) = module(packed, (h0.index_select(1, there), c0.index_select(1, there)))
+    y = flat.new_zeros(flat.shape[0], output_size).index_copy(0, index, out.data)
+    return y.view(*x.shape[:-1], output_size), (h0.index_copy(1, there, h), c0.index_copy(1, there, c))
 
 
 def _rows(inputs: Inputs) -> list[list[int]]:

@@ -1,0 +1,71 @@
+"""`python -m gatewise.testing.trials`: draw calls at random and hold each to float64."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from gatewise._version import __version__
+from gatewise.testing.trials.session import Tally, run_session
+
+_MOST_SHOWN = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run trials; return 1 if any was wrong, 0 otherwise."""
+    given = _parser().parse_args(arguments)
+    began = time.monotonic()
+    tally = run_session(given.device, given.seed, given.seconds, given.most, given.processes)
+    for program, said in tally.wrong[: given.show]:
+        print(f"\nWrong:\n  {said}\n\n{program}")
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items()))
+    print(
+        f"{tally.tried} settings, {len(tally.wrong)} wrong, {tally.refused} refused by the kernel they name ({kinds})"
+    )
+    if given.record is not None:
+        seeds = [given.seed, given.seed + given.processes - 1]
+        _append(given.record, given.device, given.commit, seeds, time.monotonic() - began, tally)
+    return 1 if tally.wrong else 0
+
+
+def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: float, tally: Tally) -> None:
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "gatewise": __version__,
+        "torch": torch.__version__,
+        "commit": commit,
+        "seeds": seeds,
+        "seconds": round(seconds, 1),
+        "settings": tally.tried,
+        "wrong": len(tally.wrong),
+        "refused": tally.refused,
+        "kinds": dict(sorted(tally.kinds.items())),
+        "failures": [said for _, said in tally.wrong],
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gatewise.testing.trials", description=main.__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--seconds", type=float, default=60.0, help="time after which no setting is begun (60)")
+    parser.add_argument("--most", type=int, default=0, help="settings after which none is begun (any number)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first process; the next one's is one more (0)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=f"where ({default})")
+    parser.add_argument("--processes", type=int, default=1, help="processes beside each other (1)")
+    parser.add_argument("--show", type=int, default=_MOST_SHOWN, help=f"failures to print ({_MOST_SHOWN})")
+    parser.add_argument("--record", type=Path, help="file that a line of JSON about the run is added to")
+    parser.add_argument("--commit", default="", help="what the record names as the commit")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Drawing a setting at random: every option, in combinations that the layer accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from gatewise.testing.trials.setting import Setting
+
+_T = TypeVar("_T")
+
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "list")
+_MOST_VALUES = {"cuda": 24_000_000, "cpu": 60_000}
+_LONGEST = {"cuda": 2000, "cpu": 60}
+_LARGEST_BATCH = {"cuda": 600, "cpu": 20}
+_WIDEST = {"cuda": 1700, "cpu": 70}
+_WORK = {"cuda": 2e11, "cpu": 2e8}
+
+
+def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str]) -> Setting:
+    """Return a setting.
+
+    Sizes are drawn so that small and large ones, and all residues of 16, are about as frequent. Each of the rarer
+    options is off in most settings, so that most combine a few of them with what is common.
+
+    Args:
+        generator: The source of randomness.
+        device: "cpu" or "cuda".
+        kernels: The names of kernels to insist on.
+        dtypes: The names of the dtypes of parameters.
+    """
+    while True:
+        setting = _settled(_drawn(generator, device, kernels, dtypes))
+        work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
+        work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
+        if setting.size <= _MOST_VALUES[device] and work <= _WORK[device]:
+            return setting
+
+
+def _drawn(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str]) -> Setting:
+    def rarely(value: _T, usual: _T, chance: float = 0.15) -> _T:
+        return value if generator.random() < chance else usual
+
+    def size(largest: int) -> int:
+        # Even in the logarithm, then moved to any residue of 16.
+        most = int(largest ** generator.random())
+        return min(largest, max(1, most // 16 * 16 + generator.randrange(16)))
+
+    hidden = size(_WIDEST[device])
+    dtype = generator.choice(dtypes)
+    halves = [name for name in ("bfloat16", "float16") if name in dtypes or device == "cuda"]
+    modes = ["inference", "no_grad", "explicit", "explicit"]
+    modes += ["graph", "graph", "stream", "ddp"] if device == "cuda" else []
+    layers = rarely(generator.choice((2, 2, 3, 4)), 1, 0.4)
+    return Setting(
+        time=size(_LONGEST[device]),
+        batch=size(_LARGEST_BATCH[device]),
+        input_size=rarely(hidden, size(_WIDEST[device]), 0.3),
+        hidden_size=hidden,
+        num_layers=layers,
+        bidirectional=rarely(True, False, 0.3),
+        proj_size=rarely(generator.randint(1, hidden - 1) if hidden > 1 else 0, 0, 0.1),
+        bias=rarely(False, True),
+        dtype=dtype,
+        autocast=rarely(generator.choice(halves), "", 0.35) if halves and dtype != "float64" else "",
+        allow_tf32=generator.random() < 0.5,
+        dropout=rarely(generator.choice((0.1, 0.5)), 0.0) if layers > 1 else 0.0,
+        device=device,
+        kernel=rarely("auto", generator.choice(kernels), 0.4),
+        memory=rarely("lean", "normal"),
+        mode=rarely("compile", rarely(generator.choice(modes), "eager", 0.5), 0.02),
+        together=rarely(True, False),
+        batch_first=rarely(True, False, 0.3),
+        packed=rarely(True, False, 0.1),
+        lengths=rarely(generator.choice(_INTEGERS), "", 0.35),
+        lengths_on_cpu=generator.random() < 0.4,
+        x=rarely(generator.choice(("by row", "gaps", "every other step", "one row")), "dense", 0.3),
+        states=generator.choice(("none", "given", "learned")),
+        x_learned=rarely(False, True),
+        weights=rarely(generator.choice(("odd", "odd", "flat", "transposed")), "walls", 0.6),
+        frozen=rarely(generator.randint(1, 4), 0),
+        above=rarely(generator.choice(("h", "c", "h c", "y c", "sum")), generator.choice(("y", "y h c")), 0.4),
+        poison=rarely(generator.choice(("x", "padding", "padding", "padding")), "nowhere"),
+        changes=rarely(True, False, 0.3),
+        calls=generator.choice((3, 3, 4, 5)),
+        seed=generator.randrange(2**31),
+    )
+
+
+def _settled(setting: Setting) -> Setting:
+    """Return a setting without options that contradict each other."""
+
+    def change(**options: object) -> None:
+        nonlocal setting
+        setting = dataclasses.replace(setting, **options)  # type: ignore[arg-type]
+
+    if setting.packed:
+        change(lengths="", x="dense", batch_first=False, poison="nowhere")
+    if not setting.lengths:
+        change(lengths_on_cpu=False)
+    if setting.lengths == "list":
+        change(lengths_on_cpu=True)
+    if setting.lengths in ("int8", "uint8") and setting.time > 100:
+        change(lengths="int32")
+    if setting.poison == "padding" and not setting.lengths:
+        change(poison="nowhere")
+    if setting.dropout:
+        change(mode="explicit")  # other modes draw masks where the reference cannot see them
+    if setting.mode == "graph" and (setting.packed or setting.lengths_on_cpu):
+        change(mode="eager")  # lengths on the CPU are copied to the GPU in each call, which a capture forbids
+    if setting.mode in ("compile", "ddp", "explicit"):
+        change(autocast="")
+    if setting.mode == "explicit" and setting.above == "sum":
+        change(above="y h c")
+    if not setting.training:
+        change(above="y h c", together=False)
+    if setting.mode == "graph":
+        change(together=False)
+    if setting.packed or setting.together or setting.lengths == "list" or setting.x == "one row":
+        change(changes=False)  # what is written over must be a tensor with memory of its own, and not be in use
+    if setting.device == "cpu":
+        change(allow_tf32=False)
+    return setting

@@ -1,0 +1,181 @@
+"""Running settings: each several times, between calls of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from gatewise.contract.errors import KernelRefused
+from gatewise.kernels import ALL
+from gatewise.testing.trials.call import Call, call_of, rounding_of
+from gatewise.testing.trials.draw import draw
+from gatewise.testing.trials.memory import fill_free_memory
+from gatewise.testing.trials.setting import Setting
+from gatewise.testing.trials.tensors import make, write_over
+from gatewise.testing.trials.verdict import Judge
+
+_BESIDE_EACH_OTHER = 3
+_CALLS_BEFORE_CHANGE = 2
+
+
+class Wrong(AssertionError):
+    """A call's result is further from float64 than its budget, or a call has failed.
+
+    Attributes:
+        setting: The setting of the call.
+        lines: What is wrong, one line each.
+    """
+
+    def __init__(self, setting: Setting, lines: Sequence[str]) -> None:
+        super().__init__("\n  ".join([str(setting), *lines]))
+        self.setting, self.lines = setting, list(lines)
+
+
+class Refused(Exception):
+    """The kernel that a setting names cannot run it, so that nothing was tried."""
+
+
+class Outcome(NamedTuple):
+    """What came of a setting.
+
+    Attributes:
+        setting: The setting.
+        lines: What is wrong, one line each; empty where nothing is.
+        refused: Whether nothing was tried.
+    """
+
+    setting: Setting
+    lines: tuple[str, ...] = ()
+    refused: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of the error that a call has raised; "wrong" for a wrong result, empty where nothing is wrong."""
+        if not self.lines:
+            return ""
+        return "wrong" if self.lines[0].startswith("call ") else self.lines[0].partition(":")[0]
+
+
+class _Trial:
+    """The calls of one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._tensors, asked = make(setting)
+        self._judge = Judge(setting, asked)
+        self._call: Call = call_of(setting, self._tensors)
+        self._pending: list = []
+        self.left = setting.calls
+
+    def step(self) -> list[str]:
+        """Make one call, or one pass of it; return what is wrong."""
+        setting = self.setting
+        if setting.changes and setting.calls - self.left == _CALLS_BEFORE_CHANGE:
+            others, asked = make(dataclasses.replace(setting, seed=setting.seed + 1))
+            write_over(self._tensors, others)
+            self._judge = Judge(setting, asked)
+        with rounding_of(setting):
+            fill_free_memory(torch.device(setting.device))
+            if setting.together and len(self._pending) < self.left:
+                self._pending.append(self._call.forward())
+                return []
+            self.left -= 1
+            pending = self._pending.pop() if self._pending else self._call.forward()
+            if self.left % 2:
+                fill_free_memory(torch.device(setting.device))
+            found = self._call.backward(pending)
+        lines = self._judge.complaints(found)
+        return [f"call {setting.calls - self.left}: {line}" for line in lines]
+
+
+def trial(*settings: Setting) -> None:
+    """Make the calls of settings in turn and hold each to float64.
+
+    Args:
+        *settings: The settings.
+
+    Raises:
+        Wrong: A call is wrong, or fails.
+        Refused: A named kernel refuses its setting.
+    """
+    for outcome in outcomes_of(settings):
+        if outcome.refused:
+            raise Refused(str(outcome.setting))
+        if outcome.lines:
+            raise Wrong(outcome.setting, outcome.lines)
+
+
+def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
+    """Return what comes of settings whose calls are made in turn."""
+    found: dict[int, Outcome] = {}
+    running: dict[int, _Trial] = {}
+
+    def tried(number: int, work: Callable[[], list[str]]) -> None:
+        try:
+            lines = work()
+        # Whatever a call raises is what this is for.
+        except Exception as error:  # noqa: BLE001
+            if _is_refusal(error):
+                found[number] = Outcome(settings[number], refused=True)
+            else:
+                found[number] = Outcome(settings[number], (_said(error),))
+        else:
+            if lines:
+                found[number] = Outcome(settings[number], tuple(lines))
+
+    for number, setting in enumerate(settings):
+
+        def begin(number: int = number, setting: Setting = setting) -> list[str]:
+            running[number] = _Trial(setting)
+            return []
+
+        tried(number, begin)
+    while any(number not in found and own.left for number, own in running.items()):
+        for number, own in running.items():
+            if number not in found and own.left:
+                tried(number, own.step)
+    return [found.get(number, Outcome(setting)) for number, setting in enumerate(settings)]
+
+
+def _said(error: BaseException) -> str:
+    """Return the type and text of an error, and of the one that it followed: ending a capture fails after a failure."""
+    first = error
+    while first.__context__ is not None:
+        first = first.__context__
+    said = f"{type(error).__name__}: {str(error)[:200]}"
+    where = traceback.extract_tb(first.__traceback__)[-1] if first.__traceback__ else None
+    place = f" at {where.filename}:{where.lineno}" if where else ""
+    return said if first is error else f"{said} (first {type(first).__name__}: {str(first)[:200]}{place})"
+
+
+def _is_refusal(error: BaseException) -> bool:
+    # The compiler wraps what a call raises while it is traced, and keeps only its text.
+    return isinstance(error, KernelRefused) or "KernelRefused(" in str(error)
+
+
+def trials(device: str, seed: int, seconds: float, most: int = 0) -> Iterator[Outcome]:
+    """Draw settings and run them, a few beside each other, until time is up.
+
+    Args:
+        device: "cpu" or "cuda".
+        seed: The seed of the settings; the same seed gives the same settings, in the same order.
+        seconds: The time after which no more are begun.
+        most: The number of settings after which no more are begun; 0 for any number.
+    """
+    generator = random.Random(seed)
+    kernels = [kernel.name for kernel in ALL]
+    if device == "cpu":
+        kernels = ["aten", "eager"]
+    dtypes = ("bfloat16", "float16", "float32", "float32", "float64") if device == "cuda" else ("float32", "float64")
+    end, tried = time.monotonic() + seconds, 0
+    while time.monotonic() < end and (not most or tried < most):
+        beside = [draw(generator, device, kernels, dtypes) for _ in range(_BESIDE_EACH_OTHER)]
+        for outcome in outcomes_of(beside):
+            tried += not outcome.refused
+            yield outcome

@@ -1,0 +1,123 @@
+"""A process that runs trials, and gathers what came of them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+
+from gatewise.testing.trials.run import Outcome, outcomes_of, trials
+from gatewise.testing.trials.setting import Setting
+from gatewise.testing.trials.shrink import shrunk
+
+_MOST_SHRUNK = 5
+_MOST_WRONG = 40
+_SHRINKING = 120  # settings tried at most for each failure
+
+
+@dataclasses.dataclass
+class Tally:
+    """What came of trials.
+
+    Attributes:
+        tried: The number of settings that were tried.
+        refused: The number of settings whose named kernel refused them.
+        kinds: How many settings had which mode and kernel.
+        wrong: For each failure, a program that shows it, as small as it could be made, and what was drawn and found.
+    """
+
+    tried: int = 0
+    refused: int = 0
+    kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Add the tally of another process."""
+        self.tried += other.tried
+        self.refused += other.refused
+        self.kinds += other.kinds
+        self.wrong += other.wrong
+
+
+def run_session(device: str, seed: int, seconds: float, most: int, processes: int) -> Tally:
+    """Run trials in one or several processes, and return what came of all of them.
+
+    Args:
+        device: "cpu" or "cuda".
+        seed: The seed of the first process; each further one has the next.
+        seconds: The time after which no setting is begun.
+        most: The number of settings of all processes after which none is begun; 0 for any number.
+        processes: The number of processes; one is this process.
+    """
+    each = -(-most // processes)
+    if processes == 1:
+        return _worker(device, seed, seconds, each)
+    total = Tally()
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        tasks = [pool.submit(_worker, device, seed + number, seconds, each) for number in range(processes)]
+        for task in tasks:
+            total.add(task.result())
+    return total
+
+
+def _worker(device: str, seed: int, seconds: float, most: int) -> Tally:
+    torch.set_num_threads(1)
+    tally = Tally()
+    with _process_group(device):
+        for outcome in trials(device, seed, seconds, most):
+            _count(tally, outcome)
+            if len(tally.wrong) == _MOST_WRONG:
+                break  # the process may be what is broken
+    return tally
+
+
+def _count(tally: Tally, outcome: Outcome) -> None:
+    if outcome.refused:
+        tally.refused += 1
+        return
+    tally.tried += 1
+    tally.kinds.update([f"mode {outcome.setting.mode}", f"kernel {outcome.setting.kernel}"])
+    if outcome.lines:
+        said = f"{outcome.setting}: {_short(outcome.lines)}"
+        print(f"wrong: {said}", file=sys.stderr, flush=True)
+        setting = _smallest(outcome) if len(tally.wrong) < _MOST_SHRUNK else outcome.setting
+        tally.wrong.append((setting.program(), said))
+
+
+def _short(lines: Sequence[str]) -> str:
+    return "; ".join(lines)[:600]
+
+
+def _smallest(outcome: Outcome) -> Setting:
+    """Return a small setting that fails in the same way; the setting itself where it does not fail by itself."""
+
+    def fails(setting: Setting) -> bool:
+        (found,) = outcomes_of([setting])
+        return found.kind == outcome.kind
+
+    return shrunk(outcome.setting, fails, _SHRINKING) if fails(outcome.setting) else outcome.setting
+
+
+@contextlib.contextmanager
+def _process_group(device: str) -> Iterator[None]:
+    """Make this process a group of one, for `DistributedDataParallel`."""
+    if device != "cuda":
+        yield
+        return
+    # NCCL has a thread that asks for the state of events, which ends captures of other threads.
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/{socket.gethostname()}-{os.getpid()}"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            torch.distributed.destroy_process_group()

@@ -1,0 +1,230 @@
+"""The tensors of a setting: a layer, its input, and what a reference is given for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+from gatewise.nn import LSTM
+from gatewise.testing.trials.memory import laid_out, walled
+from gatewise.testing.trials.setting import Setting
+
+
+class Tensors(NamedTuple):
+    """What a call is made with.
+
+    Attributes:
+        layer: The layer, its parameters as the setting says.
+        input: The input [T, B, I], or as the layer takes it if it is packed.
+        x: The leaf that gradients are asked for: the input, or its data.
+        state: The initial state, or None.
+        lengths: The lengths as the layer takes them, or None.
+        above: Gradients of y, h_n and c_n as the layer returns them; None where the setting has none.
+    """
+
+    layer: LSTM
+    input: Tensor | PackedSequence
+    x: Tensor
+    state: tuple[Tensor, Tensor] | None
+    lengths: Tensor | list[int] | None
+    above: OutputGradients
+
+
+class Asked(NamedTuple):
+    """The same for a reference.
+
+    Attributes:
+        problem: What is computed, in the dtype of the computation.
+        inputs: Values in that dtype.
+        above: Gradients of the outputs, or None.
+        order: The user's row of each row of a packed batch; None where they are the same.
+    """
+
+    problem: Problem
+    inputs: Inputs
+    above: OutputGradients | None
+    order: Tensor | None
+
+    def to_user(self, result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
+        """Return a reference's result in the order of the user's rows."""
+        if self.order is None:
+            return result, gradients
+        back = torch.argsort(self.order)
+        result = result._replace(h_n=result.h_n.index_select(1, back), c_n=result.c_n.index_select(1, back))
+        if gradients is not None and gradients.h0 is not None and gradients.c0 is not None:
+            h0, c0 = gradients.h0.index_select(1, back), gradients.c0.index_select(1, back)
+            gradients = gradients._replace(h0=h0, c0=c0)
+        return result, gradients
+
+
+def make(setting: Setting) -> tuple[Tensors, Asked]:
+    """Return the tensors of a setting, and the same for a reference."""
+    device, dtype = torch.device(setting.device), getattr(torch, setting.dtype)
+    generator = torch.Generator(device).manual_seed(setting.seed)
+
+    def normal(*shape: int, deviation: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=generator, device=device) * deviation).to(dtype)
+
+    layer = _layer(setting, device, dtype, normal)
+    problem = _problem(setting)
+    rows = _lengths(setting)
+    states = problem.num_layers * problem.num_directions
+    x = laid_out(normal(setting.time, setting.batch, setting.input_size), setting.x)
+    h0 = walled(normal(states, setting.batch, problem.state_size))
+    c0 = walled(normal(states, setting.batch, setting.hidden_size))
+    _poison(setting, x, rows)
+    lengths = _as_given(setting, rows, device)
+    layout = problem.layout
+    batch_sizes = order = None
+    given: Tensor | PackedSequence
+    if setting.packed:
+        packed = nn.utils.rnn.pack_padded_sequence(x, rows, enforce_sorted=False)
+        order = packed.sorted_indices
+        x = walled(packed.data).detach().requires_grad_(setting.x_learned and setting.training)
+        given, batch_sizes = packed._replace(data=x), packed.batch_sizes
+    else:
+        x = x.detach().requires_grad_(setting.x_learned and setting.training)
+        given = x
+    learned = setting.states == "learned" and setting.training
+    state = None if setting.states == "none" else (h0.requires_grad_(learned), c0.requires_grad_(learned))
+    if state is None:
+        h0, c0 = torch.zeros_like(h0), torch.zeros_like(c0)
+    y_shape = (*x.shape[:-1], problem.output_size)
+    inner = setting.computes_in
+    wanted = setting.above.split()
+    of_y = normal(*y_shape).to(inner)
+    if setting.above == "sum":
+        of_y = of_y.new_ones(()).expand(y_shape)
+    above = OutputGradients(
+        of_y if {"y", "sum"} & set(wanted) else None,
+        normal(*h0.shape).to(inner) if "h" in wanted else None,
+        normal(*c0.shape).to(inner) if "c" in wanted else None,
+    )
+    tensors = Tensors(layer, given, x, state, lengths, above)
+
+    def sorted_rows(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or order is None else tensor.index_select(1, order)
+
+    weights = tuple(weight.detach().to(inner, copy=True) for names in layer.all_weights for weight in names)
+    ragged = layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
+    # Copies: a call that wrote to its inputs would otherwise agree with what it made of them.
+    inputs = Inputs(
+        x.detach().to(inner, copy=True),
+        sorted_rows(h0.detach().to(inner, copy=True)),  # type: ignore[arg-type]
+        sorted_rows(c0.detach().to(inner, copy=True)),  # type: ignore[arg-type]
+        weights,
+        rows if ragged else None,
+        batch_sizes,
+    )
+    copied = [None if one is None else one.clone() for one in above]
+    own = OutputGradients(copied[0], sorted_rows(copied[1]), sorted_rows(copied[2]))
+    return tensors, Asked(problem, inputs, own if setting.training else None, order)
+
+
+def _problem(setting: Setting) -> Problem:
+    layout = Layout.DENSE
+    if setting.packed:
+        layout = Layout.PACKED
+    elif setting.lengths:
+        layout = Layout.HOST_LENGTHS if setting.lengths_on_cpu else Layout.DEVICE_LENGTHS
+    return Problem(
+        setting.time,
+        setting.batch,
+        setting.input_size,
+        setting.hidden_size,
+        proj_size=setting.proj_size,
+        num_layers=setting.num_layers,
+        bidirectional=setting.bidirectional,
+        bias=setting.bias,
+        dtype=setting.computes_in,
+        layout=layout,
+        dropout=setting.dropout,
+        needs_grad=setting.training,
+        allow_tf32=setting.allow_tf32 and setting.computes_in == torch.float32,
+    )
+
+
+def _layer(setting: Setting, device: torch.device, dtype: torch.dtype, normal: Callable[..., Tensor]) -> LSTM:
+    sizes = setting.input_size, setting.hidden_size, setting.num_layers
+    layer = LSTM(
+        *sizes,
+        bias=setting.bias,
+        batch_first=setting.batch_first,
+        dropout=setting.dropout,
+        bidirectional=setting.bidirectional,
+        proj_size=setting.proj_size,
+        device=device,
+        dtype=dtype,
+        kernel=setting.kernel,
+        memory=setting.memory,
+    )
+    names = [name for name, _ in layer.named_parameters()]
+    for number, name in enumerate(names):
+        own = getattr(layer, name)
+        spread = 0.3 if own.dim() == 1 else setting.hidden_size**-0.5
+        value = normal(*own.shape, deviation=spread)
+        if setting.weights == "flat":
+            with torch.no_grad():
+                own.copy_(value)
+        elif setting.weights == "transposed" and own.dim() == 2:
+            setattr(layer, name, nn.Parameter(walled(value.t()).t()))
+        else:
+            setattr(layer, name, nn.Parameter(walled(value, odd=setting.weights == "odd")))
+        getattr(layer, name).requires_grad_(setting.training and number < len(names) - setting.frozen)
+    return layer
+
+
+def _lengths(setting: Setting) -> Tensor:
+    if not setting.ragged:
+        return torch.full((setting.batch,), setting.time, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(setting.seed)
+    shortest = 1 if setting.packed else 0
+    rows = torch.randint(shortest, setting.time + 1, (setting.batch,), generator=generator)
+    if setting.packed:
+        rows[0] = setting.time  # the longest row says how long a packed batch is
+    return rows
+
+
+def _as_given(setting: Setting, rows: Tensor, device: torch.device) -> Tensor | list[int] | None:
+    if not setting.lengths:
+        return None
+    if setting.lengths == "list":
+        return rows.tolist()
+    return rows.to("cpu" if setting.lengths_on_cpu else device, getattr(torch, setting.lengths))
+
+
+def _poison(setting: Setting, x: Tensor, rows: Tensor) -> None:
+    if not x.numel():
+        return
+    if setting.poison == "x":
+        generator = torch.Generator().manual_seed(setting.seed)
+        at = [int(torch.randint(size, (), generator=generator)) for size in x.shape]
+        x[tuple(at)] = math.nan
+    elif setting.poison == "padding" and setting.x != "one row":
+        beyond = torch.arange(setting.time)[:, None] >= rows
+        x[beyond.to(x.device)] = math.nan
+
+
+def write_over(old: Tensors, new: Tensors) -> None:
+    """Write the values of tensors into others of the same setting, in place."""
+
+    def each(tensors: Tensors) -> list[Tensor | None]:
+        lengths = tensors.lengths if isinstance(tensors.lengths, Tensor) else None
+        return [tensors.x, *(tensors.state or ()), lengths, *tensors.above, *tensors.layer.parameters()]
+
+    with torch.no_grad():
+        for target, source in zip(each(old), each(new), strict=True):
+            if target is not None and source is not None and not _repeats(target):
+                target.copy_(source)
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether a tensor has several values in one place: the gradient of a sum, which is 1 everywhere."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

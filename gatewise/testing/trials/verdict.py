@@ -1,0 +1,81 @@
+"""Holding what a call found to float64, within the derived budget."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gatewise.testing.budgets import budgets, named, relative_error
+from gatewise.testing.oracle import oracle
+from gatewise.testing.trials.call import Found, rounding_of
+from gatewise.testing.trials.setting import Setting
+from gatewise.testing.trials.tensors import Asked
+
+_TF32_UNIT = 2.0**-11  # the most that rounding an operand to TF32 moves it, relative to its size
+_CERTAIN = 8  # nudges of the budget of a tensor that exceeds the first one
+
+
+class Judge:
+    """The reference of a setting, computed once for all of its calls.
+
+    A budget of a single nudge is quick, and a little narrow: what exceeds it is held to one of several nudges.
+    """
+
+    def __init__(self, setting: Setting, asked: Asked) -> None:
+        self._setting, self._asked = setting, asked
+        self._masks: tuple[Tensor, ...] | None = None
+        self._exact: dict[str, Tensor] = {}
+        self._allowed: dict[str, float] = {}
+        self._nudges = 0
+
+    def complaints(self, found: Found) -> list[str]:
+        """Return what is wrong with what a call has found, one line each."""
+        result, gradients, masks = found
+        if self._masks is None or not _equal(masks, self._masks):
+            self._prepare(masks)
+        there = named(self._asked.problem, result, gradients)
+        wrong = {name: relative_error(value, self._exact[name]) for name, value in there.items()}
+        wrong = {name: error for name, error in wrong.items() if not error <= self._allowed[name]}
+        if wrong and self._nudges < _CERTAIN and any(math.isfinite(error) for error in wrong.values()):
+            self._allow(_CERTAIN)
+            wrong = {name: error for name, error in wrong.items() if not error <= self._allowed[name]}
+        lines = [f"{name}: {_said(error, there[name], self._allowed[name])}" for name, error in wrong.items()]
+        shapes = {name: value for name, value in there.items() if value.shape != self._exact[name].shape}
+        return lines + [f"{name}: shape {list(value.shape)}" for name, value in shapes.items()]
+
+    def _prepare(self, masks: tuple[Tensor, ...]) -> None:
+        self._masks = masks
+        self._asked = self._asked._replace(inputs=self._asked.inputs._replace(masks=masks))
+        problem, inputs, above, _ = self._asked
+        self._plain = oracle(problem, inputs, above, self._setting.device)
+        self._exact = named(problem, *self._asked.to_user(*self._plain))
+        self._allow(1)
+
+    def _allow(self, nudges: int) -> None:
+        problem, inputs, above, _ = self._asked
+        plain = named(problem, *self._plain)
+        with rounding_of(self._setting), torch.enable_grad():
+            # Where TF32 is allowed cuDNN does not round everywhere: it has algorithms of its own for small sizes.
+            self._allowed = budgets(
+                problem,
+                inputs,
+                above,
+                plain,
+                self._setting.device,
+                oracles=self._setting.device,
+                nudges=nudges,
+                step=_TF32_UNIT if problem.allow_tf32 else None,
+            )
+        self._nudges = nudges
+
+
+def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    return len(masks) == len(others) and all(map(torch.equal, masks, others))
+
+
+def _said(error: float, value: Tensor, allowed: float) -> str:
+    if math.isfinite(error):
+        return f"relative error {error:.3g}, allowed {allowed:.3g}"
+    return f"{int(value.isnan().sum())} of {value.numel()} values are NaN, or it is infinitely wrong"

@@ -1,0 +1,131 @@
+"""Trials find wrong results, and make them small; those of the library's own kernels are right."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gatewise.kernels.eager import eager
+from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials
+from gatewise.testing.trials.session import run_session
+
+SEEDS = range(6)
+SECONDS = 10.0  # of each seed
+
+MODES = ["eager", "explicit", "inference", "no_grad", "compile"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kernels_are_right_in_random_settings(seed):
+    outcomes = list(trials("cpu", seed, SECONDS))
+    wrong = [f"{outcome.lines}\n{outcome.setting.program()}" for outcome in outcomes if outcome.lines]
+    assert not wrong, "\n\n".join(wrong)
+    assert sum(not outcome.refused for outcome in outcomes) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_kernels_are_right_in_random_settings_on_a_gpu():
+    tally = run_session("cuda", 0, SECONDS, 0, 1)
+    assert not tally.wrong, tally.wrong
+    assert tally.tried > 5
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """Let the results of the kernel `eager` be changed by a function."""
+
+    def install(change):
+        original = type(eager).forward
+        monkeypatch.setattr(type(eager), "forward", lambda self, *given: change(original(self, *given), *given))
+
+    return install
+
+
+def with_wrong_last_step(result, problem, inputs):
+    # What is wrong only where there are more than three units.
+    if problem.hidden_size < 4:
+        return result
+    return result._replace(y=torch.cat([result.y[:-1], result.y[-1:] * 1.01]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_right_result_passes_and_a_wrong_one_does_not(changed, mode):
+    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", mode=mode, above="y h c")
+    trial(setting)
+    changed(with_wrong_last_step)
+    with pytest.raises(Wrong, match="call 1: y: relative error"):
+        trial(setting)
+
+
+def test_a_result_with_a_nan_is_wrong(changed):
+    def poisoned(result, problem, inputs):
+        return result._replace(c_n=torch.full_like(result.c_n, torch.nan))
+
+    changed(poisoned)
+    with pytest.raises(Wrong, match="c_n: 4 of 4 values are NaN"):
+        trial(Setting(hidden_size=4, kernel="eager"))
+
+
+def test_what_is_stale_after_values_change_is_wrong(changed):
+    seen = {}
+
+    def remembered(result, problem, inputs):
+        # A cache that goes by the address of the input.
+        return seen.setdefault(inputs.x.data_ptr(), result)
+
+    changed(remembered)
+    steady = Setting(time=2, hidden_size=4, kernel="eager", mode="no_grad", calls=4)
+    trial(steady)
+    seen.clear()
+    with pytest.raises(Wrong, match="call 3: "):
+        trial(Setting(**{**steady.changed(), "changes": True}))
+
+
+def test_what_a_call_raises_is_wrong(changed):
+    def failing(result, problem, inputs):
+        raise RuntimeError("no such luck")
+
+    changed(failing)
+    with pytest.raises(Wrong, match="RuntimeError: no such luck"):
+        trial(Setting(kernel="eager"))
+
+
+def test_a_kernel_that_refuses_is_told_apart():
+    with pytest.raises(Refused):
+        trial(Setting(kernel="persistent", dtype="float64"))
+
+
+def test_a_failure_is_made_as_small_as_it_can_be(changed):
+    changed(with_wrong_last_step)
+    large = Setting(
+        time=9, batch=4, input_size=7, hidden_size=21, num_layers=2, kernel="eager", lengths="int32", x="gaps", calls=5
+    )
+
+    def fails(setting):
+        try:
+            trial(setting)
+        except Wrong:
+            return True
+        return False
+
+    assert fails(large)
+    assert shrunk(large, fails) == Setting(hidden_size=4, kernel="eager", calls=1)
+
+
+def test_the_program_that_is_printed_shows_the_failure(tmp_path):
+    program = Setting(kernel="persistent", dtype="float64").program()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Refused" in done.stderr
+
+
+def test_the_command_counts_and_records(tmp_path, capsys):
+    from gatewise.testing.trials.__main__ import main
+
+    record = tmp_path / "trials.jsonl"
+    assert main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
+    assert "3 settings, 0 wrong" in capsys.readouterr().out
+    assert record.read_text().count('"wrong": 0') == 1
