@@ -18,7 +18,7 @@ from gatewise.kernels.persistent import operands, products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
 from gatewise.kernels.persistent.tokens import order_of, order_of_kept
-from tests.kernels.persistent.emulation import Recording, assert_agrees, emulate
+from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
 KINDS = [
@@ -190,28 +190,6 @@ def test_scratch_memory_is_as_predicted(request, options, gates):
         # Where gradients take the gates' place, hardly anything is scratch memory: the peak is held to.
         kept = kept_bytes(each) if gates == "overwritten" and each.needs_grad else 0
         assert 0.95 < (kept + replays(name, each).scratch_bytes + masks) / (kept + workspace_bytes(each)) < 1.1
-
-
-class Addresses:
-    """Gives every new tensor the memory of the one that was asked for at the same place of an earlier step."""
-
-    def __init__(self, monkeypatch):
-        self._held, self._next = [], 0
-        self._make = torch.Tensor.new_empty, torch.empty_like
-        for index, (where, name) in enumerate(((torch.Tensor, "new_empty"), (torch, "empty_like"))):
-            monkeypatch.setattr(where, name, lambda *args, index=index, **options: self._again(index, *args, **options))
-
-    def begin(self):
-        self._next = 0
-
-    def forget(self):
-        self._held.clear()
-
-    def _again(self, which, like, *shape, **options):
-        if self._next == len(self._held):
-            self._held.append(self._make[which](like, *shape, **options))
-        self._next += 1
-        return self._held[self._next - 1]
 
 
 def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
