@@ -52,8 +52,7 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
     """
     ensure_context(device.index)
     function = _function(binary, entry, shape.shared_bytes, device.index)
-    # torch.cuda.current_stream makes an object of it, which takes as long as the launch.
-    configuration = _configuration(shape, torch._C._cuda_getCurrentRawStream(device.index))
+    configuration = _configuration(shape, current_stream(device))
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     _check(_driver().cuLaunchKernelEx(configuration, function, ctypes.addressof(pointer), 0), entry)
 
@@ -62,8 +61,7 @@ def fill_with_ones(tensor: Tensor) -> None:
     """Set every bit of a tensor, which lies in memory without gaps, on the current stream of its device; current."""
     index = tensor.device.index
     ensure_context(index)
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    _check(_driver().cuMemsetD8Async(tensor.data_ptr(), 0xFF, tensor.nbytes, stream), "a memset")
+    _check(_driver().cuMemsetD8Async(tensor.data_ptr(), 0xFF, tensor.nbytes, current_stream(tensor.device)), "a memset")
 
 
 class Graph:
@@ -122,6 +120,12 @@ def ensure_context(device_index: int) -> None:
 
 
 _threads = threading.local()
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the current stream of a device, as the driver knows it."""
+    # `torch.cuda.current_stream` makes an object of it, which takes as long as a launch.
+    return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def new_stream(device: torch.device) -> int:

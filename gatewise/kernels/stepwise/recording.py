@@ -3,7 +3,8 @@
 A recording works in memory of its own: the state between steps, a copy of the recurrent weights, and a table in which
 each call enters where its own tensors lie. The recorded launches read the table, so nothing of the size of a sequence
 is copied, and a recording serves any number of steps and any addresses. What is recorded are runs of 32, 16, 8, 4, 2
-and 1 steps, each when it is first needed.
+and 1 steps, each when it is first needed. All recordings are given up when that memory is replaced by larger memory;
+what else they depend on is their key (`key_of`).
 
 A device has up to four recorders. A call takes the one that its stream used last, or a new one, or the one that was
 used longest ago; where that was on another stream, its own waits for it on the device. The recorder's lock is held
@@ -17,7 +18,6 @@ import contextlib
 import functools
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver
-from gatewise.kernels.cuda.graphs import product_settings
+from gatewise.kernels.cuda.graphs import CaptureStream, Graphs, product_settings
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.launch import Backward, Forward, Launch
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, runs_of
@@ -38,22 +38,26 @@ OneStep = Callable[[Callable[[int], None], int], None]
 
 
 class Recorder:
-    """Recordings, the memory they share, and the stream they were last replayed on."""
+    """Recordings, the memory they share, and the stream they were last replayed on.
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+    Args:
+        device: The device of its calls.
+        stream: What makes its recordings, and nobody else's.
+
+    Attributes:
+        lock: Held while a call issues its work.
+        last_stream: The stream of the last call.
+    """
+
+    def __init__(self, device: torch.device, stream: CaptureStream) -> None:
         self.lock = threading.Lock()
-        self.last_stream = torch.cuda.current_stream(device).cuda_stream
+        self.last_stream = driver.current_stream(device)
         self._device = device
         self._memory: Tensor | None = None
         self._used = 0
-        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
+        self._graphs = Graphs(_MOST_GRAPHS)
         self._done = torch.cuda.Event()
-        # cuBLAS has a workspace for each stream, and recordings go on using that of the stream they were made on: one
-        # that nobody else is given. It is allocated while the first of them is made, from the pool of their memory,
-        # which lasts as long as one of them does: the first is never given up.
         self._stream = stream
-        self._pool = torch.cuda.graph_pool_handle()
-        self._first: torch.cuda.CUDAGraph | None = None
 
     def begin(self, needed: int) -> None:
         """Begin to lay out the memory of a call that needs so many bytes."""
@@ -93,33 +97,29 @@ class Recorder:
         """
         table = self._memory.data_ptr()
         launch.enter(table, arguments)
+        stream = driver.current_stream(self._device)
         for count in runs_of(arguments.time):
-            self._recording((key, count), launch, one_step, table, count).replay()
+            graph = self._recording((key, count), launch, one_step, table, count)
+            if graph is not None:
+                graph.launch(stream, self._device)
+            else:
+                _issue(launch, one_step, table, count)
 
     def _recording(
         self, key: Hashable, launch: Launch, one_step: OneStep, table: int, count: int
-    ) -> torch.cuda.CUDAGraph:
+    ) -> driver.Graph | None:
         graph = self._graphs.get(key)
-        if graph is not None:
-            self._graphs.move_to_end(key)
-            return graph
-        # cuBLAS has a handle for each thread, and a capture cannot make it: autograd's thread may have none yet.
-        torch.cuda.current_blas_handle()
-        graph = torch.cuda.CUDAGraph()
-        # Nothing runs while it is recorded, so the streams need not wait for each other.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                for step in range(count):
-                    one_step(lambda number: launch.recorded(table, number), step)
-                launch.advance(table, count)
-            finally:
-                graph.capture_end()
-        self._graphs[key] = graph
-        self._first = self._first or graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
+        if graph is None:
+            graph = self._stream.record(lambda: _issue(launch, one_step, table, count))
+            if graph is not None:
+                self._graphs.add(key, graph)
         return graph
+
+
+def _issue(launch: Launch, one_step: OneStep, table: int, count: int) -> None:
+    for step in range(count):
+        one_step(lambda number: launch.recorded(table, number), step)
+    launch.advance(table, count)
 
 
 def key_of(name: str, problem: Problem, form: Form) -> Hashable:
@@ -168,7 +168,7 @@ class _Recorders:
         with self._lock:
             found = next((known for known in self._oldest_first if known.last_stream == stream), None)
             if found is None and len(self._oldest_first) < _MOST_RECORDERS:
-                found = Recorder(self._device, _own_stream(self._device.index, len(self._oldest_first)))
+                found = Recorder(self._device, _capture_stream(self._device.index, len(self._oldest_first)))
             else:
                 found = found or self._oldest_first[0]
                 self._oldest_first.remove(found)
@@ -182,7 +182,5 @@ def _recorders(device_index: int) -> _Recorders:
 
 
 @functools.cache
-def _own_stream(device_index: int, number: int) -> torch.cuda.Stream:
-    # PyTorch hands the streams of its own pool out again and again.
-    device = torch.device("cuda", device_index)
-    return torch.cuda.ExternalStream(driver.new_stream(device), device)
+def _capture_stream(device_index: int, number: int) -> CaptureStream:
+    return CaptureStream(torch.device("cuda", device_index))

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
-from gatewise.kernels.cuda import graphs
+from gatewise.kernels.cuda import driver, graphs
 
 
-class Studio:
+class CaptureStream:
     """Records what `issue` says it would launch."""
 
     can_record = True
@@ -35,11 +35,11 @@ class Graph:
 
 
 @pytest.fixture
-def studio(monkeypatch):
-    found = Studio()
-    monkeypatch.setattr(graphs, "_studios", lambda index: found)
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+def stream(monkeypatch):
+    found = CaptureStream()
+    monkeypatch.setattr(graphs, "capture_streams", lambda index: found)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(driver, "current_stream", lambda device: 0)
     return found
 
 
@@ -58,14 +58,14 @@ def counts(replays):
     return replays.recorded, replays.replayed
 
 
-def test_the_same_addresses_are_replayed_from_the_third_call_on(studio):
+def test_the_same_addresses_are_replayed_from_the_third_call_on(stream):
     replays, x, y = graphs.Replays(16), new(), new()
     for expected in ((0, 0), (1, 0), (1, 1), (1, 2)):
         call(replays, x, y)
         assert counts(replays) == expected
 
 
-def test_new_addresses_are_launched(studio):
+def test_new_addresses_are_launched(stream):
     replays, held = graphs.Replays(16), []
     for _ in range(20):
         held.append((new(), new()))
@@ -73,7 +73,7 @@ def test_new_addresses_are_launched(studio):
     assert counts(replays) == (0, 0)
 
 
-def test_other_settings_are_other_work(studio):
+def test_other_settings_are_other_work(stream):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
@@ -82,7 +82,7 @@ def test_other_settings_are_other_work(studio):
     assert counts(replays) == before
 
 
-def test_the_recording_that_was_used_longest_ago_gives_way(studio):
+def test_the_recording_that_was_used_longest_ago_gives_way(stream):
     replays = graphs.Replays(2)
     first, second, third = [(new(), new()) for _ in range(3)]
     for pair in (first, second):
@@ -98,43 +98,43 @@ def test_the_recording_that_was_used_longest_ago_gives_way(studio):
     assert counts(replays) == (before[0], before[1] + 1)
 
 
-def test_work_that_cannot_be_recorded_is_launched(studio):
-    studio.can_record = False
+def test_work_that_cannot_be_recorded_is_launched(stream):
+    stream.can_record = False
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(20):
         call(replays, x, y)
     assert counts(replays) == (0, 0)
-    assert studio.asked == graphs._MOST_FAILURES
+    assert stream.asked == graphs._MOST_FAILURES
 
 
-def test_other_streams_are_other_work(studio, monkeypatch):
+def test_other_streams_are_other_work(stream, monkeypatch):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
     before = counts(replays)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1, raising=False)
+    monkeypatch.setattr(driver, "current_stream", lambda device: 1)
     call(replays, x, y)
     assert counts(replays) == before
 
 
-def test_the_callers_own_graph_holds_launches(studio, monkeypatch):
+def test_the_callers_own_graph_holds_launches(stream, monkeypatch):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
     before = counts(replays)
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: True, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     call(replays, x, y)
     assert counts(replays) == before
 
 
-def test_without_room_for_recordings_all_is_launched(studio):
+def test_without_room_for_recordings_all_is_launched(stream):
     replays, x, y = graphs.Replays(0), new(), new()
     for _ in range(4):
         call(replays, x, y)
-    assert studio.asked == 0
+    assert stream.asked == 0
 
 
-def test_threads_may_call_at_the_same_time(studio):
+def test_threads_may_call_at_the_same_time(stream):
     replays, failures = graphs.Replays(16), []
 
     def work():

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise import testing
 from gatewise.contract.problem import Layout
-from gatewise.kernels.cuda import graphs
+from gatewise.kernels.cuda import driver, graphs
 from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.plan import hidden_of
@@ -317,7 +317,7 @@ class Recording:
         self._issue()
 
 
-class _Studio:
+class _CaptureStream:
     def of(self, stream):
         return self
 
@@ -419,9 +419,9 @@ def emulate(monkeypatch):
     monkeypatch.setattr(operands, "write", write_operands)
     monkeypatch.setattr(lean, "activate", activate)
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
-    monkeypatch.setattr(graphs, "_studios", lambda index: _Studio())
-    settings = {"_cuda_isCurrentStreamCapturing": False, "_cuda_getCurrentRawStream": 0, "_cuda_getDevice": None}
-    for name, found in settings.items():
-        monkeypatch.setattr(torch._C, name, lambda *index, found=found: found, raising=False)
+    monkeypatch.setattr(graphs, "capture_streams", lambda index: _CaptureStream())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(driver, "current_stream", lambda device: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     whole._replays.cache_clear()
     whole.stack_of.cache_clear()
