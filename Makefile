@@ -35,7 +35,7 @@ SECONDS ?= 300
 SEED ?= 0
 PROCESSES ?= 8
 
-.PHONY: help demo test lint format gpu-test gpu-trials sanitize bench records docs clean
+.PHONY: help demo test lint format gpu-test gpu-trials gpu-trajectories sanitize bench records docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ gpu-test: $(DEV_READY) ## the tests that need a CUDA device
 gpu-trials: $(DEV_READY) ## calls with options drawn at random, each held to float64 (SECONDS, SEED, PROCESSES)
 	$(RUN) -m gatewise.testing.trials --device cuda --seconds $(SECONDS) --seed $(SEED) --processes $(PROCESSES) \
 		--commit "$$(git describe --always --dirty)" --record benchmarks/results/trials.jsonl
+
+gpu-trajectories: $(TRAIN_READY) ## real models trained for 500 steps on every kernel, their losses beside nn.LSTM's
+	$(RUN) -m gatewise.benchmarks.trajectories --device cuda --jobs $(PROCESSES) \
+		--record benchmarks/results/trajectories.jsonl
 
 sanitize: $(DEV_READY) ## small cases under compute-sanitizer, which comes with CUDA's toolkit
 	for tool in memcheck racecheck; do \

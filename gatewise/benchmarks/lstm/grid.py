@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gatewise.benchmarks.cases import LSTMCase
-from gatewise.benchmarks.lstm import agreement
+from gatewise.benchmarks.lstm import agreement, curve
 from gatewise.benchmarks.lstm.call import Call, draw
 from gatewise.benchmarks.lstm.floor import Products, floor
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, RIVAL, TRAIN, LayerRecord
@@ -142,6 +142,8 @@ class _Cell:
             )
             if side is not None:
                 sides[kernel] = side
+        if training:
+            rows, sides = self._learning(rows, sides, rival, precision)
         if sides:
             measured = self._measured(rival, sides, training)
             bound = self._floor(call, precision, training, products)
@@ -195,6 +197,27 @@ class _Cell:
             error_ratio=_finite(finding.over_rival),
         )
         return row, side if finding.agrees else None
+
+    def _learning(
+        self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], rival: Side, precision: Precision
+    ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
+        """Return the rows, and the sides whose loss is nn.LSTM's in each way in which they are timed."""
+        learning: dict[str, Side] = {}
+        theirs = curve.Rival(rival, precision.rounding) if sides else None
+        for kernel, side in sides.items():
+            assert theirs is not None
+            try:
+                ways = (False, True) if self._settings.device.type == "cuda" else (False,)
+                findings = [theirs.beside(curve.losses(side, replayed=replayed)) for replayed in ways]
+            except (RuntimeError, GatewiseError) as error:  # as above
+                rows[kernel] = dataclasses.replace(rows[kernel], status=FAILED, note=first_line(error))
+                continue
+            wrong = [finding for finding in findings if not finding.agrees]
+            if wrong:
+                rows[kernel] = dataclasses.replace(rows[kernel], status=WRONG, note=f"{wrong[0]}.")
+            else:
+                learning[kernel] = side
+        return rows, learning
 
     def _measured(self, rival: Side, sides: Mapping[str, Side], training: bool) -> dict[str, dict]:
         """Return memory and times of every kernel, or why there are none, as fields of its record."""

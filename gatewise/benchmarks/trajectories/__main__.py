@@ -1,0 +1,76 @@
+"""`python -m gatewise.benchmarks.trajectories`: train real models on every kernel and compare their losses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from gatewise.benchmarks.record import Run
+from gatewise.benchmarks.trajectories.cases import CASES, Case
+from gatewise.benchmarks.trajectories.run import run_case
+
+_KINDS = ("auto", "persistent", "stepwise", "cudnn", "aten", "eager", "lean")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train every case; return 1 if a loss leaves the spread of nn.LSTM's."""
+    given = _parser().parse_args(arguments)
+    device = torch.device(given.device)
+    gpus = torch.cuda.device_count() if device.type == "cuda" else given.processes
+    cases = [case for case in CASES if not given.case or case.name in given.case]
+    skipped = [case for case in cases if case.processes > gpus]
+    cases = [case for case in cases if case not in skipped]
+    began, wrong = time.monotonic(), 0
+    about = Run.now(device)
+    for rows in _each(cases, given, device):
+        for row in rows:
+            wrong += bool(row["note"]) and not row["refused"]
+            said = f"refused: {row['note']}" if row["refused"] else row["note"] or "within the spread"
+            print(f"{row['case']:24} {row['kind']:11} {row['worst'] or 0:6.2f}  {said}", flush=True)
+            if given.record is not None:
+                line = {"benchmark": "trajectories", **row, "run": _described(about)}
+                with given.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line, allow_nan=False) + "\n")
+    for case in skipped:
+        print(f"{case.name:24} not run: it takes {case.processes} GPUs, and there are {gpus}")
+    print(f"{len(cases)} models in {time.monotonic() - began:.0f} s, {wrong} trajectories wrong")
+    return 1 if wrong else 0
+
+
+def _each(cases: list[Case], given: argparse.Namespace, device: torch.device):  # noqa: ANN202
+    tasks = [(case, given.kind or _KINDS, given.steps, device) for case in cases]
+    if given.jobs == 1:
+        yield from (run_case(*task) for task in tasks)
+        return
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_case, *zip(*tasks, strict=True))
+
+
+def _described(about: Run) -> dict[str, object]:
+    return {name: getattr(about, name) for name in ("date", "device", "torch", "cudnn", "gatewise", "commit", "dirty")}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gatewise.benchmarks.trajectories", description=main.__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=f"where ({default})")
+    parser.add_argument("--steps", type=int, default=500, help="steps of training (500)")
+    parser.add_argument("--case", action="append", help="a model; several times for several (all)")
+    parser.add_argument("--kind", action="append", choices=_KINDS, help="a kernel; several times for several (all)")
+    parser.add_argument("--jobs", type=int, default=1, help="models trained beside each other (1)")
+    parser.add_argument("--processes", type=int, default=2, help="on a CPU, the processes that may train together (2)")
+    parser.add_argument("--record", type=Path, help="file that a line of JSON for each trajectory is added to")
+    return parser
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Training a case on one kind of layer, in one process or several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gatewise.benchmarks.trajectories.cases import Case
+from gatewise.benchmarks.trajectories.tasks import MODELS, batches
+
+_CLIP = 1.0
+
+
+def train(case: Case, kind: str, seed: int, steps: int, device: torch.device) -> list[float]:
+    """Return the loss of each step; that of the first process where several train together.
+
+    Args:
+        case: What is trained.
+        kind: The layer, see `trajectories.layers.layer`.
+        seed: The seed of weights, dropout and data.
+        steps: The number of steps.
+        device: Where; of several processes, that of the first.
+    """
+    if case.processes == 1:
+        return _train(case, kind, seed, steps, device)
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = (case, kind, seed, steps, device.type, port, queue)
+    torch.multiprocessing.spawn(_process, arguments, nprocs=case.processes)
+    return queue.get()
+
+
+def _process(rank: int, case: Case, kind: str, seed: int, steps: int, device: str, port: int, queue) -> None:  # noqa: ANN001
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, rank=rank, world_size=case.processes)
+    try:
+        found = _train(
+            case, kind, seed, steps, torch.device(device, rank) if device == "cuda" else torch.device(device), rank
+        )
+        if rank == 0:
+            queue.put(found)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _train(case: Case, kind: str, seed: int, steps: int, device: torch.device, rank: int = 0) -> list[float]:
+    with _settings(case, device):
+        torch.manual_seed(seed)
+        model = MODELS[case.task](case, kind).to(device, getattr(torch, case.dtype))
+        torch.manual_seed(seed + 1000 * rank)  # of dropout
+        wrapped: nn.Module = model
+        if case.processes > 1:
+            wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
+        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+        optimizer = kinds[case.optimizer](model.parameters(), lr=case.rate)
+        scaler = torch.amp.GradScaler(device.type, enabled=case.scaled)  # type: ignore[attr-defined]
+        autocast = getattr(torch, case.autocast) if case.autocast else torch.bfloat16
+        state, losses = None, []
+        for batch in batches(case, seed + 1000 * rank, device):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, autocast, enabled=bool(case.autocast)):
+                loss, state = wrapped(batch, state)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.detach())
+            if len(losses) == steps:
+                break
+        return torch.stack(losses).tolist()
+
+
+@contextlib.contextmanager
+def _settings(case: Case, device: torch.device) -> Iterator[None]:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32
+    cudnn.allow_tf32 = products.allow_tf32 = case.tf32
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
+    finally:
+        cudnn.allow_tf32, products.allow_tf32 = before
