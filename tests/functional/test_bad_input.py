@@ -66,7 +66,7 @@ BAD = [
         "`lengths` must be None for a packed batch",
         lambda: run(X[0], lengths=[1], batch_sizes=torch.tensor([3])),
     ),
-    (ArgumentError, "`dropout` must be a probability between 0 and 1, got 1.5", lambda: run(dropout=1.5)),
+    (ArgumentError, "`dropout` must be a number from 0 to 1, got 1.5", lambda: run(dropout=1.5)),
     (ShapeError, "`weights` must be at least one direction of one layer, got none", lambda: run(weights=[])),
     (ShapeError, "`weights` must be a multiple of 8 tensors (4 a direction), got 12", lambda: run(weights=FLAT[:12])),
     (ShapeError, "`weights` must be shaped [24, 6] in layer 1, got [24, 4]", lambda: run(bidirectional=False)),
