@@ -40,7 +40,9 @@ def check_tensors(x: object, state: Any, flat: tuple[object, ...]) -> None:
         ArgumentError: One is of another kind.
     """
     if not isinstance(x, Tensor):
-        raise ArgumentError(sentence("x", "a tensor", _kind(x), "torch.as_tensor makes one of an array or a list."))
+        raise ArgumentError(
+            sentence("x", "a tensor", type(x).__name__, "torch.as_tensor makes one of an array or a list.")
+        )
     if x.layout is not torch.strided:
         raise ArgumentError(sentence("x", "a dense tensor", f"one of {x.layout}", "Call .to_dense() on it."))
     if state is not None:
@@ -107,7 +109,7 @@ def check_backward(saved: object, dy: object, dstate: Any, needs: object) -> Non
             sentence("saved", "what gatewise.functional.forward returned for backward", _kind(saved), advice)
         )
     if not (dy is None or isinstance(dy, Tensor)):
-        raise ArgumentError(sentence("dy", "None or a tensor", _kind(dy)))
+        raise ArgumentError(sentence("dy", "None or a tensor", type(dy).__name__))
     if dstate is not None:
         _check_pair("dstate", dstate, "(dh, dc), each of them a tensor or None", or_none=True)
     if not isinstance(needs, Needs):
