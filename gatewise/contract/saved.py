@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -152,8 +153,11 @@ class Saved:
 
     def _read_versions(self) -> Versions:
         inputs = self.inputs
-        return tuple(map(_version, (inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights)))
+        tensors = (inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights)
+        try:
+            return tuple(map(_version, tensors))
+        except RuntimeError:  # there are tensors of the inference mode among them
+            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+_version = operator.attrgetter("_version")

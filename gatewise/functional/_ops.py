@@ -171,7 +171,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     if not needs_grad:
         return
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y, *weights, *kept)
+    # On a CPU y is the caller's to change in place, as in `_autograd`.
+    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y if y.is_cuda else y.clone(), *weights, *kept)
     ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory)
 
 
@@ -193,7 +194,10 @@ def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -
     for tensor in found:
         if tensor is None:
             raise RuntimeError("a kernel left out a gradient that was asked for")
-        apart.append(tensor.clone() if tensor.untyped_storage()._cdata in seen else tensor)
+        if tensor.untyped_storage()._cdata in seen:
+            tensor = tensor.clone()
+        # Callers change results in place, which autograd allows of no views.
+        apart.append(tensor.data if tensor._is_view() else tensor)
         seen.add(apart[-1].untyped_storage()._cdata)
     return apart
 

@@ -178,10 +178,10 @@ def backward(
 
 def _versioned(inputs: Inputs) -> Inputs:
     # Tensors of the inference mode do not count their changes: nobody but us may have them.
-    x, h0, c0, *weights = (
-        tensor.clone() if tensor.is_inference() else tensor
-        for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
-    )
+    tensors = (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
+    if not any(map(Tensor.is_inference, tensors)):
+        return inputs
+    x, h0, c0, *weights = (tensor.clone() if tensor.is_inference() else tensor for tensor in tensors)
     return inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(weights))
 
 

@@ -72,10 +72,35 @@ def lstm(
         >>> y, (h_n, c_n) = functional.lstm(torch.randn(5, 2, 4), None, module.all_weights)
     """
     flat = flattened(weights)
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
+    if not torch.compiler.is_compiling():
         check_tensors(x, state, flat)
-    if compiling or x.is_meta:
+    return call(
+        x,
+        state,
+        flat,
+        lengths=lengths,
+        batch_sizes=batch_sizes,
+        bidirectional=bidirectional,
+        dropout=dropout,
+        kernel=kernel,
+        memory=memory,
+    )
+
+
+def call(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    *,
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+) -> Output:
+    """Do what `lstm` does, where x, state and the weights in torch's flat order are known to be tensors."""
+    if x.is_meta or torch.compiler.is_compiling():
         if not x.is_meta:
             x, state, flat = _as_autocast(x, state, flat)
         return Output(*traced_lstm(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory))

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.weights import in_one_buffer
-from gatewise.functional import lstm
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
+from gatewise.functional.lstm import call
 from gatewise.nn import init
 from gatewise.nn.arguments import check_input, check_pair, refuse_script
 
@@ -173,10 +173,10 @@ class LSTM(nn.Module):
             weights = [found[name] for name in self._flat_names]
         except KeyError:
             weights = [getattr(self, name) for name in self._flat_names]
-        y, (h_n, c_n) = lstm(
+        y, (h_n, c_n) = call(
             x,
             state,
-            weights,
+            tuple(weights),
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,

@@ -84,10 +84,10 @@ def layer_forward(problem: Problem, layer: Layer) -> Result:
             for direction, weights in enumerate(layer.weights)
         ]
     outputs, hidden, cell, workspaces = zip(*parts, strict=True)
-    y = outputs[0] if len(parts) == 1 else torch.cat(outputs, -1)
-    return Result(
-        y, torch.stack(hidden), torch.stack(cell), (*workspaces, *hidden, *cell) if problem.needs_grad else ()
-    )
+    kept = (*workspaces, *hidden, *cell)
+    if len(parts) == 1:
+        return Result(outputs[0], hidden[0].clone()[None], cell[0].clone()[None], kept)
+    return Result(torch.cat(outputs, -1), torch.stack(hidden), torch.stack(cell), kept)
 
 
 def layer_backward(
