@@ -9,6 +9,7 @@ from gatewise.attention.kernel import Kernel, Work
 from gatewise.attention.problem import Problem
 from gatewise.attention.recompute import recompute
 from gatewise.attention.reference import reference
+from gatewise.contract.budget import check_memory_budget
 from gatewise.contract.decision import Decision, Verdict, format_bytes
 from gatewise.contract.device import Device
 from gatewise.contract.errors import KernelRefused, OutOfMemoryPredicted, sentence
@@ -33,11 +34,10 @@ def kernel_named(name: str) -> Kernel:
     Raises:
         KernelRefused: No kernel has that name.
     """
-    try:
-        return _BY_NAME[name]
-    except KeyError:
+    if not isinstance(name, str) or name not in _BY_NAME:
         known = ", ".join(map(repr, (AUTO, *_BY_NAME)))
-        raise KernelRefused(sentence("kernel", f"one of {known}", repr(name))) from None
+        raise KernelRefused(sentence("kernel", f"one of {known}", repr(name)))
+    return _BY_NAME[name]
 
 
 def seconds(work: Work, problem: Problem, device: Device) -> float:
@@ -94,6 +94,7 @@ def choose(problem: Problem, device: Device, kernel: str = AUTO, memory_budget: 
         KernelRefused: With the printed decision as its text.
         OutOfMemoryPredicted: With the printed decision as its text.
     """
+    check_memory_budget(memory_budget)
     decision = decide(problem, device, kernel, memory_budget)
     if decision.chosen is not None:
         return _BY_NAME[decision.chosen]

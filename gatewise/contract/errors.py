@@ -7,6 +7,7 @@
     ├── ArgumentError         (ValueError, TypeError)     any other argument of a wrong type or out of its range
     ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
     ├── UnexpectedKernel      (RuntimeError)              a real call ran on another kernel than decided
+    ├── ModifiedInPlace       (RuntimeError)              a tensor changed between forward and backward
     ├── MissingExtra          (ImportError)               an optional dependency is not installed
     ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
     ├── CorpusError           (ValueError)                text that cannot be trained on
@@ -51,6 +52,13 @@ class UnexpectedKernel(GatewiseError, RuntimeError):
     """A real call ran on another kernel than was decided, or on none that is known.
 
     The message says which layer, what was decided and what ran, and is followed by the report of `gatewise.verify`.
+    """
+
+
+class ModifiedInPlace(GatewiseError, RuntimeError):
+    """A tensor that an explicit backward pass reads was changed in place since the forward pass.
+
+    Autograd raises a `RuntimeError` for the same in a differentiable call.
     """
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gatewise.contract.errors import ModifiedInPlace, sentence
 from gatewise.contract.problem import Problem
+
+Versions = tuple[int | None, ...]
 
 
 class Inputs(NamedTuple):
@@ -41,8 +45,10 @@ class Result(NamedTuple):
 
     Attributes:
         y: Output of the last layer [T, B, D*R] ([N, D*R] when packed), zero after each sequence's end.
-        h_n: Final hidden state of every layer and direction [L*D, B, R], each at its own sequence's end.
-        c_n: Final cell state [L*D, B, H].
+        h_n: Final hidden state of every layer and direction [L*D, B, R], each at its own sequence's end. In
+            memory of its own, because callers write over it. A backward pass does not read it, and may find another
+            tensor in its place.
+        c_n: Final cell state [L*D, B, H]; the same holds for it.
         kept: What the same kernel's backward pass needs besides inputs and outputs; private to the kernel, and
             shaped as its `kept()` says. Empty when the problem needs no gradient.
     """
@@ -85,9 +91,11 @@ class Saved:
     Attributes:
         kernel: Name of the kernel whose forward made it; its backward reads `result.kept` as only it can.
         problem: What was computed.
-        inputs: The inputs, shared with the caller, not copied.
+        inputs: The inputs, shared with the caller, not copied; lengths and batch sizes are.
         result: The outputs and what the kernel kept.
         spent: Whether a single-use `kept` (cuDNN's reserve) has been consumed; the next backward repeats the forward.
+        versions: How often autograd had counted a change in place of x, h0, c0, y and each weight when this was made;
+            None for tensors of the inference mode, which count none.
         form: The weights in the nesting the caller gave them in, so that their gradients come back in the same; None
             for the flat order.
     """
@@ -98,3 +106,58 @@ class Saved:
     result: Result
     spent: bool = False
     form: Sequence | None = None
+    versions: Versions | None = None
+
+    def __post_init__(self) -> None:
+        """Note how often every tensor has been changed until now."""
+        if self.versions is None:
+            self.versions = self._read_versions()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a file is made from: the tensors there have versions of their own."""
+        self.check_unmodified()
+        names = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names} | {"versions": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was copied or read."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.__post_init__()
+
+    def check_unmodified(self) -> None:
+        """Raise unless the inputs and the output are as they were when this value was made.
+
+        Raises:
+            ModifiedInPlace: A tensor was changed in place; the message names it.
+        """
+        found = self._read_versions()
+        if found == self.versions:
+            return
+        names = ("x", "h0", "c0", "y", *self._weight_names())
+        for name, before, now in zip(names, self.versions or (), found, strict=True):
+            if before != now:
+                expectation = f"as it was in the forward pass (version {before})"
+                got = f"one modified by an inplace operation since (version {now})"
+                advice = (
+                    "Run the backward pass before it is changed, or give the forward pass a copy, as .clone() makes."
+                )
+                raise ModifiedInPlace(sentence(name, expectation, got, advice))
+
+    def _weight_names(self) -> list[str]:
+        form = self.form
+        if form is None or isinstance(form[0], Tensor):
+            return [f"weights[{index}]" for index in range(len(self.inputs.weights))]
+        places = ((direction, index) for direction, group in enumerate(form) for index in range(len(group)))
+        return [f"weights[{direction}][{index}]" for direction, index in places if form[direction][index] is not None]
+
+    def _read_versions(self) -> Versions:
+        inputs = self.inputs
+        tensors = (inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights)
+        try:
+            return tuple(map(_version, tensors))
+        except RuntimeError:  # there are tensors of the inference mode among them
+            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+_version = operator.attrgetter("_version")

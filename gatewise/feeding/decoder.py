@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gatewise.contract.device import tf32_products_allowed
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
 from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
@@ -138,17 +138,21 @@ class _Decoder(torch.autograd.Function):
         inputs = _packed(options, lengths, masks, tensors)
         parts = parts_for(options, inputs)
         kept = forward_loop.run(options, inputs, parts)
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, lengths)
         ctx.call = options, inputs, kept, parts
+        ctx.version = kept.outputs._version
         return kept.outputs.detach()  # the tensor itself would be held by the function that made it
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
-        _ = ctx.saved_tensors  # raises where a parameter was changed in place since
+        _ = ctx.saved_tensors  # raises where one was changed in place since
         if ctx.call is None:
             raise RuntimeError("the backward pass of a decoder uses up what was kept for it; call the decoder again")
         options, inputs, kept, parts = ctx.call
+        if kept.outputs._version != ctx.version:
+            expectation, got = "as the decoder returned it", "one modified by an inplace operation since"
+            raise ModifiedInPlace(sentence("the output", expectation, got, "Change a copy instead, as .clone() makes."))
         ctx.call = None
         found = backward_loop.run(options, inputs, kept, _readable(dy), parts)
         return None, None, None, *found[:-1], *found.weights.flat()

@@ -35,10 +35,11 @@ class LSTMFunction(torch.autograd.Function):
         """Compute the outputs as planned; the tensors of `inputs` come once more, for autograd to see them."""
         problem, kernel, straight, _, _ = plan
         run = forward_on(kernel, problem, inputs) if straight is None else straight.forward(problem, inputs)
-        y, h_n, c_n, kept = run
-        ctx.save_for_backward(x, h0, c0, *weights, y, h_n, c_n, *kept)
-        # What follows the weights has no gradient.
-        ctx.call = (plan, inputs[4:], len(weights))
+        y, h_n, c_n = (output.data if output._is_view() else output for output in run[:3])
+        # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
+        # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
+        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
+        ctx.call = (plan, inputs.lengths, inputs.batch_sizes, len(weights), len(inputs.masks))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -46,15 +47,16 @@ class LSTMFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        (problem, kernel, straight, single_use, _), rest, count = ctx.call
+        (problem, kernel, straight, single_use, _), lengths, batch_sizes, count, gaps = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), *rest)
+        y, *rest = others[count:]
+        masks, kept = tuple(rest[:gaps]), rest[gaps:]
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks)
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(problem, inputs, above, wanted)
-        y, h_n, c_n, *kept = others[count:]
         again = single_use and not ctx.spent and _graph_is_kept()
-        result = Result(y, h_n, c_n, tuple([tensor.clone() for tensor in kept] if again else kept))
+        result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
         needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
         if straight is not None and not ctx.spent and not torch._C._is_any_autocast_enabled():
             ctx.spent = single_use and not again

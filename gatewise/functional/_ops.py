@@ -16,10 +16,12 @@ from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import KernelRefused
 from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
+from gatewise.functional.arguments import check_options
 from gatewise.functional.explicit import State, run, run_backward
+from gatewise.functional.lengths import as_tensor
 from gatewise.functional.plan import probed
 from gatewise.functional.signature import Signature, traced_signature
-from gatewise.functional.validate import check_input, check_memory, prepare, with_masks
+from gatewise.functional.validate import check_input, prepare, with_masks
 from gatewise.selection import AUTO, choose, kernel_named, predicted, preference
 
 _TYPICAL_SIZE = 64
@@ -37,9 +39,9 @@ def traced_lstm(
     memory: str,
 ) -> tuple[Tensor, State]:
     """Make the call through the registered operators; the kernel is fixed while the graph is being built."""
-    check_memory(memory)
+    check_options(bidirectional, dropout, memory)
     if lengths is not None and not isinstance(lengths, Tensor):
-        lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+        lengths = as_tensor(lengths)
     if state is None:
         found = traced_signature(flat, bidirectional)
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
@@ -129,8 +131,6 @@ def lstm_backward(
     lengths: Tensor | None,
     batch_sizes: Tensor | None,
     y: Tensor,
-    h_n: Tensor,
-    c_n: Tensor,
     kept: Sequence[Tensor],
     bidirectional: bool,
     dropout: float,
@@ -143,9 +143,9 @@ def lstm_backward(
     masks = problem.num_layers - 1 if problem.dropout else 0
     inputs = inputs._replace(masks=tuple(kept[:masks]))
     name = _chosen(problem, x.device, kernel)
-    saved = Saved(name, problem, inputs, Result(y, h_n, c_n, tuple(kept[masks:])))
+    saved = Saved(name, problem, inputs, Result(y, h0, c0, tuple(kept[masks:])))  # final states are not read
     found = run_backward(saved, OutputGradients(dy, dh, dc), Needs(), name)
-    given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, h_n, c_n, *kept]
+    given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept]
     dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
     return dx, dh0, dc0, dweights
 
@@ -167,18 +167,19 @@ def _lstm_backward_fake(
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory = inputs
-    y, h_n, c_n, kept = output
+    y, _, _, kept = output
     if not needs_grad:
         return
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y, h_n, c_n, *weights, *kept)
+    # On a CPU y is the caller's to change in place, as in `_autograd`.
+    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y if y.is_cuda else y.clone(), *weights, *kept)
     ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory)
 
 
 def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, dkept: object) -> tuple:
-    x, h0, c0, lengths, batch_sizes, y, h_n, c_n, *rest = ctx.saved_tensors
+    x, h0, c0, lengths, batch_sizes, y, *rest = ctx.saved_tensors
     weights, kept = rest[: ctx.count], rest[ctx.count :]
-    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, h_n, c_n, kept, *ctx.options)
+    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options)
     return (*gradients, *[None] * 7)
 
 
@@ -193,7 +194,10 @@ def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -
     for tensor in found:
         if tensor is None:
             raise RuntimeError("a kernel left out a gradient that was asked for")
-        apart.append(tensor.clone() if tensor.untyped_storage()._cdata in seen else tensor)
+        if tensor.untyped_storage()._cdata in seen:
+            tensor = tensor.clone()
+        # Callers change results in place, which autograd allows of no views.
+        apart.append(tensor.data if tensor._is_view() else tensor)
         seen.add(apart[-1].untyped_storage()._cdata)
     return apart
 

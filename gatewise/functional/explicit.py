@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.contract.errors import DtypeError, ShapeError, sentence
+from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
+from gatewise.functional.arguments import check_backward
 from gatewise.functional.plan import probed
 from gatewise.functional.products import without_products
 from gatewise.functional.ragged import conversion
@@ -101,7 +102,7 @@ def forward(
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on devices that do not go together.
-        ArgumentError: `dropout` or `memory` is not what it can be.
+        ArgumentError: An argument is not of the kind it must be, or `dropout` or `memory` is not what it can be.
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
         OutOfMemoryPredicted: No kernel keeps to the budget; the message is the decision.
 
@@ -126,8 +127,10 @@ def forward(
         )
         if projected:
             problem, inputs = problem.replace(projected=True), inputs._replace(x=x)
-        saved = run(problem, with_masks(problem, inputs), kernel, memory_budget)
-    y, h_n, c_n, _ = saved.result
+        saved = run(problem, with_masks(problem, _versioned(inputs)), kernel, memory_budget)
+        y, h_n, c_n, _ = saved.result
+        if y.is_inference():
+            saved.result = saved.result._replace(y=y.clone())
     saved.form = weights
     return Output(y, State(h_n, c_n)), saved
 
@@ -154,17 +157,32 @@ def backward(
         Gradients of x, of the initial state and of the weights in the nesting they were given in.
 
     Raises:
+        ArgumentError: An argument is not of the kind it must be.
         ShapeError: A gradient is not shaped as its output.
+        DtypeError: A gradient is not of its output's dtype.
+        DeviceError: A gradient is not on its output's device.
+        ModifiedInPlace: x, the initial state, a weight or the output was changed since the forward pass.
         KernelRefused: The kernel that was named cannot run this problem.
     """
+    check_backward(saved, dy, dstate, needs)
     dh, dc = dstate if dstate is not None else (None, None)
     gradients = OutputGradients(dy, dh, dc)
     _check_gradients(gradients, saved.result)
-    wanted = preference(kernel or AUTO).kernel
+    saved.check_unmodified()
+    wanted = preference(AUTO if kernel is None else kernel).kernel
     with torch.no_grad():
         found = run_backward(saved, gradients, needs, saved.kernel if wanted == AUTO else wanted)
     state = None if found.h0 is None or found.c0 is None else State(found.h0, found.c0)
     return Gradients(found.x, state, nested_like(saved.form or saved.inputs.weights, found.weights))
+
+
+def _versioned(inputs: Inputs) -> Inputs:
+    # Tensors of the inference mode do not count their changes: nobody but us may have them.
+    tensors = (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
+    if not any(map(Tensor.is_inference, tensors)):
+        return inputs
+    x, h0, c0, *weights = (tensor.clone() if tensor.is_inference() else tensor for tensor in tensors)
+    return inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(weights))
 
 
 def run(problem: Problem, inputs: Inputs, kernel: str, memory_budget: float | None = None) -> Saved:
@@ -254,3 +272,5 @@ def _check_gradients(gradients: OutputGradients, result: Result) -> None:
             raise ShapeError(sentence(name, f"shaped {list(output.shape)} as its output", list(gradient.shape)))
         if gradient.dtype != output.dtype:
             raise DtypeError(sentence(name, f"{output.dtype} as its output", gradient.dtype))
+        if gradient.device != output.device:
+            raise DeviceError(sentence(name, f"on {output.device} as its output", f"one on {gradient.device}"))

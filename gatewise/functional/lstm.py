@@ -13,10 +13,12 @@ from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import Inputs
 from gatewise.functional._autograd import apply, in_plain_torch
 from gatewise.functional._ops import traced_lstm
+from gatewise.functional.arguments import check_tensors
 from gatewise.functional.explicit import Output, State, forward_on, record
+from gatewise.functional.lengths import lie_beside, without_sync
 from gatewise.functional.plan import Plan, plan, probed
 from gatewise.functional.signature import NestedWeights, flattened
-from gatewise.functional.validate import lie_beside, prepare, with_masks, without_sync, zeros
+from gatewise.functional.validate import prepare, with_masks, zeros
 from gatewise.selection import AUTO, REFERENCE, choose, preference
 
 _NOTHING = contextlib.nullcontext()
@@ -60,7 +62,7 @@ def lstm(
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on devices that do not go together.
-        ArgumentError: `dropout` or `memory` is not what it can be.
+        ArgumentError: An argument is not of the kind it must be, or `dropout` or `memory` is not what it can be.
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
 
     Example:
@@ -70,6 +72,34 @@ def lstm(
         >>> y, (h_n, c_n) = functional.lstm(torch.randn(5, 2, 4), None, module.all_weights)
     """
     flat = flattened(weights)
+    if not torch.compiler.is_compiling():
+        check_tensors(x, state, flat)
+    return call(
+        x,
+        state,
+        flat,
+        lengths=lengths,
+        batch_sizes=batch_sizes,
+        bidirectional=bidirectional,
+        dropout=dropout,
+        kernel=kernel,
+        memory=memory,
+    )
+
+
+def call(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    *,
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+) -> Output:
+    """Do what `lstm` does, where x, state and the weights in torch's flat order are known to be tensors."""
     if x.is_meta or torch.compiler.is_compiling():
         if not x.is_meta:
             x, state, flat = _as_autocast(x, state, flat)

@@ -18,6 +18,7 @@ from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Result
+from gatewise.functional.arguments import check_options
 from gatewise.functional.signature import form_of
 from gatewise.functional.validate import described, with_lengths
 from gatewise.selection import Preference, choose, kernel_named, preference
@@ -61,20 +62,24 @@ def plan(
     wanted = preference(kernel)
     # Measuring depends on what was measured before: it has a memory of its own.
     found = _plan if wanted.policy == "predict" else _plan.__wrapped__
-    return found(
-        form_of(x),
-        None if state is None else (form_of(state[0]), form_of(state[1])),
-        tuple(map(form_of, flat)),
-        bidirectional,
-        dropout,
-        needs_grad,
-        x.is_cuda and x.dtype is torch.float32 and tf32_allowed(),
-        torch._C._get_cudnn_enabled(),
-        wanted,
-        memory,
-        state_of_capture() if x.is_cuda else "",
-        ragged,
-    )
+    try:
+        return found(
+            form_of(x),
+            None if state is None else (form_of(state[0]), form_of(state[1])),
+            tuple(map(form_of, flat)),
+            bidirectional,
+            dropout,
+            needs_grad,
+            x.is_cuda and x.dtype is torch.float32 and tf32_allowed(),
+            torch._C._get_cudnn_enabled(),
+            wanted,
+            memory,
+            state_of_capture() if x.is_cuda else "",
+            ragged,
+        )
+    except TypeError:  # an option that nothing can be looked up by
+        check_options(bidirectional, dropout, memory)
+        raise
 
 
 @functools.lru_cache(maxsize=4096)

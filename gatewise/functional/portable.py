@@ -28,7 +28,11 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Returns:
         Tensors that share no memory with `saved`, and facts for `rebuild`.
+
+    Raises:
+        ModifiedInPlace: An input or the output was changed since the forward pass.
     """
+    saved.check_unmodified()
     inputs, result = saved.inputs, saved.result
     kept = () if any(tensor.requires_grad for tensor in result.kept) else result.kept
     tensors = {name: getattr(inputs, name) for name in ("x", "h0", "c0", "lengths", "batch_sizes")}

@@ -32,7 +32,7 @@ class Conversion(Protocol):
         ...
 
     def result_in(self, result: Result) -> Result:
-        """The user's result in the kernel's layout again."""
+        """The user's result in the kernel's layout again; the final states stay, no backward pass reads them."""
         ...
 
     def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
@@ -142,8 +142,7 @@ class _Packing:
         )
 
     def result_in(self, result: Result) -> Result:
-        h_n, c_n = (state.index_select(1, self._rows) for state in (result.h_n, result.c_n))
-        return Result(self._tokens.packed(result.y), h_n, c_n, result.kept)
+        return result._replace(y=self._tokens.packed(result.y))
 
     def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
         return OutputGradients(

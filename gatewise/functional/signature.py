@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
+from gatewise.functional.arguments import check_weights
 
 NestedWeights = Sequence[Sequence[Tensor]]
 
@@ -71,10 +72,13 @@ class Signature:
 
 def flattened(weights: NestedWeights | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return weights in torch's flat order, from that order itself or from the form of `module.all_weights`."""
+    if type(weights) is not list and type(weights) is not tuple:
+        check_weights(weights)
     if not weights:
         raise ShapeError(sentence("weights", "at least one direction of one layer", "none"))
     if isinstance(weights[0], Tensor):
         return tuple(weights)  # type: ignore[arg-type]
+    check_weights(weights)
     return tuple(tensor for direction in weights for tensor in direction if tensor is not None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,6 +13,8 @@ from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.saved import Inputs
+from gatewise.functional.arguments import check_options, check_tensors
+from gatewise.functional.lengths import checked_batch_sizes, checked_lengths, without_sync
 from gatewise.functional.signature import Form, Signature, form_of, signature_of
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -41,32 +42,38 @@ def prepare(
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on devices that do not go together.
-        ArgumentError: `dropout` is outside [0, 1], `memory` is not a word it can be, or both `lengths` and
+        ArgumentError: An argument is not of the kind it must be, an option is not what it can be, or both `lengths` and
             `batch_sizes` are given.
     """
+    check_tensors(x, state, flat)
     packed = None
     if batch_sizes is not None:
         if lengths is not None:
             raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
+        batch_sizes = checked_batch_sizes(batch_sizes, len(x) if x.dim() else 0)
         packed = len(batch_sizes), int(batch_sizes[0]) if len(batch_sizes) else 0
-    problem = described(
-        form_of(x),
-        None if state is None else tuple(map(form_of, state)),
-        tuple(map(form_of, flat)),
-        packed,
-        bidirectional,
-        dropout,
-        needs_grad,
-        x.is_cuda and tf32_allowed(),
-        traced,
-        memory,
-        # What is compiled must have one choice, inside a graph and outside.
-        state_of_capture() if x.is_cuda and not traced else "",
-    )
+    try:
+        problem = described(
+            form_of(x),
+            None if state is None else tuple(map(form_of, state)),
+            tuple(map(form_of, flat)),
+            packed,
+            bidirectional,
+            dropout,
+            needs_grad,
+            x.is_cuda and tf32_allowed(),
+            traced,
+            memory,
+            # What is compiled must have one choice, inside a graph and outside.
+            state_of_capture() if x.is_cuda and not traced else "",
+        )
+    except TypeError:  # an option that nothing can be looked up by
+        check_options(bidirectional, dropout, memory)
+        raise
     h0, c0 = zeros(problem, x) if state is None else state
     if lengths is None:
         return problem, Inputs(x, h0, c0, flat, None, batch_sizes)
-    row_lengths, longest = _checked_lengths(lengths, problem.time, problem.batch, x.device)
+    row_lengths, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
     if row_lengths.is_cuda:
         row_lengths, h0 = without_sync(row_lengths, problem.time, h0)
     return with_lengths(problem, row_lengths.is_cuda, longest == 0), Inputs(x, h0, c0, flat, row_lengths)
@@ -93,15 +100,13 @@ def described(
     Arguments are those of `prepare`, tensors by their forms; `packed` is T and B of a packed batch, `allow_tf32` what
     PyTorch's settings say, whatever the dtype.
     """
+    check_options(bidirectional, dropout, memory)
     found = signature_of(weights, bidirectional)
     given = Form(*x)
     check_input(given, found, packed=packed is not None)
     time, batch = given.shape[:2] if packed is None else packed
     if state is not None:
         _check_state(state, given, found, batch)
-    if not 0.0 <= dropout <= 1.0:
-        raise ArgumentError(sentence("dropout", "a probability between 0 and 1", dropout))
-    check_memory(memory)
     return Problem(
         time=time,
         batch=batch,
@@ -128,12 +133,6 @@ def with_lengths(problem: Problem, on_device: bool, all_empty: bool) -> Problem:
     """Return the problem of a call that is given lengths."""
     layout = Layout.DEVICE_LENGTHS if on_device else Layout.HOST_LENGTHS
     return problem.replace(layout=layout, time=0 if all_empty else problem.time)
-
-
-def check_memory(memory: object) -> None:
-    """Check the argument of that name."""
-    if memory not in (NORMAL, LEAN):
-        raise ArgumentError(sentence("memory", f"{NORMAL!r} or {LEAN!r}", repr(memory)))
 
 
 def check_input(x: Tensor | Form, found: Signature, *, packed: bool) -> None:
@@ -173,51 +172,6 @@ def zeros(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
     rows = problem.num_layers * problem.num_directions
     h0 = x.new_zeros(rows, problem.batch, problem.state_size)
     return h0, (x.new_zeros(rows, problem.batch, problem.hidden_size) if problem.proj_size else h0)
-
-
-def _checked_lengths(
-    lengths: Tensor | Sequence[int], time: int, batch: int, device: torch.device
-) -> tuple[Tensor, int | None]:
-    # The second result is the longest length where it can be read without a sync.
-    if not isinstance(lengths, Tensor):
-        lengths = torch.tensor(lengths, device="cpu")
-        if lengths.numel() == 0:
-            lengths = lengths.to(torch.int64)
-    if lengths.dtype.is_floating_point or lengths.dtype == torch.bool or lengths.dtype.is_complex:
-        raise DtypeError(sentence("lengths", "integers", lengths.dtype))
-    if lengths.shape != (batch,):
-        raise ShapeError(sentence("lengths", f"one integer a sequence, [{batch}]", list(lengths.shape)))
-    if lengths.device != device and lengths.device.type != "cpu":
-        if device.type != "cpu":
-            raise DeviceError(sentence("lengths", f"on {device} like x, or on the CPU", f"on {lengths.device}"))
-        lengths = lengths.cpu()
-    lengths = lengths.to(torch.int64)
-    if lengths.device.type != "cpu" or batch == 0:
-        return lengths, None
-    low, high = (int(bound) for bound in torch.aminmax(lengths))
-    if low < 0 or high > time:
-        raise ShapeError(sentence("lengths", f"between 0 and T = {time}", low if low < 0 else high))
-    return lengths, high
-
-
-def lie_beside(lengths: Tensor | Sequence[int], x: Tensor) -> TypeGuard[Tensor]:
-    """Whether lengths are as kernels read them, on x's GPU, and can be wrong in their values alone."""
-    return (
-        isinstance(lengths, Tensor)
-        and lengths.is_cuda
-        and lengths.dtype is torch.int64
-        and lengths.device == x.device
-        and x.dim() == 3
-        and lengths.shape == x.shape[1:2]
-    )
-
-
-def without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lengths on the GPU within [0, time], and h0 with NaN where they were not."""
-    # Reading the values back would stop the GPU, so a length out of range cannot raise here. It must not pass for a
-    # right one either: the row's state, and with it everything computed from it, becomes NaN.
-    bounded = lengths.clamp(0, time)
-    return bounded, torch.where((bounded == lengths)[:, None], h0, torch.nan)
 
 
 def with_masks(problem: Problem, inputs: Inputs) -> Inputs:

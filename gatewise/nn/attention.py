@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.attention import Score, attend
+from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -37,6 +38,7 @@ class Attention(nn.Module):
 
     Raises:
         ArgumentError: An argument is of the wrong type or out of its range.
+        KernelRefused: No attention kernel is named `kernel`.
 
     Example:
         >>> import torch, gatewise.nn
@@ -66,7 +68,7 @@ class Attention(nn.Module):
         *,
         score: str = "additive",
         layer_norm: bool = False,
-        kernel: str = "auto",
+        kernel: str = AUTO,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -82,6 +84,8 @@ class Attention(nn.Module):
         if score == "dot" and query_size != source_size:
             advice = "Use the general score for a source of another size."
             raise ArgumentError(sentence("source_size", f"query_size = {query_size}", source_size, advice))
+        if kernel != AUTO:
+            kernel_named(kernel)
         self.query_size, self.source_size = query_size, source_size
         self.hidden_size = sizes["hidden_size"]
         self.score, self.layer_norm, self.kernel = score, bool(layer_norm), kernel

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.weights import in_one_buffer
-from gatewise.functional import lstm
-from gatewise.functional.validate import check_memory
+from gatewise.functional.arguments import check_dropout, check_memory, check_name
+from gatewise.functional.lstm import call
 from gatewise.nn import init
 from gatewise.nn.arguments import check_input, check_pair, refuse_script
 
@@ -59,6 +59,7 @@ class LSTM(nn.Module):
 
     Raises:
         ArgumentError: An argument is of the wrong type or out of its range.
+        KernelRefused: No kernel is named `kernel`.
 
     Example:
         >>> layer = LSTM(10, 20, num_layers=2)
@@ -85,7 +86,7 @@ class LSTM(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, proj_size)
-        _check_options(bias, batch_first, dropout, kernel, memory)
+        _check_options(bias, batch_first, bidirectional, dropout, kernel, memory)
         if dropout > 0 and num_layers == 1:
             message = sentence(
                 "dropout",
@@ -172,10 +173,10 @@ class LSTM(nn.Module):
             weights = [found[name] for name in self._flat_names]
         except KeyError:
             weights = [getattr(self, name) for name in self._flat_names]
-        y, (h_n, c_n) = lstm(
+        y, (h_n, c_n) = call(
             x,
             state,
-            weights,
+            tuple(weights),
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,
@@ -327,16 +328,16 @@ def _check_sizes(input_size: int, hidden_size: int, num_layers: int, proj_size: 
         raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
 
 
-def _check_options(bias: bool, batch_first: bool, dropout: float, kernel: str, memory: str) -> None:
+def _check_options(
+    bias: bool, batch_first: bool, bidirectional: bool, dropout: float, kernel: str, memory: str
+) -> None:
     for name, value in {"bias": bias, "batch_first": batch_first}.items():
         if not isinstance(value, bool):
             raise ArgumentError(sentence(name, "True or False", repr(value)))
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
-        advice = "It is the probability of dropping an output between layers."
-        raise ArgumentError(sentence("dropout", "a number from 0 to 1", repr(dropout), advice))
-    if not isinstance(kernel, str):
-        advice = "gatewise.kernel_names() lists them."
-        raise ArgumentError(sentence("kernel", "'auto' or the name of a kernel", repr(kernel), advice))
+    if not isinstance(bidirectional, int):  # torch.nn.LSTM takes 0 and 1 too, and programs give them
+        raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
+    check_dropout(dropout)
+    check_name(kernel, "kernel")
     check_memory(memory)
 
 

@@ -4,13 +4,14 @@ from gatewise.selection.admit import kernel_named, kernel_names
 from gatewise.selection.choose import choose, decide
 from gatewise.selection.explain import explain
 from gatewise.selection.predict import predicted
-from gatewise.selection.preference import AUTO, Preference, preference, use_kernel
+from gatewise.selection.preference import AUTO, Preference, check_name, preference, use_kernel
 from gatewise.selection.reference import REFERENCE, differentiable
 
 __all__ = [
     "AUTO",
     "REFERENCE",
     "Preference",
+    "check_name",
     "choose",
     "decide",
     "differentiable",

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 
+from gatewise.contract.budget import check_memory_budget
 from gatewise.contract.decision import Decision, format_bytes
 from gatewise.contract.device import Device
 from gatewise.contract.errors import KernelRefused, OutOfMemoryPredicted
@@ -61,7 +62,9 @@ def choose(
     Raises:
         KernelRefused: With the printed decision as its text.
         OutOfMemoryPredicted: With the printed decision as its text.
+        ArgumentError: The budget is no positive number.
     """
+    check_memory_budget(memory_budget)
     decision = decide(problem, device, kernel, memory_budget)
     if decision.chosen is None:
         name = preference(kernel).kernel

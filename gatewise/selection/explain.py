@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
-from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
@@ -61,7 +62,9 @@ def explain(
         A `Decision`; print it. `decision.chosen` is None when a kernel was named that refuses.
 
     Raises:
+        ArgumentError: `module` is no LSTM layer, or a size is no integer from 0 up.
         ShapeError: The shape does not fit the module.
+        DtypeError: `dtype` is no floating-point type of PyTorch.
         DeviceError: The device cannot be probed (a meta tensor): name one.
 
     Example:
@@ -70,8 +73,10 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
+    if not isinstance(module, LSTMLike):
+        raise ArgumentError(sentence("module", "a gatewise.LSTM or a torch.nn.LSTM", type(module).__name__))
     weight = next(module.parameters())  # type: ignore[attr-defined]
-    shape = tuple(x.shape if isinstance(x, Tensor) else x)
+    shape = _shape(x)
     if len(shape) not in (2, 3) or shape[-1] != module.input_size:
         expectation = f"(T, B, {module.input_size}), with batch_first (B, T, {module.input_size})"
         raise ShapeError(sentence("x", f"a tensor or shape {expectation}", shape))
@@ -81,6 +86,8 @@ def explain(
         time, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
     where = _device(device if device is not None else x.device if isinstance(x, Tensor) else weight.device)
     number_type = dtype or (x.dtype if isinstance(x, Tensor) else weight.dtype)
+    if not isinstance(number_type, torch.dtype) or not number_type.is_floating_point:
+        raise DtypeError(sentence("dtype", "a floating-point type such as torch.float32", repr(number_type)))
     training = module.training if training is None else training
     capture = "announced" if captured else ""
     if captured is None and where.kind == "cuda" and not _described(device):
@@ -103,9 +110,21 @@ def explain(
         captured=capture != "",
         announced=capture == "announced",
     )
-    wanted = kernel or getattr(module, "kernel", AUTO)
+    wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
     # A described device cannot be measured, whatever the policy says.
     return decide_by_prediction(problem, where, wanted) if _described(device) else decide(problem, where, wanted)
+
+
+def _shape(x: Tensor | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(x, Tensor):
+        return tuple(x.shape)
+    try:
+        shape = tuple(operator.index(size) for size in x)
+    except TypeError:
+        raise ArgumentError(sentence("x", "a tensor or a shape, integers", repr(x))) from None
+    if min(shape, default=0) < 0:
+        raise ArgumentError(sentence("x", "a shape of sizes from 0 up", shape))
+    return shape
 
 
 def _device(device: Device | torch.device | str) -> Device:

@@ -85,6 +85,8 @@ def preference(argument: str | Preference = AUTO) -> Preference:
     if policy not in _POLICIES:
         raise ArgumentError(sentence("GATEWISE_POLICY", " or ".join(map(repr, _POLICIES)), repr(policy)))
     if argument != AUTO:
+        if not isinstance(argument, str):
+            check_name(argument, "kernel")
         return _named(argument, policy, "kernel", "named by the argument `kernel`")
     if context is not None:
         return Preference(context[0], policy, "named by `use_kernel`" if context[0] != AUTO else "")
@@ -112,8 +114,16 @@ def _environment(name: str) -> str | None:
     return environment.get(name)
 
 
-def check_name(name: str, argument: str) -> None:
-    """Raise `KernelRefused`, listing the known names, unless a kernel has this name."""
+def check_name(name: object, argument: str) -> None:
+    """Raise unless this is "auto" or the name of a kernel.
+
+    Raises:
+        ArgumentError: It is no name at all.
+        KernelRefused: No kernel has this name; the message lists those that are known.
+    """
+    if not isinstance(name, str):
+        advice = "gatewise.kernel_names() lists them."
+        raise ArgumentError(sentence(argument, "'auto' or the name of a kernel", repr(name), advice))
     if name != AUTO and name not in kernel_names():
         known = ", ".join(map(repr, (AUTO, *kernel_names())))
         raise KernelRefused(sentence(argument, f"one of {known}", repr(name)))

@@ -204,6 +204,10 @@ Q, K, V, W = torch.zeros(5, 2, 3), torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), t
         ((Q, K, V, [7, -1]), {"v": W}, gatewise.ShapeError, "`lengths` must be between 0 and S = 7, got -1"),
         ((Q, K, V, [7.0, 1.0]), {"v": W}, gatewise.DtypeError, "`lengths` must be integers"),
         ((Q, K, V), {"v": W, "kernel": "best"}, gatewise.KernelRefused, "`kernel` must be one of 'auto', 'fused'"),
+        *[
+            ((Q, K, V), {"v": W, "memory_budget": budget}, gatewise.ArgumentError, "`memory_budget` must be None or a")
+            for budget in (float("nan"), 0, -1.0, True, "8GB")
+        ],
     ],
 )
 def test_bad_input_says_what_to_change(arguments, options, error, text):

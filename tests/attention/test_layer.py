@@ -43,7 +43,8 @@ def test_keys_may_be_computed_once():
 
 
 def test_kernel_is_passed_on():
-    attention = Attention(6, 6, kernel="nonsense")
+    attention = Attention(6, 6)
+    attention.kernel = "nonsense"
     with pytest.raises(gatewise.KernelRefused, match="nonsense"):
         attention(torch.randn(5, 2, 6), torch.randn(7, 2, 6))
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from gatewise import attention
-from gatewise.contract.errors import ArgumentError, KernelRefused
+from gatewise.contract.errors import ArgumentError, KernelRefused, ModifiedInPlace
 from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, decoder
 from gatewise.feeding.elementwise import Plain
 
@@ -251,3 +251,17 @@ def test_without_a_gpu_the_parts_are_plain_torch():
         patch.setattr(decoder, "Plain", Seen)
         call.run()
     assert len(seen) == 2 * 7
+
+
+def test_what_is_changed_in_place_before_the_backward_pass_is_an_error():
+    call = Call()
+    outputs = call.run()
+    outputs.mul_(2)
+    with pytest.raises(ModifiedInPlace, match="`the output` must be as the decoder returned it, got one modified by"):
+        outputs.sum().backward()
+    call = Call()
+    outputs = call.run()
+    call.lengths.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.sum().backward()
+    call.run().sum().backward()

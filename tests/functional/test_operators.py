@@ -49,6 +49,27 @@ def test_the_compiled_call_is_the_same_call(case, kernel):
         torch.testing.assert_close(gradients(compiled, inputs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("within", [True, False], ids=["within", "after"])
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+def test_the_outputs_of_a_compiled_call_may_be_changed_in_place(kernel, within):
+    call, inputs = make(lengths=kernel == "eager")
+
+    def changed(outputs):
+        y, state = outputs
+        for tensor in (y, *state):
+            tensor.mul_(0.5)
+        return y, state
+
+    with use_kernel(kernel):
+        expected = gradients(lambda *given: torch.utils._pytree.tree_map(lambda each: each * 0.5, call(*given)), inputs)
+        if within:
+            found = torch.compile(lambda *given: changed(call(*given)), fullgraph=True, backend="aot_eager")
+        else:
+            compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+            found = lambda *given: changed(compiled(*given))  # noqa: E731
+        torch.testing.assert_close(gradients(found, inputs), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_kernel_is_the_one_preferred_while_compiling():
     call, inputs = make()
     seen = []
@@ -73,7 +94,7 @@ def test_the_fakes_agree_with_the_operators(case):
     detached = [tensor.detach() for tensor in (x, *state)]
     plain = [weight.detach() for weight in weights]
     y, h, c, kept = lstm_forward(*detached, plain, *arguments[4:])
-    backward = (*map(torch.ones_like, (y, h, c)), *detached, plain, lengths, None, y, h, c, kept)
+    backward = (*map(torch.ones_like, (y, h, c)), *detached, plain, lengths, None, y, kept)
     torch.library.opcheck(lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager", "normal"))
 
 

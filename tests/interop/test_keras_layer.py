@@ -226,6 +226,11 @@ def test_use_cudnn_chooses_the_kernel(monkeypatch, options, kernel, cudnn):
     assert torch.backends.cudnn.enabled
 
 
+def test_a_kernel_that_is_unknown_is_refused_when_the_layer_is_made():
+    with pytest.raises(KernelRefused, match=r"`kernel` must be one of 'auto', .* got 'foo'"):
+        LSTM(UNITS, kernel="foo")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernel can run")
 def test_a_kernel_that_cannot_run_is_an_error_and_the_next_call_works():
     x = np.zeros((BATCH, TIME, FEATURES), "f4")

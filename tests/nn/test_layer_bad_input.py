@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
-from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from gatewise.nn import LSTM, LSTMCell
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, KernelRefused, ShapeError
+from gatewise.nn import LSTM, Attention, LSTMCell
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ from gatewise.nn import LSTM, LSTMCell
         ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, got 1.5."),
         ({"dropout": -0.1}, "`dropout` must be a number from 0 to 1, got -0.1."),
         ({"dropout": True}, "`dropout` must be a number from 0 to 1, got True."),
+        ({"dropout": "0.5"}, "`dropout` must be a number from 0 to 1, got '0.5'."),
         ({"proj_size": 4}, "`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got 4."),
         ({"proj_size": -1}, "`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got -1."),
     ],
@@ -42,6 +44,22 @@ def test_constructor_refuses_what_torch_refuses(options, message):
 def test_constructor_refuses_a_kernel_that_is_no_name():
     with pytest.raises(ArgumentError, match="`kernel` must be 'auto' or the name of a kernel, got None"):
         LSTM(3, 4, kernel=None)
+
+
+@pytest.mark.parametrize("kernel", ["foo", "EAGER", " eager", ""])
+def test_constructor_refuses_a_kernel_that_is_unknown(kernel):
+    with pytest.raises(KernelRefused, match=f"`kernel` must be one of 'auto', .*'aten', 'eager', got {kernel!r}"):
+        LSTM(3, 4, kernel=kernel)
+    with pytest.raises(KernelRefused, match=f"`kernel` must be one of 'auto', 'fused', .*, got {kernel!r}"):
+        Attention(3, 4, kernel=kernel)
+
+
+def test_constructor_takes_what_torch_takes_for_numbers_and_flags():
+    layer = LSTM(3, 4, 2, bidirectional=1, dropout=np.float32(0.5))
+    assert layer.bidirectional is True
+    assert layer.dropout == 0.5
+    with pytest.raises(ArgumentError, match="`bidirectional` must be True or False, got 'False'"):
+        LSTM(3, 4, bidirectional="False")
 
 
 def test_dropout_without_a_gap_warns_as_torch_does():

@@ -5,7 +5,7 @@ import torch
 
 import gatewise
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ArgumentError, DeviceError, ShapeError
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 
 @pytest.fixture
@@ -73,6 +73,32 @@ def test_bad_arguments_say_what_to_give(lstm):
         gatewise.explain(lstm, (100, 64, 512))
     with pytest.raises(ArgumentError, match="h200, h100"):
         Device.named("h2000")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((-5, 3, 512), "`x` must be a shape of sizes from 0 up, got (-5, 3, 512)."),
+        ((5, -3, 512), "`x` must be a shape of sizes from 0 up, got (5, -3, 512)."),
+        ((5.0, 3, 512), "`x` must be a tensor or a shape, integers, got (5.0, 3, 512)."),
+        (("5", 3, 512), "`x` must be a tensor or a shape, integers, got ('5', 3, 512)."),
+        (5, "`x` must be a tensor or a shape, integers, got 5."),
+        (None, "`x` must be a tensor or a shape, integers, got None."),
+    ],
+)
+def test_a_shape_is_integers_from_zero_up(lstm, shape, message):
+    with pytest.raises(ArgumentError) as raised:
+        gatewise.explain(lstm, shape, device="h200")
+    assert str(raised.value) == message
+    assert gatewise.explain(lstm, (0, 3, 512), device="h200").chosen
+
+
+def test_what_is_no_layer_and_no_dtype_is_named(lstm):
+    with pytest.raises(ArgumentError, match=r"`module` must be a gatewise\.LSTM or a torch\.nn\.LSTM, got Linear"):
+        gatewise.explain(torch.nn.Linear(4, 4), (5, 3, 4))
+    for dtype in ("float32", torch.int64):
+        with pytest.raises(DtypeError, match=f"`dtype` must be a floating-point type .* got {dtype!r}"):
+            gatewise.explain(lstm, (5, 3, 512), device="h200", dtype=dtype)
 
 
 def test_a_described_gpu_is_never_measured(lstm, monkeypatch):

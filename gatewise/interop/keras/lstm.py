@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.functional import lstm
+from gatewise.functional.arguments import check_name
 from gatewise.interop.keras.backend import keras_on_torch
 from gatewise.interop.keras.masking import Masking
 from gatewise.interop.layouts import LAYOUTS
@@ -48,7 +49,8 @@ class LSTM(keras.layers.LSTM):
 
     Raises:
         ArgumentError: `kernel` and `use_cudnn` contradict each other.
-        KernelRefused: A kernel was named, and the layer has options that no kernel has.
+        KernelRefused: No kernel has the name that was given; or one was named, and the layer has options that no kernel
+            has.
 
     Numerics: as `keras.layers.LSTM`. float32 on a GPU may use TF32, which PyTorch allows for LSTMs by default
     (`torch.backends.cudnn.allow_tf32`).
@@ -63,8 +65,7 @@ class LSTM(keras.layers.LSTM):
         **options: Any,
     ) -> None:
         super().__init__(units, *arguments, use_cudnn=use_cudnn, **options)
-        if not isinstance(kernel, str):
-            raise ArgumentError(sentence("kernel", "'auto' or the name of a kernel", repr(kernel)))
+        check_name(kernel, "kernel")
         if (use_cudnn is True and kernel not in ("auto", "cudnn")) or (use_cudnn is False and kernel == "cudnn"):
             advice = "Give one of the two."
             raise ArgumentError(sentence("kernel", f"'auto' with use_cudnn={use_cudnn}", repr(kernel), advice))

@@ -115,7 +115,8 @@ def _run(
     sizes, D = arguments.sizes, arguments.sizes.D
     X, W = arguments.X.to(where), [matrix.to(where) for matrix in arguments.W]
     b = [bias.to(where) for bias in arguments.b]
-    initial = arguments.out0.to(where), arguments.c0.to(where)
+    # Copies: changes of NumPy arrays before the backward pass are not counted as those of tensors are.
+    initial = arguments.out0.to(where, copy=True), arguments.c0.to(where, copy=True)
     budget = memory_budget if memory_budget is not None else _free_memory(where)
     options = {"bidirectional": sizes.directions == 2, "kernel": kernel, "memory_budget": budget}
     if any(sparse.worth_it(matrix) for matrix in (X, *W)):
@@ -127,7 +128,7 @@ def _run(
             return output, State(saved, sizes, arguments.home)
         except (KernelRefused, OutOfMemoryPredicted) as refused:
             _log.info("sparse matrices are made dense: %s", str(refused).partition("\n")[0])
-    x = steps_of(sparse.dense(X), D).contiguous()
+    x = steps_of(sparse.dense(X), D).clone(memory_format=torch.contiguous_format)
     weights = flat_weights([(sparse.dense(matrix), bias) for matrix, bias in zip(W, b, strict=True)], sizes.M)
     output, saved = functional.forward(x, initial, weights, **options)
     return output, State(saved, sizes, arguments.home)

@@ -46,18 +46,21 @@ def is_slower(problem: Problem) -> bool:
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
-    """The outputs below the last layer, then a workspace for each layer and direction.
+    """The outputs below the last layer, then for each layer the workspaces and final states of its directions.
 
+    The states are copies: callers write over those they are given, and oneDNN's backward pass reads them.
     A workspace's size is oneDNN's own affair; the estimate is the gates, the cell and the hidden state of every step.
     """
     tokens = problem.time * problem.batch
     outputs = [TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)] * (problem.num_layers - 1)
     workspace = TensorSpec((tokens * 6 * problem.hidden_size * problem.element_bytes,), torch.uint8, exact=False)
-    return (*outputs, *[workspace] * (problem.num_layers * problem.num_directions))
+    state = TensorSpec((problem.batch, problem.hidden_size), problem.dtype)
+    directions = problem.num_directions
+    return (*outputs, *[*[workspace] * directions, *[state] * (2 * directions)] * problem.num_layers)
 
 
 def layer_forward(problem: Problem, layer: Layer) -> Result:
-    """Run one layer; keeps one workspace for each direction."""
+    """Run one layer; keeps the workspace, then the hidden, then the cell state of each direction."""
     x = layer.x.contiguous()
     # The operator writes a workspace only in grad mode; below autograd it records no graph all the same.
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -81,16 +84,22 @@ def layer_forward(problem: Problem, layer: Layer) -> Result:
             for direction, weights in enumerate(layer.weights)
         ]
     outputs, hidden, cell, workspaces = zip(*parts, strict=True)
+    kept = (*workspaces, *hidden, *cell)
     if len(parts) == 1:
-        return Result(outputs[0], hidden[0][None], cell[0][None], workspaces)
-    return Result(torch.cat(outputs, -1), torch.stack(hidden), torch.stack(cell), workspaces)
+        return Result(outputs[0], hidden[0].clone()[None], cell[0].clone()[None], kept)
+    return Result(torch.cat(outputs, -1), torch.stack(hidden), torch.stack(cell), kept)
 
 
 def layer_backward(
     problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> LayerGradients:
     """Run one layer's backward; oneDNN computes every gradient whether or not it is wanted."""
-    x = layer.x.contiguous()
+    x, directions = layer.x.contiguous(), len(layer.weights)
+    if all(gradient is None for gradient in gradients):
+        gradients = gradients._replace(y=torch.zeros_like(result.y))  # the operator wants one at least
+    workspaces, hidden, cell = (
+        result.kept[start : start + directions] for start in range(0, 3 * directions, directions)
+    )
     parts = [
         _backward(
             x,
@@ -98,8 +107,8 @@ def layer_backward(
             layer.h0[direction].contiguous(),
             layer.c0[direction].contiguous(),
             _share(result.y, direction, problem),
-            result.h_n[direction],
-            result.c_n[direction],
+            hidden[direction],
+            cell[direction],
             None if gradients.y is None else _share(gradients.y, direction, problem),
             None if gradients.h_n is None else gradients.h_n[direction].contiguous(),
             None if gradients.c_n is None else gradients.c_n[direction].contiguous(),
@@ -112,7 +121,7 @@ def layer_backward(
             False,
             [],
             False,
-            result.kept[direction],
+            workspaces[direction],
         )
         for direction, weights in enumerate(layer.weights)
     ]

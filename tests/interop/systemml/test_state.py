@@ -74,6 +74,19 @@ def test_backward_with_it_runs_no_forward(problem, expected, sequences, kernel, 
     assert forwards == [kernel]
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (1, 5, 4, 3), (6, 1, 4, 3)], ids=["batch", "one row", "one step"])
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_what_it_saves_is_its_own(shape, sequences, kernel):
+    """NumPy arrays that are changed between the passes, as a loop does that reuses its buffers."""
+    problem = reference.problem(shape, sequences)
+    expected = reference.backward(*problem.inputs, sequences, problem.dout, problem.dc)
+    given = [array.copy() for array in problem.inputs]
+    *_, state = systemml.lstm(*given, sequences, kernel=kernel)
+    for array in given:
+        array.fill(np.nan)
+    assert_gradients(systemml.lstm_backward(*given, sequences, problem.dout, problem.dc, state), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "numpy"])
 @pytest.mark.parametrize("kernel", ["eager", "aten", "cudnn"])

@@ -1,0 +1,31 @@
+"""Final states are the caller's to write over: they lie in memory of their own, and no backward pass reads them."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.contract.saved import Needs, Saved
+from gatewise.functional.explicit import forward_on, run_backward
+
+
+def flat(found):
+    return [found.x, found.h0, found.c0, *found.weights]
+
+
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
+def test_backward_without_them(kernel, case, device, admitted):
+    problem = admitted(case.problem())
+    inputs = testing.make_inputs(problem, device)
+    gradients = testing.make_gradients(problem, inputs)
+
+    def backward(overwritten):
+        result = forward_on(kernel.name, problem, inputs)
+        y = result.y.clone()
+        if overwritten:
+            result.h_n.fill_(torch.nan)
+            result.c_n.fill_(torch.nan)
+        torch.testing.assert_close(result.y, y, rtol=0, atol=0)
+        return flat(run_backward(Saved(kernel.name, problem, inputs, result), gradients, Needs(), kernel.name))
+
+    for found, expected in zip(backward(True), backward(False), strict=True):
+        torch.testing.assert_close(found, expected)
