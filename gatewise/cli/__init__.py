@@ -30,6 +30,7 @@ COMMANDS = (
     Command("convert", "gatewise.cli.convert", "Bring weights from Keras, TensorFlow and others, and back."),
     Command("bench", "gatewise.cli.bench", "Measure, and write reports from what was measured."),
     Command("explain", "gatewise.cli.explain", "Say which kernel a call would run, why, and what would help."),
+    Command("replay", "gatewise.cli.replay", "Repeat a step of training that was recorded as not finite."),
     Command("doctor", "gatewise.cli.doctor", "Say what is installed, what is missing, and test every kernel."),
 )
 

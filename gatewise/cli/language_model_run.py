@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from rich.markup import escape
 
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
+from gatewise.cli.reference import reference_of
 from gatewise.cli.run_report import compare, decide, field, introduce, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
@@ -35,6 +35,7 @@ from gatewise.models.decoding import check_sampling
 from gatewise.training import RunFolder, evaluate, fit, perplexity
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
+from gatewise.training.json_values import to_json
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
@@ -85,7 +86,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
         write_bytes(folder.tokenizer, material.tokenizer.to_json().encode())
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
-    outcome = _train(model, material, sizes, recipe, folder, processes, console)
+    outcome = _train(model, material, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
     processes.wait()
@@ -195,6 +196,7 @@ def _train(
     folder: RunFolder,
     processes: Processes,
     console: Console,
+    decision: Decision,
 ) -> Outcome:
     identity = {
         **{name: size for name, size in sizes.items() if name != "kernel"},
@@ -212,6 +214,7 @@ def _train(
             identity=identity,
             model_facts=model_facts(sizes, material.tokenizer),
             observers=observers,
+            reference=reference_of("lm", model, decision, folder, processes),
         )
 
 
@@ -260,7 +263,7 @@ def _finish(
         "share_of_unigram": valid / unigram,
         "minutes": outcome.history[-1].seconds / 60,
     }
-    write_bytes(folder.result, json.dumps(result, indent=2).encode() + b"\n")
+    write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")

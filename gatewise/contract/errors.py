@@ -7,6 +7,10 @@
     ├── ArgumentError         (ValueError, TypeError)     any other argument of a wrong type or out of its range
     ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
     ├── UnexpectedKernel      (RuntimeError)              a real call ran on another kernel than decided
+    ├── NotFinite             (ArithmeticError)           a loss or gradient is infinite or no number
+    │   ├── KernelFault                                   it is finite on the reference implementation
+    │   └── TrainingDiverged                              it is not finite on the reference implementation either
+    ├── ProcessFailed         (RuntimeError)              another of several processes failed, or ended
     ├── MissingExtra          (ImportError)               an optional dependency is not installed
     ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
     ├── CorpusError           (ValueError)                text that cannot be trained on
@@ -52,6 +56,22 @@ class UnexpectedKernel(GatewiseError, RuntimeError):
 
     The message says which layer, what was decided and what ran, and is followed by the report of `gatewise.verify`.
     """
+
+
+class NotFinite(GatewiseError, ArithmeticError):
+    """A loss, a gradient or a state is infinite or no number, and it is not known why."""
+
+
+class KernelFault(NotFinite):
+    """A step that was not finite is finite on the reference implementation: what computed it is at fault."""
+
+
+class TrainingDiverged(NotFinite):
+    """A step is not finite on the reference implementation either: the weights have grown too large."""
+
+
+class ProcessFailed(GatewiseError, RuntimeError):
+    """Another one of the processes that train together failed, or ended without a word."""
 
 
 class MissingExtra(GatewiseError, ImportError):
