@@ -20,7 +20,7 @@ from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
+from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, tell_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -237,6 +237,7 @@ def _finish(
         "minutes": outcome.history[-1].seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
+    refuse_divergence(outcome, recipe.training)
     answers = "".join(f"{translator.text(each)}\n" for each in found)
     write_bytes(folder.path / "test.translated", answers.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)

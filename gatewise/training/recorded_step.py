@@ -91,13 +91,13 @@ def read_step(
 
 def _part(step: RecordedStep) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     leaves, shape = flatten(step.state)
-    tensors = {f"state.{index}": leaf.cpu() for index, leaf in enumerate(leaves)}
+    tensors = {f"state.{index}": _copy(leaf) for index, leaf in enumerate(leaves)}
     tensors |= {f"random.{name}": state for name, state in step.random.items()}
     names = getattr(step.batch, "_fields", None)
     if names is None:  # a batch of another kind, which only its own data can make again
         return tensors, {"state": shape, "batch": None}
     fields = {name: getattr(step.batch, name) for name in names}
-    tensors |= {f"batch.{name}": each.cpu() for name, each in fields.items() if isinstance(each, torch.Tensor)}
+    tensors |= {f"batch.{name}": _copy(each) for name, each in fields.items() if isinstance(each, torch.Tensor)}
     others = {name: None if isinstance(each, torch.Tensor) else each for name, each in fields.items()}
     return tensors, {"state": shape, "batch": {"kind": type(step.batch).__name__, "fields": others}}
 
@@ -114,6 +114,11 @@ def _whole(
         # The file says which fields there are, but no name in it is imported.
         batch = (kinds.get(kind) or collections.namedtuple("Batch", fields))(*values)
     return RecordedStep(batch, unflatten(leaves, form["state"]), _below("random.", tensors))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # Parts of a batch may be views of one text, which a file of tensors refuses.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
