@@ -16,13 +16,13 @@ from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
 from gatewise.cli.classifier_scores import answers_of, main_score, plot_answers, print_scores, scores_of
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
-from gatewise.cli.reference import reference_of
+from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
 from gatewise.models import SequenceClassifier
-from gatewise.training import RunFolder, evaluate, fit
+from gatewise.training import RunFolder, fit
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import Measure
@@ -73,7 +73,9 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
         return outcome
     processes.wait()
     best = load_classifier(folder.path, processes.device).model
-    test_loss = evaluate(best, batches["test"], processes, recipe.training.precision)
+    reference = reference_of("classify", best, decision, folder, processes)
+    facts = classifier_facts(sizes, material.classes, train.features, recipe.data)
+    test_loss = loss_on_test_data(best, batches["test"], recipe.training, folder, processes, reference, facts)
     answers = answers_of(best, batches["test"], processes, recipe.training.precision)
     if answers is not None:
         _finish(console, recipe, folder, outcome, material, test_loss, answers)

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
-from gatewise.cli.reference import reference_of
+from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
@@ -32,7 +32,7 @@ from gatewise.data import (
 )
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
-from gatewise.training import RunFolder, evaluate, fit, perplexity
+from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.json_values import to_json
@@ -91,7 +91,9 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
         return outcome
     processes.wait()
     best, _ = load_model(folder.path, processes.device)
-    test_loss = evaluate(best, material.streams["test"], processes, recipe.training.precision)
+    reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
+    streams, options = material.streams, recipe.training
+    test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
         _finish(console, recipe, folder, outcome, best, material, test_loss)
     return outcome

@@ -19,7 +19,7 @@ from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
-from gatewise.cli.reference import reference_of
+from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, tell_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
@@ -31,7 +31,7 @@ from gatewise.cli.saved_translator import (
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models import Search, Seq2Seq, Translation
-from gatewise.training import RunFolder, evaluate, fit, perplexity
+from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_bytes, write_tensors
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import PERPLEXITY
@@ -84,7 +84,8 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
         return outcome
     processes.wait()
     best = load_translator(folder.path, processes.device)
-    test_loss = evaluate(best.model, material.batches["test"], processes, recipe.training.precision)
+    reference, batches = reference_of("nmt", best.model, decision, folder, processes), material.batches["test"]
+    test_loss = loss_on_test_data(best.model, batches, recipe.training, folder, processes, reference, facts)
     options = recipe.translation
     search = best.search(options.beam_size, options.length_penalty)
     with console.status("translating the test set"):

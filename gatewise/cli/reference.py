@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -15,9 +17,11 @@ from gatewise.nn import LSTM
 from gatewise.nn.attention import Attention
 from gatewise.selection import use_kernel
 from gatewise.selection.reference import REFERENCE
-from gatewise.training import RunFolder
+from gatewise.training import Batches, RunFolder, TrainingOptions, evaluate
+from gatewise.training.fault import Inquiry
 from gatewise.training.processes import Processes
 from gatewise.training.reference import Reference
+from gatewise.training.validation import evaluation_error
 
 
 @contextlib.contextmanager
@@ -60,3 +64,34 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
         ),
         facts={"command": f"train {task}", "kernel": decision.chosen, "decision": str(decision)},
     )
+
+
+def loss_on_test_data(
+    model: nn.Module,
+    batches: Batches,
+    options: TrainingOptions,
+    folder: RunFolder,
+    processes: Processes,
+    reference: Reference,
+    facts: Mapping[str, Any],
+) -> float:
+    """Return the loss of a trained model on the test data.
+
+    Args:
+        model: With the best weights.
+        batches: The test data.
+        options: How it was trained.
+        folder: Of the run.
+        processes: Who evaluates.
+        reference: See `reference_of`.
+        facts: What was saved beside the weights.
+
+    Raises:
+        NotFinite: The loss is not finite; the error says why.
+    """
+    loss = evaluate(model, batches, processes, options.precision)
+    if not math.isfinite(loss):
+        inquiry = Inquiry(model, processes, options, reference, folder.fault, {"model": facts})
+        kept = f"It was {loss}. The weights are in {folder.model}."
+        raise evaluation_error(inquiry, batches, "the test loss", kept)
+    return loss

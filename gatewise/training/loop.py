@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from gatewise.training.run_folder import RunFolder
 from gatewise.training.schedule import Schedule
 from gatewise.training.snapshot import Run, capture, restore, weights_of
 from gatewise.training.step import MeanLoss, Step
-from gatewise.training.validation import evaluate, first_not_finite, measured
+from gatewise.training.validation import evaluate, evaluation_error
 from gatewise.training.watch import Watch
 
 CHECKPOINT = "checkpoint"
@@ -321,15 +320,9 @@ class _Fitting:
 
     def _validation_not_finite(self, loss: float) -> NotFinite:
         """Return the error for a validation loss; the weights that gave it are in place."""
-        model, precision = self._run.model, self._options.precision
-        return self._inquiry.error(
-            f"the validation loss after {self._run.step:,} steps",
-            first_not_finite(model, self._valid, self._processes, precision),
-            functools.partial(measured, model, precision, self._processes.device),
-            self._kept(f"It was {loss}."),
-            training=False,
-            step=self._run.step,
-        )
+        step = self._run.step
+        what, kept = f"the validation loss after {step:,} steps", self._kept(f"It was {loss}.")
+        return evaluation_error(self._inquiry, self._valid, what, kept, step=step)
 
     def _kept(self, sentence: str) -> str:
         return f"{sentence} The checkpoint of step {self._saved_step:,} is as it was."

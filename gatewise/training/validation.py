@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch import nn
 
+from gatewise.contract.errors import NotFinite
 from gatewise.training.carried import flatten
+from gatewise.training.fault import Inquiry
 from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
 from gatewise.training.protocols import Batches
@@ -37,6 +40,22 @@ def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision
     total[1] = count
     loss_sum, tokens = processes.summed(total).tolist()
     return loss_sum / tokens
+
+
+def evaluation_error(inquiry: Inquiry, batches: Batches, what: str, kept: str, **facts: Any) -> NotFinite:
+    """Return the error to raise for a loss of `evaluate` that is not finite; every process must ask.
+
+    Args:
+        inquiry: Finds out why.
+        batches: What the loss is over.
+        what: Which loss, at the beginning of a sentence.
+        kept: What is left of the run, as a sentence.
+        facts: What else the report says: JSON values.
+    """
+    model, processes, precision = inquiry.model, inquiry.processes, inquiry.options.precision
+    own = first_not_finite(model, batches, processes, precision)
+    repeat = functools.partial(measured, model, precision, processes.device)
+    return inquiry.error(what, own, repeat, kept, training=False, **facts)
 
 
 def first_not_finite(model: nn.Module, batches: Batches, processes: Processes, precision: str) -> RecordedStep | None:

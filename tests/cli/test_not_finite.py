@@ -1,4 +1,4 @@
-"""What the commands say, write and leave when a loss is not finite: by a kernel's fault, or because training diverged."""
+"""What the commands say, write and leave when a loss is not finite: a kernel's fault, or training that diverged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def broken(monkeypatch, is_bad):
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """Make the kernel `aten` give NaN for the input of its n-th call that a backward pass follows, whenever it comes."""
+    """Make the kernel `aten` give NaN for the input of its n-th call that a backward pass follows."""
 
     def at(number):
         calls, bad = [], []
@@ -123,6 +123,16 @@ def test_a_fault_in_validation_is_recorded_too(gatewise, small, monkeypatch, tmp
     assert "nan" not in answer.out.splitlines()[2]
 
 
+def test_a_test_loss_that_is_not_finite_is_an_error(gatewise, small, monkeypatch, tmp_path):
+    assert gatewise("train", "lm", *small, "--output", "run", "--kernel", "aten").status == 0
+    plan._plan.cache_clear()
+    broken(monkeypatch, lambda problem, x: not problem.needs_grad)
+    answer = gatewise("train", "lm", "--output", "run", "--resume")
+    assert answer.status == 1
+    assert "error: the test loss was not finite on the kernel aten (loss nan" in " ".join(answer.err.split())
+    assert "nan" not in gatewise("replay", "run/fault.safetensors").out.splitlines()[2]
+
+
 def test_resuming_with_another_kernel_needs_a_run(gatewise, small):
     answer = gatewise("train", "lm", "--output", "run", "--resume", "--kernel", "eager")
     assert answer.status == 1
@@ -142,7 +152,7 @@ def test_training_that_diverges_ends_in_a_sentence(gatewise, runs, tmp_path, tas
     assert "aten" not in words
     folder = RunFolder(tmp_path / "run")
     assert not folder.fault.exists()
-    tensors, facts = read_tensors(folder.checkpoint, CHECKPOINT)
+    tensors, _ = read_tensors(folder.checkpoint, CHECKPOINT)
     assert all(each.isfinite().all() for each in tensors.values() if each.is_floating_point())
 
 
@@ -188,9 +198,8 @@ def test_a_recipe_may_have_numbers_that_json_has_not(tmp_path):
 
 def test_the_reference_replaces_kernels_that_layers_name():
     model = Seq2Seq(9, 9, 8, 8, kernel="aten", attention_kernel="recompute")
-    with pytest.raises(ZeroDivisionError), on_reference(model):
+    with on_reference(model):
         assert {layer.kernel for layer in model.encoder} == {"eager"}
         assert model.attention.kernel == "reference"
-        raise ZeroDivisionError
     assert {layer.kernel for layer in model.encoder} == {"aten"}
     assert model.attention.kernel == "recompute"
