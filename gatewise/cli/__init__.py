@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple, NoReturn
 
-from gatewise.contract.errors import GatewiseError, MissingExtra
+from gatewise.contract.errors import GatewiseError, MissingExtra, ProcessFailed
 
 
 class Command(NamedTuple):
@@ -50,6 +50,8 @@ def main() -> NoReturn:
             raise MissingExtra.for_package(package, "the command line", "train") from None
         del rich, typer
         application(COMMANDS)(prog_name="gatewise")
+    except ProcessFailed:
+        sys.exit(1)  # what failed there was printed when it was heard of
     except GatewiseError as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -166,8 +166,10 @@ class Inquiry:
         try:
             write_step(self.report, self.model, own, self.processes, found)
         except CheckpointError as error:
-            return f"The step could not be recorded: {error}"
-        return f"The step is recorded in {self.report}: please report it with that file."
+            written = f"The step could not be recorded: {error}"
+        else:
+            written = f"The step is recorded in {self.report}: please report it with that file."
+        return self.processes.told(written)  # and nobody leaves before it is
 
     def _advice(self) -> str:
         rate, clip = self.options.learning_rate, self.options.clip

@@ -34,22 +34,23 @@ class FiniteGuard:
     def __init__(self, device: torch.device) -> None:
         self.raised = torch.zeros((), device=device)
         self.skipped = torch.zeros((), device=device)
+        self._flag = torch.zeros((), dtype=torch.bool, device=device)
         self._written: set[int] | None = None
 
     @torch.no_grad()
-    def observe(self, loss: torch.Tensor, state: Any) -> torch.Tensor:
-        """Return 0 where a loss and the state after it are finite, otherwise NaN; a scalar of the loss's dtype."""
+    def observe(self, loss: torch.Tensor, state: Any) -> list[torch.Tensor]:
+        """Return scalars that are finite if and only if a loss and the state after it are."""
         leaves = [leaf for leaf in flatten(state)[0] if leaf.is_floating_point() and leaf.numel()]
-        largest = torch._foreach_norm(leaves, ord=torch.inf) if leaves else ()
-        return (torch.stack([loss.detach(), *(each.to(loss.dtype) for each in largest)]) * 0).sum()
+        return [loss.detach(), *(torch._foreach_norm(leaves, ord=torch.inf) if leaves else ())]
 
     @torch.no_grad()
     def check(self, values: Sequence[torch.Tensor]) -> None:
         """Raise the flag unless these scalars, one or more, are finite; count the step if the flag is raised."""
         # Nothing but zero times a number that is not finite differs from zero, and NaN counts as true.
-        wrong = (torch.stack([each.float() for each in values]) * 0).any()
-        self.raised.logical_or_(wrong)
-        self.skipped.add_(self.raised)
+        wrong = _times_zero(values).any()
+        torch.logical_or(self.raised, wrong, out=self._flag)
+        self.raised.copy_(self._flag)
+        self.skipped.add_(self._flag)
 
     @torch.no_grad()
     def state(self, before: Any, after: Any) -> Any:
@@ -57,8 +58,7 @@ class FiniteGuard:
         (old, old_shape), (new, shape) = flatten(before), flatten(after)
         if old_shape != shape or any(one.shape != other.shape for one, other in zip(old, new, strict=True)):
             return after
-        flag = self.raised.bool()
-        kept = [torch.where(flag, one, other) for one, other in zip(old, new, strict=True)]
+        kept = [torch.where(self._flag, one, other) for one, other in zip(old, new, strict=True)]
         return unflatten(dict(enumerate(kept)), shape)
 
     @torch.no_grad()
@@ -76,4 +76,14 @@ class FiniteGuard:
         written = [(each, copy) for each, version, copy in copies if each._version != version]
         self._written = (self._written or set()) | {id(each) for each, _ in written}
         for each, copy in written:
-            each.copy_(torch.where(self.raised.bool(), copy, each))
+            each.copy_(torch.where(self._flag, copy, each))
+
+
+@torch.no_grad()
+def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a scalar that is 0 where all of these are finite, otherwise NaN."""
+    return _times_zero(values).sum()
+
+
+def _times_zero(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([each.float() for each in values]) * 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ def clipped_update(
     clip: float,
     clip_value: float = 0.0,
     guard: FiniteGuard | None = None,
-    observed: torch.Tensor | None = None,
+    observed: Sequence[torch.Tensor] = (),
 ) -> None:
     """Update the weights by gradients that are scaled down to a norm, as `torch.nn.utils.clip_grad_norm_` does.
 
@@ -58,13 +58,13 @@ def clipped_update(
         clip: Largest norm of all gradients together; 0 does not clip.
         clip_value: Largest absolute value of each gradient, before their norm is taken; 0 does not clip.
         guard: Is shown the gradients before they are clipped; once its flag is raised, nothing is updated.
-        observed: A scalar that it is shown besides.
+        observed: Scalars that it is shown besides.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     watched = guard is not None or (clip and not clip_value)
     size = gradient_size(optimizer, clip, clip_value) if watched else None
     if guard is not None:
-        guard.check([each for each in (observed, size) if each is not None])
+        guard.check([*observed, *([] if size is None else [size])])
         if optimizer.defaults["fused"]:
             optimizer.found_inf = guard.raised  # type: ignore[attr-defined]
         elif guard.raised.item():  # on a CPU, where nothing is waited for

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gatewise.training.carried import detach, flatten
-from gatewise.training.finite_guard import FiniteGuard
+from gatewise.training.finite_guard import FiniteGuard, joined
 from gatewise.training.optimizers import clipped_update, gradient_size
 from gatewise.training.precision import autocast
 from gatewise.training.processes import ALONE, Processes
@@ -127,8 +127,8 @@ class Step:
             loss.backward()
         return loss.detach(), detach(after)
 
-    def _average_gradients(self, observed: torch.Tensor) -> torch.Tensor:
-        """Average the gradients over the processes, and return the mean of what each observed."""
+    def _average_gradients(self, observed: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Average the gradients over the processes, and return scalars that are finite where those of all are."""
         if self._processes.count == 1:
             return observed
         weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
@@ -136,6 +136,6 @@ class Step:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         # It travels in the row of the small gradients.
-        observed = observed.to(weights[-1].dtype)
-        self._processes.average([*(weight.grad for weight in weights), observed])
-        return observed
+        mean = joined(observed).to(weights[-1].dtype)
+        self._processes.average([*(weight.grad for weight in weights), mean])
+        return [mean]

@@ -35,14 +35,16 @@ class FaultyModel(EchoModel):
 
     def loss(self, batch, state=None):
         loss, (memory, nothing) = super().loss(batch, state)
-        if self.batch is not None and not self.is_trusted and torch.equal(batch.x, self.batch.x):
+        if self.batch is not None and not self.is_trusted and batch.x.shape == self.batch.x.shape:
+            # Nothing waits for the device, so that a CUDA graph can hold it.
+            factor = torch.where((batch.x == self.batch.x).all(), torch.nan, 1.0)
             if self.wrong == "loss":
-                loss = loss * torch.nan
+                loss = loss * factor
             elif self.wrong == "gradient" and loss.requires_grad:
-                loss.register_hook(lambda gradient: gradient * torch.nan)
+                loss.register_hook(lambda gradient: gradient * factor.to(gradient.dtype))
             elif self.wrong == "state":
-                memory = memory * torch.nan
-        if self.training:
+                memory = memory * factor
+        if self.training and not loss.is_cuda:
             self.losses.append(loss.item())
         return loss, (memory, nothing)
 

@@ -15,7 +15,7 @@ from torch import nn
 from gatewise.contract.errors import CheckpointError, KernelFault, NotFinite, TrainingDiverged
 from gatewise.training import RunFolder, TrainingOptions, read_tensors, watch
 from gatewise.training.checkpoint import write_tensors
-from gatewise.training.finite_guard import FiniteGuard
+from gatewise.training.finite_guard import FiniteGuard, joined
 from gatewise.training.history import perplexity
 from gatewise.training.json_values import to_json
 from gatewise.training.loop import CHECKPOINT
@@ -268,7 +268,8 @@ def test_the_guard_knows_what_is_not_finite():
         for place in range(3):
             guard, values = FiniteGuard(CPU), [torch.tensor(1.0)] * 3
             values[place] = torch.tensor(value)
-            guard.check([guard.observe(values[0], (values[1], None)), values[2]])
+            guard.check([*guard.observe(values[0], (values[1], None)), values[2]])
+            assert joined(values).isnan() == expected
             assert (guard.raised, guard.skipped) == (expected, expected)
             guard.check([torch.tensor(0.0)])
             assert (guard.raised, guard.skipped) == (expected, 2 * expected)
@@ -276,7 +277,7 @@ def test_the_guard_knows_what_is_not_finite():
 
 def test_a_state_may_have_integers_and_empty_tensors():
     guard = FiniteGuard(CPU)
-    assert guard.observe(torch.tensor(1.0), (torch.ones(2, dtype=torch.int64), torch.ones(0, 3))) == 0
+    assert guard.observe(torch.tensor(1.0), (torch.ones(2, dtype=torch.int64), torch.ones(0, 3))) == [1.0]
 
 
 def test_a_score_that_is_no_number_is_kept_as_null(tmp_path):
