@@ -71,7 +71,7 @@ def weighted_token_loss(
         losses = functional.cross_entropy(
             scores.to(numbers), targets, reduction="none", label_smoothing=label_smoothing
         )
-        return (losses * shares).sum()
+        return (losses * shares.to(numbers)).sum()
     dtype = dtype_of_products(hidden)
     rows = chunk_rows or rows_of_a_chunk(weight.shape[0], hidden.itemsize)
     rows = even_rows(len(hidden), rows, dtype)
