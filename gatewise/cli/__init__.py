@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple, NoReturn
 
-from gatewise.contract.errors import GatewiseError, MissingExtra
+from gatewise.contract.errors import GatewiseError, MissingExtra, ProcessFailed
 
 
 class Command(NamedTuple):
@@ -30,6 +30,7 @@ COMMANDS = (
     Command("convert", "gatewise.cli.convert", "Bring weights from Keras, TensorFlow and others, and back."),
     Command("bench", "gatewise.cli.bench", "Measure, and write reports from what was measured."),
     Command("explain", "gatewise.cli.explain", "Say which kernel a call would run, why, and what would help."),
+    Command("replay", "gatewise.cli.replay", "Repeat a step of training that was recorded as not finite."),
     Command("doctor", "gatewise.cli.doctor", "Say what is installed, what is missing, and test every kernel."),
 )
 
@@ -49,6 +50,8 @@ def main() -> NoReturn:
             raise MissingExtra.for_package(package, "the command line", "train") from None
         del rich, typer
         application(COMMANDS)(prog_name="gatewise")
+    except ProcessFailed:
+        sys.exit(1)  # what failed there was printed when it was heard of
     except GatewiseError as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from gatewise.cli.saved_classifier import SavedClassifier, load_classifier
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.data import Sequences, read_sequences
 from gatewise.training.checkpoint import write_bytes
+from gatewise.training.json_values import to_json
 from gatewise.training.processes import Processes
 
 
@@ -75,7 +75,7 @@ def evaluate_classifier(
         if plot is not None:
             plot_answers(plot, answers, targets, saved.classes)
         if scores_file is not None:
-            write_bytes(scores_file, json.dumps(scores, indent=2, ensure_ascii=False).encode() + b"\n")
+            write_bytes(scores_file, to_json(scores, indent=2).encode() + b"\n")
     if predictions is not None:
         write_answers(predictions, sequences, answers, saved.classes)
     for file in (predictions, plot, scores_file):

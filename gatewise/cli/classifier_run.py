@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,17 @@ from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
 from gatewise.cli.classifier_scores import answers_of, main_score, plot_answers, print_scores, scores_of
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
+from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
 from gatewise.models import SequenceClassifier
-from gatewise.training import RunFolder, evaluate, fit
+from gatewise.training import RunFolder, fit
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import Measure
+from gatewise.training.json_values import to_json
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
@@ -67,12 +68,14 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
         folder.prepare(bytes_of_run(model, recipe.training))
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
-    outcome = _train(model, material, batches, sizes, recipe, folder, processes, console)
+    outcome = _train(model, material, batches, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
     processes.wait()
     best = load_classifier(folder.path, processes.device).model
-    test_loss = evaluate(best, batches["test"], processes, recipe.training.precision)
+    reference = reference_of("classify", best, decision, folder, processes)
+    facts = classifier_facts(sizes, material.classes, train.features, recipe.data)
+    test_loss = loss_on_test_data(best, batches["test"], recipe.training, folder, processes, reference, facts)
     answers = answers_of(best, batches["test"], processes, recipe.training.precision)
     if answers is not None:
         _finish(console, recipe, folder, outcome, material, test_loss, answers)
@@ -101,6 +104,7 @@ def _train(
     folder: RunFolder,
     processes: Processes,
     console: Console,
+    decision: Decision,
 ) -> Outcome:
     train = material.parts["train"]
     targets = targets_of(train, material.classes)
@@ -122,6 +126,7 @@ def _train(
             identity=identity,
             model_facts=classifier_facts(sizes, material.classes, train.features, recipe.data),
             observers=observers,
+            reference=reference_of("classify", model, decision, folder, processes),
             score=_score(model, material, batches["valid"], processes, recipe.training.precision),
         )
 
@@ -197,7 +202,7 @@ def _finish(
         **{f"test_{each}": score for each, score in test.items()},
         "minutes": outcome.history[-1].seconds / 60,
     }
-    write_bytes(folder.result, json.dumps(result, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     plot_curves(folder.curves, outcome.history, _UNIT, measure=measure)
     plot_answers(folder.confusion, answers, targets, material.classes)
     console.print()

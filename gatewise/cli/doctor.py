@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import textwrap
 import warnings
@@ -23,6 +22,7 @@ from gatewise.contract.errors import GatewiseError
 from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.kernels import ALL
+from gatewise.training.json_values import to_json
 
 app = typer.Typer(add_completion=False)
 
@@ -119,7 +119,7 @@ def doctor(
     The status is 0 only if nothing is broken; what is merely missing is not.
     """  # noqa: D301 - \b keeps the lines of the examples apart
     found = examined(test)
-    typer.echo(json.dumps(_as_data(found), indent=2) if as_json else "\n".join(_as_lines(found)))
+    typer.echo(to_json(_as_data(found), indent=2) if as_json else "\n".join(_as_lines(found)))
     if found.broken():
         raise typer.Exit(1)
 

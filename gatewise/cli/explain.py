@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +17,7 @@ from gatewise.nn import LSTM
 from gatewise.selection import AUTO
 from gatewise.selection.advice import advise, largest_batch
 from gatewise.selection.explain import explain as explain_call
+from gatewise.training.json_values import to_json
 
 app = typer.Typer(add_completion=False)
 app.command("nmt")(explain_nmt)
@@ -113,7 +113,7 @@ def explain(
     suggestions = advise(decision.problem, decision.device, kernel)
     batch = largest_batch(decision.problem, decision.device, kernel)
     if as_json:
-        typer.echo(json.dumps(as_data(decision, suggestions, batch), indent=2))
+        typer.echo(to_json(as_data(decision, suggestions, batch), indent=2))
     else:
         typer.echo(as_text(decision, suggestions, batch))
     if decision.chosen is None:

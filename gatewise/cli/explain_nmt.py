@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from gatewise.data.sentences import BEGINNING, END, PADDING
 from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape
 from gatewise.planning.way import Way
+from gatewise.training.json_values import to_json
 
 _BATCH, _MODEL, _WHERE = "Batch", "Model", "Where"
 
@@ -91,7 +91,7 @@ def explain_nmt(
     batching = Batching("batch", batch, lambda rows: [Shape(source, target, rows)])
     plan = planner.plan(batching, asked.memory_budget)
     largest = planner.largest(batching, asked.memory_budget)
-    typer.echo(json.dumps(_as_data(plan, largest), indent=2) if as_json else _as_text(plan, largest, device))
+    typer.echo(to_json(_as_data(plan, largest), indent=2) if as_json else _as_text(plan, largest, device))
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from rich.markup import escape
 
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
-from gatewise.cli.run_report import compare, decide, field, introduce, watching
+from gatewise.cli.reference import loss_on_test_data, reference_of
+from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
@@ -32,9 +32,10 @@ from gatewise.data import (
 )
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
-from gatewise.training import RunFolder, evaluate, fit, perplexity
+from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
+from gatewise.training.json_values import to_json
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
@@ -85,12 +86,14 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
         write_bytes(folder.tokenizer, material.tokenizer.to_json().encode())
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
-    outcome = _train(model, material, sizes, recipe, folder, processes, console)
+    outcome = _train(model, material, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
     processes.wait()
     best, _ = load_model(folder.path, processes.device)
-    test_loss = evaluate(best, material.streams["test"], processes, recipe.training.precision)
+    reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
+    streams, options = material.streams, recipe.training
+    test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
         _finish(console, recipe, folder, outcome, best, material, test_loss)
     return outcome
@@ -195,6 +198,7 @@ def _train(
     folder: RunFolder,
     processes: Processes,
     console: Console,
+    decision: Decision,
 ) -> Outcome:
     identity = {
         **{name: size for name, size in sizes.items() if name != "kernel"},
@@ -212,6 +216,7 @@ def _train(
             identity=identity,
             model_facts=model_facts(sizes, material.tokenizer),
             observers=observers,
+            reference=reference_of("lm", model, decision, folder, processes),
         )
 
 
@@ -260,7 +265,8 @@ def _finish(
         "share_of_unigram": valid / unigram,
         "minutes": outcome.history[-1].seconds / 60,
     }
-    write_bytes(folder.result, json.dumps(result, indent=2).encode() + b"\n")
+    write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
+    refuse_divergence(outcome, recipe.training)
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")

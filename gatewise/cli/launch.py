@@ -20,6 +20,7 @@ from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
 INTERRUPTED = 130
+_KERNELS = ("model.kernel", "model.attention_kernel")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ def launch(
     given = {key: value for key, value in flags.items() if value is not None}
     asked = read_recipe(recipe_path, task.defaults) if recipe_path else task.defaults
     asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
-    specified = bool(recipe_path or given or settings)
+    # A run may go on with another kernel: that is how one gets past a kernel that is at fault.
+    kernels = {key: value for key, value in given.items() if key in _KERNELS}
+    specified = bool(recipe_path or given.keys() - kernels or settings)
     with join_processes(device) as processes:
         folder = RunFolder(Path(processes.told(str(output or _folder_under_runs(asked.name, resume)))))
-        recipe = _recipe_to_run(task, asked, specified, folder, resume, overwrite)
+        recipe = _recipe_to_run(task, asked, specified, kernels, folder, resume, overwrite)
         processes.wait()
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
@@ -96,7 +99,15 @@ def launch(
         raise typer.Exit(INTERRUPTED)
 
 
-def _recipe_to_run(task: Task, asked: Any, specified: bool, folder: RunFolder, resume: bool, overwrite: bool) -> Any:
+def _recipe_to_run(
+    task: Task,
+    asked: Any,
+    specified: bool,
+    kernels: Mapping[str, str],
+    folder: RunFolder,
+    resume: bool,
+    overwrite: bool,
+) -> Any:
     if not folder.exists():
         if resume and not specified:
             raise ArgumentError(
@@ -110,7 +121,7 @@ def _recipe_to_run(task: Task, asked: Any, specified: bool, folder: RunFolder, r
             f"{folder.path} already holds a run. Go on with it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."
         )
-    begun = read_recipe(folder.recipe, task.defaults)
+    begun = overridden(read_recipe(folder.recipe, task.defaults), kernels)
     if specified and (changed := differences(begun, asked)):
         raise ArgumentError(
             f"the run in {folder.path} was begun with another {', '.join(changed)}. Leave the options out to go on "

@@ -19,7 +19,8 @@ from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
-from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
+from gatewise.cli.reference import loss_on_test_data, reference_of
+from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, tell_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -30,10 +31,11 @@ from gatewise.cli.saved_translator import (
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models import Search, Seq2Seq, Translation
-from gatewise.training import RunFolder, evaluate, fit, perplexity
+from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_bytes, write_tensors
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import PERPLEXITY
+from gatewise.training.json_values import to_json
 from gatewise.training.loop import MODEL, Outcome
 from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
@@ -75,14 +77,15 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
     console.print(f"{escape(str(plan))}\n", soft_wrap=True)
-    outcome = _train(model, material, sizes, facts, recipe, folder, processes, console)
+    outcome = _train(model, material, sizes, facts, recipe, folder, processes, console, decision)
     if processes.first:
         write_tensors(folder.last, weights_of(model), MODEL, facts)
     if outcome.interrupted:
         return outcome
     processes.wait()
     best = load_translator(folder.path, processes.device)
-    test_loss = evaluate(best.model, material.batches["test"], processes, recipe.training.precision)
+    reference, batches = reference_of("nmt", best.model, decision, folder, processes), material.batches["test"]
+    test_loss = loss_on_test_data(best.model, batches, recipe.training, folder, processes, reference, facts)
     options = recipe.translation
     search = best.search(options.beam_size, options.length_penalty)
     with console.status("translating the test set"):
@@ -119,6 +122,7 @@ def _train(
     folder: RunFolder,
     processes: Processes,
     console: Console,
+    decision: Decision,
 ) -> Outcome:
     identity = {
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
@@ -136,6 +140,7 @@ def _train(
             identity=identity,
             model_facts=facts,
             observers=observers,
+            reference=reference_of("nmt", model, decision, folder, processes),
             score=_score(model, material, recipe, processes),
         )
 
@@ -232,7 +237,8 @@ def _finish(
         "chrf_signature": test.chrf_signature,
         "minutes": outcome.history[-1].seconds / 60,
     }
-    write_bytes(folder.result, json.dumps(result, indent=2).encode() + b"\n")
+    write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
+    refuse_divergence(outcome, recipe.training)
     answers = "".join(f"{translator.text(each)}\n" for each in found)
     write_bytes(folder.path / "test.translated", answers.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -208,13 +209,19 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 def to_toml(recipe: AnyRecipe) -> str:
     """Write a recipe out in full, so that `read_recipe` gives the same again."""
-    lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names(recipe)]
+    lines = [f"{name} = {_toml_value(getattr(recipe, name))}" for name in _plain_names(recipe)]
     for section in _section_names(recipe):
         lines += ["", f"[{section}]"]
         for field in dataclasses.fields(getattr(recipe, section)):
             value = getattr(getattr(recipe, section), field.name)
-            lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{field.name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # TOML has words for these, JSON has none
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def differences(one: AnyRecipe, other: AnyRecipe) -> list[str]:

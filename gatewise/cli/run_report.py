@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from rich.markup import escape
 from torch import nn
 
 from gatewise.contract.decision import Decision
-from gatewise.contract.errors import KernelRefused
+from gatewise.contract.errors import KernelRefused, TrainingDiverged
 from gatewise.nn import LSTM
 from gatewise.selection import explain
 from gatewise.training import RunFolder
-from gatewise.training.history import PERPLEXITY, Measure
+from gatewise.training.history import PERPLEXITY, Measure, perplexity
 from gatewise.training.loop import Outcome
 from gatewise.training.options import TrainingOptions
 from gatewise.training.precision import arithmetic
@@ -97,6 +98,21 @@ def watching(
             observers.append(stack.enter_context(contextlib.closing(summaries)))
             observers.append(stack.enter_context(terminal_progress(console, epochs, unit, measure)))
         yield observers
+
+
+def refuse_divergence(outcome: Outcome, options: TrainingOptions) -> None:
+    """Raise if the best validation loss, in nats a token, is so large that there is no perplexity for it.
+
+    Raises:
+        TrainingDiverged: The weights are of no use.
+    """
+    best = min(evaluation.valid_loss for evaluation in outcome.history)
+    if not math.isfinite(perplexity(best)):
+        raise TrainingDiverged(
+            f"the best validation loss is {best:.3g} nats a token, whose perplexity is beyond all numbers: training "
+            f"diverged. Lower `learning_rate` (it is {options.learning_rate:g}) or `clip` (it is {options.clip:g}; 0 "
+            "does not clip)."
+        )
 
 
 def tell_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:

@@ -8,6 +8,10 @@
     ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
     ├── UnexpectedKernel      (RuntimeError)              a real call ran on another kernel than decided
     ├── ModifiedInPlace       (RuntimeError)              a tensor changed between forward and backward
+    ├── NotFinite             (ArithmeticError)           a loss or gradient is infinite or no number
+    │   ├── KernelFault                                   it is finite on the reference implementation
+    │   └── TrainingDiverged                              it is not finite on the reference implementation either
+    ├── ProcessFailed         (RuntimeError)              another of several processes failed, or ended
     ├── MissingExtra          (ImportError)               an optional dependency is not installed
     ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
     ├── CorpusError           (ValueError)                text that cannot be trained on
@@ -60,6 +64,20 @@ class ModifiedInPlace(GatewiseError, RuntimeError):
 
     Autograd raises a `RuntimeError` for the same in a differentiable call.
     """
+class NotFinite(GatewiseError, ArithmeticError):
+    """A loss, a gradient or a state is infinite or no number, and it is not known why."""
+
+
+class KernelFault(NotFinite):
+    """A step that was not finite is finite on the reference implementation: what computed it is at fault."""
+
+
+class TrainingDiverged(NotFinite):
+    """A step is not finite on the reference implementation either: the weights have grown too large."""
+
+
+class ProcessFailed(GatewiseError, RuntimeError):
+    """Another one of the processes that train together failed, or ended without a word."""
 
 
 class MissingExtra(GatewiseError, ImportError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,19 @@ from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
 from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
+
+# Whether `plain_parts` is around the call.
+_plain: ContextVar[bool] = ContextVar("gatewise_plain_parts", default=False)
+
+
+@contextlib.contextmanager
+def plain_parts() -> Iterator[None]:
+    """Compute the element-wise parts of decoders in the block in plain torch, with no kernel of our own."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 class State(NamedTuple):
@@ -109,7 +124,7 @@ def attended_outputs(
 def parts_for(options: Options, inputs: Inputs) -> Elementwise:
     """Return the element-wise parts for a call: our own launches where they can be compiled, otherwise plain torch."""
     found = inputs.embedded
-    if found.is_cuda and inputs.batch:
+    if found.is_cuda and inputs.batch and not _plain.get():
         from gatewise.feeding import launches
 
         if launches.available(found.device):
@@ -125,7 +140,7 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     """
     features = 0 if weights.query is None else len(weights.query)
     units, rounded = weights.attended.shape[0], tf32_products_allowed()
-    if device.type != "cuda" or not fit_halves(dtype, units, features, rounded=rounded):
+    if device.type != "cuda" or _plain.get() or not fit_halves(dtype, units, features, rounded=rounded):
         return False
     from gatewise.feeding import launches
 

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
-from gatewise.models.softmax import product_dtype
+from gatewise.models.softmax import is_plain, product_dtype
 from gatewise.models.widening import copied, is_aligned, widened
 
 CHUNK_BYTES = 128 << 20
@@ -64,6 +65,13 @@ def weighted_token_loss(
         the memory and time. Scores are rounded once more by that: gradients err less than with operands cut to TF32 as
         long as scores are below 10 or so, less than twice as much at scores of 30. Scores end at 65,504.
     """
+    if is_plain():
+        scores = functional.linear(hidden, weight, bias)
+        numbers = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        losses = functional.cross_entropy(
+            scores.to(numbers), targets, reduction="none", label_smoothing=label_smoothing
+        )
+        return (losses * shares.to(numbers)).sum()
     dtype = dtype_of_products(hidden)
     rows = chunk_rows or rows_of_a_chunk(weight.shape[0], hidden.itemsize)
     rows = even_rows(len(hidden), rows, dtype)

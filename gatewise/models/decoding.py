@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, NotFinite, sentence
 
 
 def generate(
@@ -43,6 +43,7 @@ def generate(
 
     Raises:
         ArgumentError: The prompt is empty, or an option is out of its range.
+        NotFinite: The model's scores are not finite, as those of a model whose training diverged.
     """
     if prompt.numel() == 0:
         raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a word to begin with."))
@@ -107,7 +108,14 @@ def _draw(
     top_p: float | None,
     generator: torch.Generator | None,
 ) -> int:
+    largest = logits.max()
+    if not largest.isfinite():  # NaN too, which max passes on
+        raise NotFinite(
+            f"the model's scores of the next token must be finite, got {largest.item()}. Its weights have diverged in "
+            "training, or its kernel is at fault: try another `kernel`, or train it again with a lower `learning_rate`."
+        )
     if temperature == 0:
         return int(logits.argmax())
-    probability = restrict(logits / temperature, top_k, top_p).softmax(-1)
+    # The largest is taken off before the division, which might make it infinite.
+    probability = restrict((logits - largest) / temperature, top_k, top_p).softmax(-1)
     return int(torch.multinomial(probability, 1, generator=generator))

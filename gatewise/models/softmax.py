@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -9,6 +12,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.models.widening import copied, is_aligned, widened
+
+# Whether `plain_softmax` is around the call.
+_plain: ContextVar[bool] = ContextVar("gatewise_plain_softmax", default=False)
+
+
+@contextlib.contextmanager
+def plain_softmax() -> Iterator[None]:
+    """Compute the losses of tokens in the block by the plain code that their docstrings show."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def is_plain() -> bool:
+    """Whether `plain_softmax` is around the call."""
+    return _plain.get()
 
 
 def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -26,7 +47,7 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
     Returns:
         The losses [N], in nats; float64 for float64 products, otherwise float32.
     """
-    if hidden.is_cuda and product_dtype(hidden).itemsize == 2:
+    if hidden.is_cuda and product_dtype(hidden).itemsize == 2 and not is_plain():
         return widened_token_losses(hidden, weight, bias, targets)
     scores = functional.linear(hidden, weight, bias)
     numbers = torch.float64 if scores.dtype == torch.float64 else torch.float32

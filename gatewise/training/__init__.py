@@ -9,11 +9,13 @@ from gatewise.training.history import Evaluation, perplexity
 from gatewise.training.loop import evaluate, fit
 from gatewise.training.options import TrainingOptions
 from gatewise.training.protocols import Batches, Trainable
+from gatewise.training.reference import Reference
 from gatewise.training.run_folder import RunFolder
 
 __all__ = [
     "Batches",
     "Evaluation",
+    "Reference",
     "RunFolder",
     "Trainable",
     "TrainingOptions",

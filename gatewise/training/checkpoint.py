@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.training.json_values import finite_values
 
 _HEADER = "gatewise"
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -33,7 +34,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
         path: Where to.
         tensors: By name; copied to the CPU, made contiguous.
         kind: What the file is, asked for again when it is read.
-        facts: Anything that JSON can hold; floating-point numbers come back in the same bits.
+        facts: Anything that JSON can hold; floating-point numbers come back in the same bits, those that are not finite
+            as None.
 
     The same tensors and facts make the same bytes.
 
@@ -43,7 +45,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
     save = _safetensors().torch.save
     content = save(
         {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
-        {_HEADER: json.dumps({"kind": kind, "facts": facts})},  # a single key: their order in the file is random
+        # A single key: their order in the file is random.
+        {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)},
     )
     write_bytes(path, content)
 

@@ -6,6 +6,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+_OVERFLOWS = 709.0
+"""Nats from which on the exponential is no float64 any more, rounded down."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -20,7 +23,7 @@ class Evaluation:
         tokens_per_second: Training tokens since the evaluation before, over the time spent on training.
         seconds: Time spent on training and evaluation so far.
         best: Whether no earlier evaluation was as good.
-        scores: What else was measured on the validation data, by name.
+        scores: What else was measured on the validation data, by name; NaN where there is no number for it.
     """
 
     epoch: float
@@ -56,12 +59,12 @@ class Progress:
 
 
 def perplexity(loss: float) -> float:
-    """Return ``exp(loss)``, infinity where that overflows.
+    """Return ``exp(loss)``, infinity where that overflows, NaN of NaN.
 
     Args:
         loss: Nats a token.
     """
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.exp(loss) if not loss >= _OVERFLOWS else math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,21 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from gatewise.contract.errors import ArgumentError
+from gatewise.contract.errors import NotFinite
 from gatewise.training.averaging import WeightAverage
+from gatewise.training.carried import flatten
 from gatewise.training.checkpoint import read_tensors, write_tensors
+from gatewise.training.fault import Inquiry
 from gatewise.training.graph import Capture, ReplayedStep, TrainBatch, cuda_graphs, refusal
 from gatewise.training.history import Evaluation, Progress
 from gatewise.training.interruption import interruptible
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.options import TrainingOptions
-from gatewise.training.precision import arithmetic, autocast
+from gatewise.training.precision import arithmetic
 from gatewise.training.processes import Processes
 from gatewise.training.protocols import Batch, Batches, Observer
+from gatewise.training.recorded_step import RecordedStep
+from gatewise.training.reference import Reference
 from gatewise.training.run_folder import RunFolder
 from gatewise.training.schedule import Schedule
 from gatewise.training.snapshot import Run, capture, restore, weights_of
 from gatewise.training.step import MeanLoss, Step
+from gatewise.training.validation import evaluate, evaluation_error
+from gatewise.training.watch import Watch
 
 CHECKPOINT = "checkpoint"
 MODEL = "model"
@@ -64,6 +70,7 @@ def fit(
     observers: Sequence[Observer] = (),
     score: Callable[[], Mapping[str, float]] | None = None,
     record_step: Capture | None = None,
+    reference: Reference | None = None,
 ) -> Outcome:
     """Train a model, or go on where the folder's checkpoint stopped.
 
@@ -85,12 +92,16 @@ def fit(
             returns is kept beside the losses.
         record_step: Records the work of a step and returns what repeats it; None records CUDA graphs where they are
             possible and `options` want them.
+        reference: What a step is repeated on whose loss or gradients are not finite, so that the error can say whether
+            training diverged or what computed the step is at fault; None cannot tell.
 
     Returns:
         What was measured, and whether the run was interrupted.
 
     Raises:
-        ArgumentError: The loss is no longer a number.
+        TrainingDiverged: A loss or a gradient is not finite, on the reference too.
+        KernelFault: It is finite on the reference; the folder holds a report of the step.
+        NotFinite: There is no reference, or the step could not be repeated on it.
         CheckpointError: The folder's checkpoint cannot be used, or a new one cannot be written.
     """
     processes.spread(weights_of(model).values())
@@ -104,7 +115,7 @@ def fit(
         loss_sum=torch.zeros((), dtype=torch.float64, device=processes.device),
     )
     fitting = _Fitting(
-        run, train, valid, options, folder, processes, identity, model_facts, observers, score, record_step
+        run, train, valid, options, folder, processes, identity, model_facts, observers, score, record_step, reference
     )
     if folder.checkpoint.exists():
         restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
@@ -112,33 +123,6 @@ def fit(
         fitting.save()
     with arithmetic(options.precision):
         return fitting.until_done()
-
-
-def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision: str = "float32") -> float:
-    """Return the mean loss of a model over one epoch of batches, in evaluation mode, with a carried state.
-
-    Args:
-        model: A `Trainable`.
-        batches: The data; with several processes, each reads its own share.
-        processes: This process among its fellows; every one gets the same result.
-        precision: As in `TrainingOptions`.
-
-    Returns:
-        The loss in nats a token.
-    """
-    was_training = model.training
-    model.eval()
-    total, count, state = torch.zeros(2, dtype=torch.float64, device=processes.device), 0, None
-    with torch.no_grad(), arithmetic(precision):
-        for batch in batches.windows():
-            with autocast(precision, processes.device):
-                loss, state = model.loss(batch, state)
-            total[0].add_(loss, alpha=batch.count)
-            count += batch.count
-    model.train(was_training)
-    total[1] = count
-    loss_sum, tokens = processes.summed(total).tolist()
-    return loss_sum / tokens
 
 
 class _Fitting:
@@ -157,11 +141,19 @@ class _Fitting:
         observers: Sequence[Observer],
         score: Callable[[], Mapping[str, float]] | None,
         record_step: Capture | None,
+        reference: Reference | None,
     ) -> None:
         self._run, self._train, self._valid = run, train, valid
         self._options, self._folder, self._processes = options, folder, processes
         self._identity, self._model_facts, self._observers = identity, model_facts, observers
         self._score, self._record_step = score, record_step
+        clip, clip_value, precision = options.clip, options.clip_value, options.precision
+        mean_loss = MeanLoss(run.model)
+        self._launched = Step(mean_loss, run.optimizer, clip, precision, processes.device, clip_value, processes)
+        self._replayed: ReplayedStep | None = None
+        self._watch = Watch(self._launched.guard, processes.device)
+        facts = {"model": model_facts}
+        self._inquiry = Inquiry(run.model, processes, options, reference, folder.fault, facts)
         parts = options.evaluations_per_epoch
         self._evaluation_due = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
         self._saved_at, self._saved_step = time.perf_counter(), run.step
@@ -194,6 +186,7 @@ class _Fitting:
         return Outcome(tuple(run.history), run.step, interrupted=False)
 
     def save(self) -> None:
+        self._require_finite()
         self._tick()
         tensors, facts = capture(self._run, self._processes, self._identity)
         if self._processes.first:
@@ -203,16 +196,13 @@ class _Fitting:
     @contextlib.contextmanager
     def _train_batch(self) -> Iterator[TrainBatch]:
         """Yield what trains on one batch, captured and replayed where that is possible."""
-        options, processes = self._options, self._processes
-        optimizer, mean_loss = self._run.optimizer, MeanLoss(self._run.model)
-        step = Step(
-            mean_loss, optimizer, options.clip, options.precision, processes.device, options.clip_value, processes
-        )
-        reason = refusal(options.cuda_graph, processes)
+        processes, step = self._processes, self._launched
+        reason = refusal(self._options.cuda_graph, processes)
         if self._record_step is not None or not reason:
             record_step = self._record_step or cuda_graphs(processes)
-            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            weights = [weight for group in self._run.optimizer.param_groups for weight in group["params"]]
             with contextlib.closing(ReplayedStep(step, record_step, self._remark, weights, processes)) as replayed:
+                self._replayed = replayed
                 yield replayed
             return
         if processes.device.type == "cuda":
@@ -224,23 +214,30 @@ class _Fitting:
             observer.remarked(sentence)
 
     def _step(self, train_batch: TrainBatch, batch: Batch) -> None:
-        run = self._run
+        run, before = self._run, self._run.carried
         run.schedule.prepare(run.step)
-        loss, run.carried = train_batch(batch, run.carried)
+        self._watch.begin()
+        loss, run.carried = train_batch(batch, before)
         run.average.update()
         run.loss_sum.add_(loss, alpha=batch.count)
         run.loss_tokens += batch.count
         run.step += 1
         run.batch += 1
+        # The device keeps the state before a step that was not finite only where the state after it has the same form.
+        changed = before is not None and _shapes(before) != _shapes(run.carried)
+        if skipped := self._watch.skipped_now() if changed else self._watch.skipped(run.step):
+            raise self._not_finite(skipped, batch, before if changed else run.carried)
 
     def _evaluate(self) -> None:
+        self._require_finite()
         run = self._run
         train_loss = self._processes.summed(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
         self._tick()
         speed = run.loss_tokens * self._processes.count / run.segment_seconds
         with run.average.in_place():
             valid_loss = evaluate(run.model, self._valid, self._processes, self._options.precision)
-            self._refuse_divergence(valid_loss)
+            if not math.isfinite(valid_loss):
+                raise self._validation_not_finite(valid_loss)
             scores = dict(self._score()) if self._score else {}
             best = valid_loss < run.best_loss
             if best and self._processes.first:
@@ -276,7 +273,8 @@ class _Fitting:
         now = time.perf_counter()
         tokens = run.loss_tokens - tokens_before
         loss = (loss_sum - loss_before) / tokens
-        self._refuse_divergence(loss)
+        if not math.isfinite(loss):
+            return  # the step is found where all processes look for it
         self._reported = (now, loss_sum, run.loss_tokens)
         progress = Progress(
             epoch=run.epoch,
@@ -289,12 +287,45 @@ class _Fitting:
         for observer in self._observers:
             observer.progressed(progress)
 
-    def _refuse_divergence(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ArgumentError(
-                f"the loss is {loss} after {self._run.step:,} steps: training diverged. Lower `learning_rate` (it is "
-                f"{self._options.learning_rate:g}) or `clip`."
-            )
+    def _require_finite(self) -> None:
+        """Wait for the device, and raise if a step was not finite."""
+        if skipped := self._watch.skipped_now():
+            raise self._not_finite(skipped, None, self._run.carried)
+
+    def _not_finite(self, skipped: int, batch: Batch | None, state: Any) -> NotFinite:
+        """Return the error for the first of the last steps, which changed nothing; `batch` is that of the last."""
+        run = self._run
+        number = run.batch - skipped
+        # Every epoch begins without a state, and ends with a look at the flag.
+        state = state if number else None
+        if batch is None or skipped > 1:
+            batch = next(iter(self._train.windows(run.epoch, number)))
+        if self._replayed is not None:
+            self._replayed.close()  # the memory of its graphs is needed
+            run.optimizer.zero_grad(set_to_none=True)
+        if self._processes.device.type == "cuda":
+            torch.cuda.empty_cache()
+        step = run.step - skipped
+        return self._inquiry.error(
+            f"step {step + 1:,} of training (epoch {run.epoch + 1}, batch {number + 1:,})",
+            RecordedStep(batch, state, self._watch.random_before(skipped)),
+            self._launched.measure,
+            self._kept("No weight was changed by it."),
+            training=True,
+            step=step,
+            epoch=run.epoch,
+            batch=number,
+            learning_rate=run.schedule.rate(step),
+        )
+
+    def _validation_not_finite(self, loss: float) -> NotFinite:
+        """Return the error for a validation loss; the weights that gave it are in place."""
+        step = self._run.step
+        what, kept = f"the validation loss after {step:,} steps", self._kept(f"It was {loss}.")
+        return evaluation_error(self._inquiry, self._valid, what, kept, step=step)
+
+    def _kept(self, sentence: str) -> str:
+        return f"{sentence} The checkpoint of step {self._saved_step:,} is as it was."
 
     def _agreed(self, wish: bool) -> bool:
         if self._processes.count == 1:
@@ -322,3 +353,8 @@ class _Fitting:
     def _restart_clock(self) -> None:
         self._clock = time.perf_counter()
         self._reported = (self._clock, self._run.loss_sum.item(), self._run.loss_tokens)
+
+
+def _shapes(state: Any) -> tuple[Any, ...]:
+    leaves, shape = flatten(state)
+    return repr(shape), *(leaf.shape for leaf in leaves)

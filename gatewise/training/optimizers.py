@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
+from gatewise.training.finite_guard import FiniteGuard
 from gatewise.training.options import TrainingOptions
 
 
@@ -40,7 +41,13 @@ def build_optimizer(parameters: Iterable[nn.Parameter], options: TrainingOptions
 
 
 @torch.no_grad()
-def clipped_update(optimizer: torch.optim.Optimizer, clip: float, clip_value: float = 0.0) -> None:
+def clipped_update(
+    optimizer: torch.optim.Optimizer,
+    clip: float,
+    clip_value: float = 0.0,
+    guard: FiniteGuard | None = None,
+    observed: Sequence[torch.Tensor] = (),
+) -> None:
     """Update the weights by gradients that are scaled down to a norm, as `torch.nn.utils.clip_grad_norm_` does.
 
     The fused optimizers divide gradients by a factor while they read them, and where a step is proportional to its
@@ -50,22 +57,44 @@ def clipped_update(optimizer: torch.optim.Optimizer, clip: float, clip_value: fl
         optimizer: As `build_optimizer` makes it, with the gradients in its parameters.
         clip: Largest norm of all gradients together; 0 does not clip.
         clip_value: Largest absolute value of each gradient, before their norm is taken; 0 does not clip.
+        guard: Is shown the gradients before they are clipped; once its flag is raised, nothing is updated.
+        observed: Scalars that it is shown besides.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    watched = guard is not None or (clip and not clip_value)
+    size = gradient_size(optimizer, clip, clip_value) if watched else None
+    if guard is not None:
+        guard.check([*observed, *([] if size is None else [size])])
+        if optimizer.defaults["fused"]:
+            optimizer.found_inf = guard.raised  # type: ignore[attr-defined]
+        elif guard.raised.item():  # on a CPU, where nothing is waited for
+            return
     if clip_value:
         nn.utils.clip_grad_value_(parameters, clip_value, foreach=True)
-    if clip and optimizer.defaults["fused"]:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, foreach=True)
-        excess = (norm.float() / clip).clamp(min=1.0)
+        size = gradient_size(optimizer, clip) if clip else None
+    if clip and size is not None and optimizer.defaults["fused"]:
+        excess = (size.float() / clip).clamp(min=1.0)
         if _is_linear(optimizer):
             _step_shorter(optimizer, excess)
             return
         # PyTorch's own place for the factor, made for gradients whose loss was scaled up.
         optimizer.grad_scale = excess  # type: ignore[attr-defined]
-    elif clip:
-        nn.utils.clip_grad_norm_(parameters, clip, foreach=True)
+    elif clip and size is not None:
+        nn.utils.clip_grads_with_norm_(parameters, clip, size, foreach=True)
     optimizer.step()
+
+
+@torch.no_grad()
+def gradient_size(optimizer: torch.optim.Optimizer, clip: float, clip_value: float = 0.0) -> torch.Tensor | None:
+    """Return a scalar that is finite if and only if all gradients are; None where there is no gradient.
+
+    It is their norm where that is what they are clipped by, otherwise the largest absolute value, which needs the same
+    time and does not overflow.
+    """
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    gradients = [each.grad for each in parameters if each.grad is not None and each.grad.numel()]
+    order = 2.0 if clip and not clip_value else torch.inf
+    return nn.utils.get_total_norm(gradients, norm_type=order, foreach=True) if gradients else None
 
 
 def _is_linear(optimizer: torch.optim.Optimizer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from gatewise.contract.errors import ArgumentError, sentence
 
@@ -92,6 +93,9 @@ class TrainingOptions:
         ):
             if not getattr(self, name) >= 0:
                 raise ArgumentError(sentence(name, "0 or more", getattr(self, name)))
+        for name in ("learning_rate", "weight_decay"):
+            if not math.isfinite(getattr(self, name)):
+                raise ArgumentError(sentence(name, "a finite number", getattr(self, name)))
         for name in ("momentum", "average_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(sentence(name, "in [0, 1)", getattr(self, name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.training.failure_channel import failures_told
 
 LARGE_BYTES = 1 << 20
 """Tensors from this size on are exchanged one by one; smaller ones, which would only wait for each other, together."""
@@ -146,6 +148,8 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
 
     Raises:
         ArgumentError: The device does not exist here, or is one GPU for several processes.
+        ProcessFailed: Another process failed or was killed. Its reason has been printed when it was heard of; a process
+            that does not leave the block within `failure_channel.GRACE_SECONDS` after that is ended with status 1.
     """
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -160,16 +164,26 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
     else:
         distributed.init_process_group("gloo")
+    processes = Processes(rank, count, chosen)
     try:
-        yield Processes(rank, count, chosen)
-    except BaseException:
-        # The others wait for this one somewhere: ending in concert would be to wait for them.
-        if distributed.group.WORLD is not None:
-            with contextlib.suppress(RuntimeError):
-                distributed.group.WORLD.abort()
-        raise
+        with failures_told(rank, count, processes.told, functools.partial(_release, chosen), _abort):
+            yield processes
     finally:
         distributed.destroy_process_group()
+
+
+def _abort() -> None:
+    """Let go of the other processes: they wait for this one somewhere, and ending in concert would wait for them."""
+    if distributed.group.WORLD is not None:
+        with contextlib.suppress(RuntimeError):
+            distributed.group.WORLD.abort()
+
+
+def _release(device: torch.device) -> None:
+    """End collectives on a GPU that wait for a process that is gone; those on the host end by themselves."""
+    if device.type == "cuda" and distributed.group.WORLD is not None:
+        with contextlib.suppress(RuntimeError):
+            distributed.group.WORLD._get_backend(device).abort()
 
 
 def _device(name: str | None, local_rank: int, *, several: bool) -> torch.device:

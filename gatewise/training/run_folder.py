@@ -29,6 +29,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.last = path / "last.safetensors"
         self.result = path / "result.json"
+        self.fault = path / "fault.safetensors"
         self.curves = path / "curves.png"
         self.confusion = path / "confusion.png"
         self.tensorboard = path / "tensorboard"
@@ -66,7 +67,16 @@ class RunFolder:
     def clear(self) -> None:
         """Remove the files of an earlier run, and nothing else."""
         plots = self.curves, self.confusion
-        for file in (self.checkpoint, self.recipe, self.tokenizer, self.model, self.last, self.result, *plots):
+        for file in (
+            self.checkpoint,
+            self.recipe,
+            self.tokenizer,
+            self.model,
+            self.last,
+            self.result,
+            self.fault,
+            *plots,
+        ):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -63,11 +64,15 @@ class Schedule:
             self._failures = 0
             self._reductions += 1
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, float | None]:
         """Return what must be remembered, as JSON."""
-        return {"best": self._best, "failures": self._failures, "reductions": self._reductions}
+        return {
+            "best": self._best if math.isfinite(self._best) else None,
+            "failures": self._failures,
+            "reductions": self._reductions,
+        }
 
-    def restore(self, facts: dict[str, float]) -> None:
+    def restore(self, facts: dict[str, Any]) -> None:
         """Go on from `facts()`."""
-        self._best, self._failures = float(facts["best"]), int(facts["failures"])
-        self._reductions = int(facts["reductions"])
+        self._best = math.inf if facts["best"] is None else float(facts["best"])
+        self._failures, self._reductions = int(facts["failures"]), int(facts["reductions"])

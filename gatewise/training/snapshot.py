@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,7 +138,7 @@ def restore(
             value.copy_(tensors[f"average.{index}"])
         run.schedule.restore(facts["schedule"])
         run.average.restore(facts["average"])
-        run.history[:] = [Evaluation(**entry) for entry in facts["history"]]
+        run.history[:] = [_evaluation(entry) for entry in facts["history"]]
         for name in _COUNTERS:
             setattr(run, name, facts[name])
         prefix = f"process{processes.rank}."
@@ -180,6 +181,12 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
                 f"the checkpoint is of another model: {shapes}. Load it into a model of the same sizes."
             )
         tensor.copy_(tensors[name])
+
+
+def _evaluation(entry: Mapping[str, Any]) -> Evaluation:
+    # A score that was no number is null in the file.
+    scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
+    return Evaluation(**{**entry, "scores": scores})
 
 
 def _restore_optimizer(

@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gatewise.models import chunked_softmax
 from gatewise.models.chunked_softmax import CHUNK_BYTES, even_rows, rows_of_a_chunk, weighted_token_loss
+from gatewise.models.softmax import plain_softmax
 from gatewise.training.precision import arithmetic
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
@@ -252,3 +254,14 @@ def test_on_a_gpu_it_is_as_close_as_cross_entropy(sizes, kind, smoothing, chunk)
     )
     for error, library in zip(found, allowed, strict=True):
         assert error <= 2 * (library + {"float32": 2.0**-24, "tf32": 2.0**-11}.get(kind, 2.0**-8))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_plain_softmax_is_the_plain_code(monkeypatch, smoothing):
+    tensors, targets, shares = case(31, 7, 11, torch.float32)
+    monkeypatch.setattr(chunked_softmax, "_WeightedLoss", None)
+    with plain_softmax():
+        loss = weighted_token_loss(*tensors, targets, shares, label_smoothing=smoothing)
+    assert torch.equal(loss, plain(tensors, targets, shares, smoothing))
+    with pytest.raises(AttributeError):
+        weighted_token_loss(*tensors, targets, shares)

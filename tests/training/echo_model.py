@@ -93,6 +93,7 @@ def train(
     identity=None,
     score=None,
     record_step=None,
+    reference=None,
     **options,
 ):
     """Fit an `EchoModel` in a folder; return the outcome and the model."""
@@ -112,5 +113,6 @@ def train(
         observers=observers,
         score=score,
         record_step=record_step,
+        reference=reference,
     )
     return outcome, model

@@ -22,13 +22,19 @@ TENSORS = {"a": torch.randn(3, 4), "b.c": torch.arange(5), "empty": torch.zeros(
 
 
 def test_tensors_and_facts_come_back_in_the_same_bits(tmp_path):
-    facts = {"float": 0.1 + 0.2, "infinite": float("inf"), "none": None, "nested": [{"x": [1, 2]}]}
+    facts = {"float": 0.1 + 0.2, "none": None, "nested": [{"x": [1, 2]}]}
     write_tensors(tmp_path / "file", TENSORS, "thing", facts)
     tensors, again = read_tensors(tmp_path / "file", "thing")
     assert again == facts
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_numbers_that_are_not_finite_come_back_as_none(tmp_path):
+    write_tensors(tmp_path / "file", TENSORS, "thing", {"infinite": float("inf"), "nested": [float("nan"), 1.0]})
+    assert read_tensors(tmp_path / "file", "thing")[1] == {"infinite": None, "nested": [None, 1.0]}
+    assert b"Infinity" not in (tmp_path / "file").read_bytes()
 
 
 def test_the_same_content_makes_the_same_bytes(tmp_path):

@@ -1,0 +1,101 @@
+"""`gatewise replay`: repeat a step of training that was not finite."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from gatewise.training.recorded_step import RecordedStep
+    from gatewise.training.step import Measured
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="fault.safetensors of a run.")],
+    kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name. [default: as it ran]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
+) -> None:
+    """Repeat a step that was not finite, on the kernel that ran and on the reference, and print what they give.
+
+    The exit status is 1 where the kernel's loss or gradients are not finite.
+
+    \b
+    Examples:
+      gatewise replay runs/demo/fault.safetensors
+      gatewise replay runs/demo/fault.safetensors --kernel cudnn
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    from gatewise.cli.reference import on_reference
+    from gatewise.data.pair_batches import PairBatch
+    from gatewise.data.sequence_batches import EqualBatch, RaggedBatch
+    from gatewise.data.stream import Window
+    from gatewise.training.precision import arithmetic
+    from gatewise.training.processes import join_processes
+    from gatewise.training.recorded_step import read_step
+    from gatewise.training.snapshot import load_weights
+
+    with join_processes(device) as processes:
+        steps, weights, facts = read_step(file, processes.device, (Window, EqualBatch, RaggedBatch, PairBatch))
+        model = _model(file, facts["model"], kernel, processes.device)
+        load_weights(model, weights)
+        kinds = {
+            f"kernel {kernel or facts['run'].get('kernel', 'auto')}": contextlib.nullcontext(),
+            "reference": on_reference(model),
+        }
+        finite = True
+        typer.echo(f"{facts['what']}, on {facts['device']}")
+        with arithmetic(facts["options"]["precision"]):
+            for name, context in kinds.items():
+                with context:
+                    for rank, step in steps.items():
+                        found = _measured(model, step, facts, processes.device)
+                        finite &= found.finite or name == "reference"
+                        where = f" of process {rank}" if len(steps) > 1 else ""
+                        typer.echo(f"{name:<18} loss {found.loss:g}{where}, gradients {found.gradients:g}")
+    if not finite:
+        raise typer.Exit(1)
+
+
+def _model(file: Path, facts: dict[str, Any], kernel: str | None, device: torch.device) -> nn.Module:
+    """Build the model that a report is about."""
+    from gatewise.cli.saved_classifier import build_classifier
+    from gatewise.cli.saved_model import build_model
+    from gatewise.cli.saved_translator import build_translation_model
+    from gatewise.contract.errors import CheckpointError
+
+    for name, build in (
+        ("model", build_model),
+        ("translation", build_translation_model),
+        ("classifier", build_classifier),
+    ):
+        if name in facts:
+            return build(facts[name] | ({"kernel": kernel} if kernel else {}), device)
+    raise CheckpointError(
+        f"{file} is of a model that no command trains. Read it by gatewise.training.recorded_step.read_step."
+    )
+
+
+def _measured(model: nn.Module, step: RecordedStep, facts: dict[str, Any], device: torch.device) -> Measured:
+    """Repeat the step of one process."""
+    from gatewise.training.optimizers import build_optimizer
+    from gatewise.training.options import TrainingOptions
+    from gatewise.training.randomness import restore_random_states
+    from gatewise.training.step import MeanLoss, Step
+    from gatewise.training.validation import measured
+
+    options = TrainingOptions(**facts["options"])
+    restore_random_states(step.random, device)
+    if not facts["training"]:
+        return measured(model, options.precision, device, step.batch, step.state)
+    model.train()
+    optimizer = build_optimizer(model.parameters(), options)
+    whole = Step(MeanLoss(model), optimizer, options.clip, options.precision, device, options.clip_value)
+    return whole.measure(step.batch, step.state)

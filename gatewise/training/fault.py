@@ -1,0 +1,185 @@
+"""Who is to blame for a step that was not finite: what computed it, or training that diverged."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gatewise._version import __version__
+from gatewise.contract.errors import CheckpointError, GatewiseError, KernelFault, NotFinite, TrainingDiverged
+from gatewise.training.options import TrainingOptions
+from gatewise.training.processes import Processes
+from gatewise.training.randomness import restore_random_states
+from gatewise.training.recorded_step import RecordedStep, write_step
+from gatewise.training.reference import Reference
+from gatewise.training.step import Measured
+
+Measure = Callable[[Any, Any], Measured]
+"""From batch and state to what they give in this process alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """A repetition of a step in one process.
+
+    Attributes:
+        measured: What it gave; None where it could not be repeated, or there was nothing to repeat.
+        error: Why it could not be repeated; empty otherwise.
+    """
+
+    measured: Measured | None = None
+    error: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.error and (self.measured is None or self.measured.finite)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for a report."""
+        return ({} if self.measured is None else self.measured._asdict()) | {"error": self.error}
+
+    def __str__(self) -> str:
+        """Say it in a few words."""
+        if self.measured is None:
+            return self.error or "nothing to repeat"
+        state = "" if math.isfinite(self.measured.state) else f", largest state {self.measured.state:g}"
+        return f"loss {self.measured.loss:g}, gradients {self.measured.gradients:g}{state}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inquiry:
+    """Finds out why a step was not finite.
+
+    Attributes:
+        model: What is trained, with the weights that the step began with.
+        processes: Who trains.
+        options: How.
+        reference: What a step is repeated on; None where there is no second implementation.
+        report: The file that a fault is written to.
+        facts: What the report says of the model and the run: JSON values.
+    """
+
+    model: nn.Module
+    processes: Processes
+    options: TrainingOptions
+    reference: Reference | None
+    report: Path
+    facts: Mapping[str, Any]
+
+    def error(self, what: str, own: RecordedStep | None, measure: Measure, kept: str, **facts: Any) -> NotFinite:
+        """Repeat a step, as it was and on the reference, and return the error to raise; every process must ask.
+
+        Args:
+            what: Which step, at the beginning of a sentence.
+            own: The step of this process; None where it has nothing to show.
+            measure: Repeats it, launched, without an update.
+            kept: What is left of the run, as a sentence.
+            facts: What else the report says of the step: JSON values.
+        """
+        again = self._repeated(own, measure, contextlib.nullcontext)
+        if self.reference is None:
+            return NotFinite(
+                f"{what} was not finite ({_worst(again)} when it was repeated). There is no `reference` to repeat it "
+                f"on, which would tell whether training diverged or the model's implementation is at fault. "
+                f"{self._advice()} {kept}"
+            )
+        trusted = self._repeated(own, measure, self.reference.context)
+        name, running = self.reference.name, self.reference.running
+        if any(trial.measured is not None and not trial.measured.finite for trial in trusted):
+            return TrainingDiverged(
+                f"{what} was not finite, and as little so when it was repeated on {name} ({_worst(trusted)}): training "
+                f"diverged. {self._advice()} {kept}"
+            )
+        recorded = self._recorded(own, what, again, trusted, facts)
+        because = f"{what} was not finite on {running} ({_worst(again)} when it was repeated there)"
+        if not all(trial.finite for trial in trusted):
+            return NotFinite(
+                f"{because}, and could not be repeated on {name}: {_worst(trusted)}. Either {running} is at fault, or "
+                f"training diverged. {kept} {recorded}\n{self.reference.advice}"
+            )
+        return KernelFault(
+            f"{because}. Repeated on {name}, from the same weights, state, batch and random numbers, it was finite "
+            f"({_worst(trusted)}): not training is at fault, but {running}. {kept} {recorded}\n{self.reference.advice}"
+        )
+
+    def _repeated(
+        self, own: RecordedStep | None, measure: Measure, context: Callable[[], AbstractContextManager[Any]]
+    ) -> Sequence[Trial]:
+        """Return the trials of all processes, by rank; what goes wrong in one of them stops none."""
+        trial = Trial()
+        if own is not None:
+            buffers = [(each, each.clone()) for each in self.model.buffers()]
+            restore_random_states(own.random, self.processes.device)
+            try:
+                with context():
+                    trial = Trial(measure(own.batch, own.state))
+            except (RuntimeError, GatewiseError) as error:
+                trial = Trial(error=next(iter(str(error).splitlines()), type(error).__name__))
+            with torch.no_grad():
+                for each, copy in buffers:
+                    each.copy_(copy)
+        return self.processes.shared(trial)
+
+    def _recorded(
+        self,
+        own: RecordedStep | None,
+        what: str,
+        again: Sequence[Trial],
+        trusted: Sequence[Trial],
+        facts: Mapping[str, Any],
+    ) -> str:
+        """Write the report, and say where it is."""
+        assert self.reference is not None
+        device = self.processes.device
+        found = {
+            "what": what,
+            "running": self.reference.running,
+            "reference": self.reference.name,
+            "again": [trial.facts() for trial in again],
+            "on the reference": [trial.facts() for trial in trusted],
+            **facts,
+            **self.facts,
+            "run": dict(self.reference.facts),
+            "options": dataclasses.asdict(self.options),
+            "processes": self.processes.count,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            "versions": {
+                "gatewise": __version__,
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
+                "python": platform.python_version(),
+            },
+            "environment": {name: value for name, value in os.environ.items() if name.startswith("GATEWISE_")},
+        }
+        try:
+            write_step(self.report, self.model, own, self.processes, found)
+        except CheckpointError as error:
+            written = f"The step could not be recorded: {error}"
+        else:
+            written = f"The step is recorded in {self.report}: please report it with that file."
+        return self.processes.told(written)  # and nobody leaves before it is
+
+    def _advice(self) -> str:
+        rate, clip = self.options.learning_rate, self.options.clip
+        norm = f"it is {clip:g}" if clip else "it is 0, which does not clip; try 1"
+        return f"Lower `learning_rate` (it is {rate:g}) or the norm `clip` that gradients are clipped to ({norm})."
+
+
+def _worst(trials: Sequence[Trial]) -> str:
+    """Return the first trial that was not finite, otherwise the first that was made, and whose it is."""
+    made = [rank for rank, trial in enumerate(trials) if trial.measured is not None or trial.error]
+    bad = [rank for rank in made if not trials[rank].finite]
+    rank = next(iter(bad or made), 0)
+    return f"{trials[rank]}{f' in process {rank}' if len(trials) > 1 else ''}"

@@ -1,0 +1,22 @@
+"""Numbers that JSON has no words for: infinity and what is no number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def finite_values(value: Any) -> Any:
+    """Return a value with None in the place of each number in it that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite_values(each) for name, each in value.items()}
+    return [finite_values(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON that every program reads: with null for numbers that are not finite."""
+    return json.dumps(finite_values(value), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,251 @@
+"""What the commands say, write and leave when a loss is not finite: a kernel's fault, or training that diverged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from test_train_classify import waves
+from test_train_nmt import SIZES, parallel
+
+from gatewise.cli.recipe import Recipe, overridden, read_recipe, to_toml
+from gatewise.cli.reference import on_reference
+from gatewise.functional import plan
+from gatewise.kernels.aten import aten
+from gatewise.models import Seq2Seq
+from gatewise.training import RunFolder, read_tensors, write_tensors
+from gatewise.training.checkpoint import write_bytes
+from gatewise.training.loop import CHECKPOINT, MODEL
+from gatewise.training.recorded_step import STEP
+
+
+@pytest.fixture(autouse=True)
+def plans():
+    """Forget what calls are planned to run: that may be a kernel that a test has broken."""
+    yield plan._plan.cache_clear()
+    plan._plan.cache_clear()
+
+
+def broken(monkeypatch, is_bad):
+    """Make the kernel `aten` give NaN wherever a function of the problem and the input says so."""
+    kind = type(aten)
+    forward, recorded = kind.forward, kind.recorded
+
+    def result(problem, inputs, computed):
+        return computed._replace(y=computed.y * torch.nan) if is_bad(problem, inputs.x) else computed
+
+    monkeypatch.setattr(kind, "forward", lambda self, *call: result(*call, forward(self, *call)))
+    monkeypatch.setattr(kind, "recorded", staticmethod(lambda *call: result(*call, recorded(*call))))
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """Make the kernel `aten` give NaN for the input of its n-th call that a backward pass follows."""
+
+    def at(number):
+        calls, bad = [], []
+
+        def is_bad(problem, x):
+            if problem.needs_grad:
+                calls.append(None)
+                if len(calls) == number:
+                    bad.append(x.detach().clone())
+            return bool(bad) and torch.equal(x, bad[0])
+
+        broken(monkeypatch, is_bad)
+
+    return at
+
+
+@pytest.fixture
+def runs(small, tmp_path):
+    """The words of a small run of each task."""
+    nmt = parallel(tmp_path)
+    sizes = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
+    table = waves(tmp_path / "waves.csv")
+    of_classes = ["--hidden-size", 8, "--num-layers", 1, "--batch-size", 8, "--epochs", 2]
+    return {
+        "lm": small,
+        "nmt": ["--train-source", nmt[0], "--train-target", nmt[1], *sizes, "--set", "warmup_steps=0"],
+        "classify": ["--data", table, "--feature", "x", "--feature", "noise", *of_classes],
+    }
+
+
+@pytest.mark.parametrize(("task", "call", "step"), [("lm", 8, 8), ("nmt", 8, 8), ("classify", 5, 5)])
+def test_a_faulty_kernel_is_named_recorded_and_got_past(gatewise, runs, faulty, tmp_path, task, call, step):
+    if task == "nmt":
+        pytest.importorskip("sacrebleu")
+    faulty(call)
+    answer = gatewise("train", task, *runs[task], "--kernel", "aten", "--output", "run")
+    assert answer.status == 1
+    words = " ".join(answer.err.split())
+    assert f"error: step {step} of training" in words
+    assert "was not finite on the kernel aten (loss nan, gradients nan" in words
+    assert "Repeated on the reference kernel eager" in words
+    assert f"gatewise train {task} --output run --resume --kernel eager" in words
+    assert "Traceback" not in answer.err
+    fault = RunFolder(tmp_path / "run").fault
+    facts = read_tensors(fault, STEP)[1]
+    assert facts["run"]["kernel"] == "aten"
+    assert "chosen   aten" in facts["run"]["decision"]
+    assert not RunFolder(tmp_path / "run").result.exists()
+
+    answer = gatewise("replay", "run/fault.safetensors")
+    assert answer.status == 1, answer.err
+    first, on_kernel, on_reference = answer.out.splitlines()
+    assert first.startswith(f"step {step} of training")
+    assert on_kernel.startswith("kernel aten")
+    assert "loss nan" in on_kernel
+    loss = facts["on the reference"][0]["loss"]
+    assert f"loss {loss:g}," in on_reference
+    answer = gatewise("replay", "run/fault.safetensors", "--kernel", "eager")
+    assert answer.status == 0
+    assert f"loss {loss:g}," in answer.out.splitlines()[1]
+
+    answer = gatewise("train", task, "--output", "run", "--resume", "--kernel", "eager")
+    assert answer.status == 0, answer.err
+    recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert recipe["model"]["kernel"] == "eager"
+    assert json.loads(RunFolder(tmp_path / "run").result.read_text())
+
+
+def test_a_fault_in_validation_is_recorded_too(gatewise, small, monkeypatch, tmp_path):
+    broken(monkeypatch, lambda problem, x: not problem.needs_grad)
+    answer = gatewise("train", "lm", *small, "--output", "run", "--kernel", "aten")
+    assert answer.status == 1
+    assert "the validation loss after" in answer.err
+    assert "was not finite on the kernel aten (loss nan" in " ".join(answer.err.split())
+    answer = gatewise("replay", "run/fault.safetensors")
+    assert answer.status == 1
+    assert "loss nan" in answer.out.splitlines()[1]
+    assert "nan" not in answer.out.splitlines()[2]
+
+
+def test_a_test_loss_that_is_not_finite_is_an_error(gatewise, small, monkeypatch, tmp_path):
+    assert gatewise("train", "lm", *small, "--output", "run", "--kernel", "aten").status == 0
+    plan._plan.cache_clear()
+    broken(monkeypatch, lambda problem, x: not problem.needs_grad)
+    answer = gatewise("train", "lm", "--output", "run", "--resume")
+    assert answer.status == 1
+    assert "error: the test loss was not finite on the kernel aten (loss nan" in " ".join(answer.err.split())
+    assert "nan" not in gatewise("replay", "run/fault.safetensors").out.splitlines()[2]
+
+
+def test_resuming_with_another_kernel_needs_a_run(gatewise, small):
+    answer = gatewise("train", "lm", "--output", "run", "--resume", "--kernel", "eager")
+    assert answer.status == 1
+    assert "there is no run in run to resume" in answer.err
+
+
+@pytest.mark.parametrize("task", ["lm", "nmt", "classify"])
+def test_training_that_diverges_ends_in_a_sentence(gatewise, runs, tmp_path, task):
+    if task == "nmt":
+        pytest.importorskip("sacrebleu")
+    rate = ["--learning-rate", "1e38", "--optimizer", "sgd", "--clip", 0, "--schedule", "constant"]
+    answer = gatewise("train", task, *runs[task], *rate, "--output", "run")
+    assert answer.status == 1
+    words = " ".join(answer.err.split())
+    assert "training diverged. Lower `learning_rate` (it is 1e+38)" in words
+    assert "Traceback" not in words
+    assert "aten" not in words
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.fault.exists()
+    tensors, _ = read_tensors(folder.checkpoint, CHECKPOINT)
+    assert all(each.isfinite().all() for each in tensors.values() if each.is_floating_point())
+
+
+def test_a_perplexity_beyond_all_numbers_is_null_in_the_result(gatewise, small, tmp_path):
+    rate = ["--learning-rate", "1e20", "--optimizer", "sgd", "--clip", 0, "--schedule", "constant"]
+    answer = gatewise("train", "lm", *small, *rate, "--output", "run")
+    assert answer.status == 1
+    assert "whose perplexity is beyond all numbers: training diverged" in answer.err
+
+    def refused(name):
+        raise AssertionError(name)
+
+    text = RunFolder(tmp_path / "run").result.read_text()
+    result = json.loads(text, parse_constant=refused)
+    assert result["valid_perplexity"] is result["share_of_unigram"] is None
+
+
+def test_a_model_of_nans_writes_nothing_and_says_why(gatewise, small, tmp_path):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    path = RunFolder(tmp_path / "run").model
+    tensors, facts = read_tensors(path, MODEL)
+    write_tensors(path, {name: each * torch.nan for name, each in tensors.items()}, MODEL, facts)
+    for temperature in (0.8, 0):
+        answer = gatewise("generate", "--checkpoint", "run", "--temperature", temperature)
+        assert answer.status == 1
+        assert "error: the model's scores of the next token must be finite, got nan" in answer.err
+
+
+def test_a_report_of_something_else_is_refused(gatewise, small, tmp_path):
+    write_tensors(tmp_path / "other", {"a": torch.zeros(1)}, MODEL, {})
+    write_tensors(tmp_path / "model", {}, STEP, {"steps": {}, "model": {"made": "elsewhere"}})
+    for name, words in (("other", "holds a model, not a step"), ("model", "of a model that no command trains")):
+        answer = gatewise("replay", name)
+        assert answer.status == 1
+        assert words in answer.err
+
+
+def test_a_recipe_may_have_numbers_that_json_has_not(tmp_path):
+    recipe = overridden(Recipe(), {"training.checkpoint_seconds": float("inf")})
+    write_bytes(tmp_path / "recipe.toml", to_toml(recipe).encode())
+    assert read_recipe(tmp_path / "recipe.toml") == recipe
+
+
+def test_the_reference_replaces_kernels_that_layers_name():
+    model = Seq2Seq(9, 9, 8, 8, kernel="aten", attention_kernel="recompute")
+    with on_reference(model):
+        assert {layer.kernel for layer in model.encoder} == {"eager"}
+        assert model.attention.kernel == "reference"
+    assert {layer.kernel for layer in model.encoder} == {"aten"}
+    assert model.attention.kernel == "recompute"
+
+
+PROGRAM = """
+import os, signal, sys, torch
+from gatewise.cli import main
+from gatewise.models import LanguageModel
+
+plain, calls, how = LanguageModel.loss, [], os.environ["HOW"]
+
+def loss(self, batch, state=None):
+    calls.append(None)
+    found, state = plain(self, batch, state)
+    if os.environ["RANK"] == "1" and self.training and len(calls) >= 8 and self.lstm.kernel != "eager":
+        if how == "raises":
+            raise ValueError("the data is broken")
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = found * torch.nan
+    return found, state
+
+LanguageModel.loss = loss
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raises", "killed", "nan"])
+def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_path, how):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    answer = subprocess.run(
+        [*launcher, *map(str, ["train", "lm", *small, "--output", "run"])],
+        cwd=tmp_path, env=os.environ | {"HOW": how, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 1
+    said = {
+        "raises": "error: process 1 failed: ValueError: the data is broken",
+        "killed": "error: process 1 failed: it ended without a word",
+        "nan": "error: step 8 of training (epoch 1, batch 8) was not finite on the kernel aten (loss nan",
+    }[how]
+    assert answer.stderr.count(said) == (2 if how == "nan" else 1), answer.stderr
+    assert read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"] == 0
