@@ -64,6 +64,8 @@ class ModifiedInPlace(GatewiseError, RuntimeError):
 
     Autograd raises a `RuntimeError` for the same in a differentiable call.
     """
+
+
 class NotFinite(GatewiseError, ArithmeticError):
     """A loss, a gradient or a state is infinite or no number, and it is not known why."""
 
