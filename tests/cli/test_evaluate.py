@@ -11,6 +11,7 @@ import pytest
 
 from gatewise.training import RunFolder
 
+pytestmark = pytest.mark.xdist_group("evaluate")
 HEAD = "sequence,time,x,label,level\n"
 
 

@@ -193,6 +193,8 @@ def test_what_was_translated_is_there_when_somebody_interrupts(checkpoint, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "gatewise", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # A shell's background jobs ignore the signal, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         process.stdin.write(b"eins zwei\n")
