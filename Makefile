@@ -44,7 +44,7 @@ demo: $(TRAIN_READY) ## train a small language model on this machine and sample 
 	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) -m "not gpu"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
 
 lint: $(DEV_READY) ## style, formatting, types and import order
 	$(RUN) -m ruff check .

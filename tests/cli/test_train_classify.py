@@ -61,7 +61,7 @@ def small(table):
     return ["--data", table, "--feature", "x", "--feature", "noise", *words]
 
 
-def test_a_run_reports_and_leaves_everything(gatewise, small, tmp_path):
+def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     answer = gatewise("train", "classify", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
@@ -146,6 +146,7 @@ def plain():
 
 @pytest.mark.parametrize("option", [*CHANGES, *SWITCHES])
 def test_the_option_changes_the_model(gatewise, small, option, plain, table):
+    waves(table, count=40)
     head, *rows = table.read_text().splitlines()
     table.write_text("\n".join([head, *reversed(rows)]) + "\n")  # so that the time has something to order
     if not plain:
@@ -333,35 +334,31 @@ def command(*words, processes=1):
 
 
 @pytest.mark.slow
-def test_kill_nine_and_resume_end_in_the_same_bits(small, tmp_path):
+def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--set", "checkpoint_steps=1", "--epochs", 6]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def run(*words):
-        subprocess.run(command(*words), cwd=tmp_path, env=environment, check=True, capture_output=True)
-
-    run(*options, "--output", "whole")
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    assert gatewise(*options, "--output", "whole").status == 0
     words = command(*options, "--output", "parts")
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     while not RunFolder(tmp_path / "parts").model.exists() and process.poll() is None:
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    run("train", "classify", "--output", "parts", "--resume")
+    assert gatewise("train", "classify", "--output", "parts", "--resume").status == 0
     assert RunFolder(tmp_path / "whole").model.read_bytes() == RunFolder(tmp_path / "parts").model.read_bytes()
 
 
 @pytest.mark.slow
-def test_torchrun_has_the_losses_and_scores_of_one_process(small, tmp_path):
+def test_torchrun_has_the_losses_and_scores_of_one_process(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--dropout", 0]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for processes in (1, 2):
-        run = command(*options, "--output", tmp_path / str(processes), processes=processes)
-        answer = subprocess.run(
-            run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120
-        )
-        assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.count("valid loss") == 1, "only the first process reports"
+    assert gatewise(*options, "--output", "1").status == 0
+    run = command(*options, "--output", "2", processes=2)
+    answer = subprocess.run(
+        run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=240
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("valid loss") == 1, "only the first process reports"
     one, two = (json.loads(RunFolder(tmp_path / name).result.read_text()) for name in ("1", "2"))
     assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-4)
     assert one["test_confusion"] == two["test_confusion"]

@@ -28,7 +28,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_reports_and_leaves_everything(gatewise, small, tmp_path):
+def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     answer = gatewise("train", "lm", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
@@ -226,12 +226,10 @@ def command(*words, processes=1):
 
 
 @pytest.mark.slow
-def test_kill_nine_and_resume_end_in_the_same_bits(small, tmp_path):
+def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 8]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        command(*options, "--output", "whole"), cwd=tmp_path, env=environment, check=True, capture_output=True
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    assert gatewise(*options, "--output", "whole").status == 0
     process = subprocess.Popen(
         command(*options, "--output", "parts"), cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
     )
@@ -239,30 +237,22 @@ def test_kill_nine_and_resume_end_in_the_same_bits(small, tmp_path):
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    subprocess.run(
-        command("train", "lm", "--output", "parts", "--resume"),
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-        capture_output=True,
-    )
+    assert gatewise("train", "lm", "--output", "parts", "--resume").status == 0
     assert RunFolder(tmp_path / "whole").model.read_bytes() == RunFolder(tmp_path / "parts").model.read_bytes()
 
 
 @pytest.mark.slow
-def test_torchrun_has_the_losses_of_one_process(small, tmp_path):
+def test_torchrun_has_the_losses_of_one_process(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--dropout", 0]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    results = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        run = command(*options, "--output", folder, processes=processes)
-        answer = subprocess.run(
-            run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120
-        )
-        assert answer.returncode == 0, answer.stderr
-        results.append(json.loads((folder / "result.json").read_text()))
-        assert answer.stdout.count("valid ppl") == 1, "only the first process reports"
+    assert gatewise(*options, "--output", "1").status == 0
+    run = command(*options, "--output", "2", processes=2)
+    answer = subprocess.run(
+        run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=240
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("valid ppl") == 1, "only the first process reports"
+    results = [json.loads(RunFolder(tmp_path / name).result.read_text()) for name in ("1", "2")]
     for name in ("valid_perplexity", "test_perplexity"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
 

@@ -72,7 +72,7 @@ def small(files):
     return ["--train-source", files[0], "--train-target", files[1], *words, "--set", "warmup_steps=0"]
 
 
-def test_a_run_trains_scores_saves_and_shows_alignments(gatewise, small):
+def test_a_run_trains_scores_saves_and_shows_alignments(gatewise, drawn, small):
     answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 20, "--set", "expect.test_bleu=1.0")
     assert answer.status == 0, answer.err
     assert "input feeding" in answer.out
@@ -313,7 +313,7 @@ def test_a_run_without_its_vocabularies_or_of_other_text_does_not_go_on(gatewise
 @pytest.mark.slow
 def test_two_processes_train_one_model(small, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = ["-m", "gatewise", "train", "nmt", *small, "--output", "run", "--device", "cpu"]
     done = subprocess.run([*command, *map(str, words)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

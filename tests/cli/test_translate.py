@@ -118,7 +118,7 @@ def test_a_line_that_is_not_utf8_is_named_after_those_before_it(translate):
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
-def test_the_alignment_of_the_first_line_is_drawn(translate, tmp_path, name):
+def test_the_alignment_of_the_first_line_is_drawn(translate, drawn, tmp_path, name):
     answer = translate("\neins zwei\nvier\n", "--attention", tmp_path / name)
     assert answer.status == 0, answer.err
     content = (tmp_path / name).read_bytes()
@@ -133,7 +133,7 @@ def test_the_alignment_of_the_first_line_is_drawn(translate, tmp_path, name):
     assert not (tmp_path / name).exists()
 
 
-def test_alignments_show_any_token_and_every_share(tmp_path):
+def test_alignments_show_any_token_and_every_share(drawn, tmp_path):
     source, target = ["<b>", "$x$", "&"], ["<i>", "</s>"]
     shares = torch.tensor([[0.05, 0.9, 0.05], [0.2, 0.3, 0.5]])
     draw_alignment(tmp_path / "a.html", source, target, shares)
@@ -193,6 +193,8 @@ def test_what_was_translated_is_there_when_somebody_interrupts(checkpoint, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "gatewise", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # A shell's background jobs ignore the signal, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         process.stdin.write(b"eins zwei\n")

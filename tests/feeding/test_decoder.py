@@ -10,6 +10,7 @@ from gatewise import attention
 from gatewise.contract.errors import ArgumentError, KernelRefused, ModifiedInPlace
 from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, decoder
 from gatewise.feeding.elementwise import Plain
+from tests.pairwise import pairwise
 
 SIZES = {"time": 7, "batch": 5, "source": 6, "units": 8, "embedding": 6, "features": 8, "value_size": 8, "layers": 2}
 CASES = {
@@ -125,17 +126,19 @@ def compare(found, wanted, rtol, atol):
         )  # fmt: skip
 
 
-@pytest.fixture(params=["torch", "launches"])
+PARTS = "torch", "launches"
+
+
+@pytest.fixture(params=PARTS)
 def parts(request):
     if request.param == "launches":
         request.getfixturevalue("launches_on_cpu")
 
 
-@pytest.mark.usefixtures("parts")
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_outputs_and_gradients_are_those_of_the_plain_program(options, recompute):
-    call = Call(**options)
+# What is computed again, and by which parts, are two things; each meets each case.
+@pytest.mark.parametrize(("case", "recompute", "parts"), pairwise([*CASES], [False, True], PARTS), indirect=["parts"])
+def test_outputs_and_gradients_are_those_of_the_plain_program(case, recompute, parts):
+    call = Call(**CASES[case])
     wanted = call.results(call.plain())
     if call.weights.v is not None and call.lengths is None:
         assert wanted["keys"].abs().max() > 0
@@ -160,10 +163,13 @@ def test_float32_is_as_near_to_float64_as_the_plain_program_is(recompute):
         assert (found[name] - expected).norm() <= budget, name
 
 
-@pytest.mark.usefixtures("parts")
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("options", [{}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True}], ids=str)
-def test_operands_in_float16_err_as_ten_bits_do(options, recompute, monkeypatch):
+OPTIONS = {}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "recompute", "parts"), pairwise(OPTIONS, [False, True], PARTS), indirect=["parts"], ids=str
+)
+def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monkeypatch):
     monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: True)
     call, exact = Call(torch.float32, **options), Call(torch.float64, **options)
     with torch.no_grad():  # gradients far below and above what float16 can tell apart

@@ -11,12 +11,16 @@ import gatewise
 from gatewise.contract.device import Device
 from gatewise.interop import systemml
 from gatewise.selection.admit import verdicts
+from tests.pairwise import pairwise
 
 ALLOWED = {np.float64: 1e-9, np.float32: 1e-3}
 NAMES = ("out", "c", "dX", "dW", "db", "dout0", "dc0")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHAPES = pytest.mark.parametrize("shape", reference.SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 SEQUENCES = pytest.mark.parametrize("sequences", [True, False], ids=["sequences", "last"])
+
+
+def name_of(value):
+    return "x".join(map(str, value)) if isinstance(value, tuple) else getattr(value, "__name__", str(value))
 
 
 @functools.lru_cache(maxsize=32)
@@ -55,9 +59,9 @@ def skip_if_refused(kernel, device, dtype, shape):
         pytest.skip("; ".join(map(str, answer.refusals)))
 
 
-@SHAPES
-@SEQUENCES
-@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["double", "single"])
+@pytest.mark.parametrize(
+    ("shape", "sequences", "dtype"), pairwise(reference.SHAPES, [True, False], [np.float64, np.float32]), ids=name_of
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_dense(kernel, device, dtype, sequences, shape):
     skip_if_refused(kernel, device, torch.from_numpy(np.zeros(1, dtype)).dtype, shape)
@@ -69,10 +73,11 @@ def test_dense(kernel, device, dtype, sequences, shape):
     assert_agrees(found, wanted, dtype)
 
 
-@SHAPES
-@SEQUENCES
-@pytest.mark.parametrize("density", [0.9, 0.5, 0.05, 0.004])
-@pytest.mark.parametrize("which", ["X", "W", "both"])
+@pytest.mark.parametrize(
+    ("shape", "density", "which", "sequences"),
+    pairwise(reference.SHAPES, [0.9, 0.5, 0.05, 0.004], ["X", "W", "both"], [True, False]),
+    ids=name_of,
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_sparse_of_scipy(device, which, density, sequences, shape):
     scipy_sparse = pytest.importorskip("scipy.sparse")
@@ -87,11 +92,17 @@ def test_sparse_of_scipy(device, which, density, sequences, shape):
     assert_agrees(found, wanted, np.float64)
 
 
-@SEQUENCES
-@pytest.mark.parametrize("shape", [(20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1)])
-@pytest.mark.parametrize("density", [0.5, 0.05, 0.004])
-@pytest.mark.parametrize("which", ["X", "W", "both"])
-@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize(
+    ("which", "density", "shape", "layout", "sequences"),
+    pairwise(
+        ["X", "W", "both"],
+        [0.5, 0.05, 0.004],
+        [(20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1)],
+        [torch.sparse_csr, torch.sparse_coo],
+        [True, False],
+    ),
+    ids=name_of,
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_sparse_tensors_and_kernels(kernel, device, layout, which, density, sequences, shape):
     skip_if_refused(kernel, device, torch.float64, shape)

@@ -4,14 +4,18 @@ import pytest
 
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launch import SOURCES
+from tests.pairwise import pairwise
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100", "sm_120"]
+SIZES = (1, 8), (31, 32), (1024, 1024)
 
 
-@pytest.mark.parametrize(("float16", "float32", "exact"), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1)])
-@pytest.mark.parametrize(("size", "hidden"), [(1, 8), (31, 32), (1024, 1024)])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles_without_spills(architecture, size, hidden, float16, float32, exact):
+NUMBERS = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1)
+
+
+@pytest.mark.parametrize(("architecture", "sizes", "numbers"), pairwise(ARCHITECTURES, SIZES, NUMBERS), ids=str)
+def test_compiles_without_spills(architecture, sizes, numbers):
+    (size, hidden), (float16, float32, exact) = sizes, numbers
     pytest.importorskip("cuda.core")
     macros = {"SIZE": size, "HIDDEN": hidden, "FLOAT16": float16, "FLOAT32": float32, "EXACT": exact}
     _, taken = toolchain.compile_afresh(SOURCES / "activate.cu", architecture, macros)

@@ -10,7 +10,8 @@ from gatewise.contract.saved import Needs, Saved
 from gatewise.functional import explicit
 from gatewise.kernels.persistent import lean, memory, whole
 from gatewise.kernels.persistent.kernel import persistent
-from tests.kernels.persistent.emulation import assert_agrees, emulate
+from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
+from tests.pairwise import pairwise
 
 PROBLEM = Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=True)
 KINDS = [
@@ -34,9 +35,7 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("count", COUNTS, ids=str)
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize(("options", "count", "by_row"), pairwise(KINDS, COUNTS, [False, True]), ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row):
     cut(*count)
     problem = PROBLEM.replace(**options)
@@ -76,9 +75,10 @@ def test_scratch_memory_is_as_predicted(request, cut, options, count, gates):
     cut(*count)
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=12, batch=32)
     inputs = testing.make_inputs(problem)
-    result = persistent.forward(problem, inputs)
-    gradients = testing.make_gradients(problem, inputs)
-    persistent.backward(problem, inputs, result, gradients, Needs())
+    with without_loops():
+        result = persistent.forward(problem, inputs)
+        gradients = testing.make_gradients(problem, inputs)
+        persistent.backward(problem, inputs, result, gradients, Needs())
     masks = sum(mask.nbytes for mask in inputs.masks)
     taken = {
         name: whole._replays(name, problem, orders, Needs()).scratch_bytes

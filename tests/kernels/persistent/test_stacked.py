@@ -11,7 +11,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import memory, stacked, wavefront, whole
 from gatewise.kernels.persistent.kernel import persistent
-from tests.kernels.persistent.emulation import assert_agrees, emulate
+from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
 
 H200 = Device.named("h200")
 
@@ -102,9 +102,10 @@ def test_scratch_memory_is_as_predicted(request, options, gates, launches, monke
     _take(monkeypatch, True, True)
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=6, batch=32)
     inputs = testing.make_inputs(problem)
-    result = persistent.forward(problem, inputs)
-    persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
-    persistent.forward(problem.replace(needs_grad=False), inputs)
+    with without_loops():
+        result = persistent.forward(problem, inputs)
+        persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
+        persistent.forward(problem.replace(needs_grad=False), inputs)
     masks = sum(mask.nbytes for mask in inputs.masks)
     for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
         taken = whole._replays(name, each, False, Needs()).scratch_bytes + masks

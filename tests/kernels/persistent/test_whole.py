@@ -18,7 +18,7 @@ from gatewise.kernels.persistent import operands, products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
 from gatewise.kernels.persistent.tokens import order_of, order_of_kept
-from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate
+from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
 KINDS = [
@@ -182,9 +182,10 @@ def test_scratch_memory_is_as_predicted(request, options, gates):
         request.getfixturevalue("overwritten")
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=6, batch=32)
     inputs = testing.make_inputs(problem)
-    result = persistent.forward(problem, inputs)
-    persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
-    persistent.forward(problem.replace(needs_grad=False), inputs)
+    with without_loops():
+        result = persistent.forward(problem, inputs)
+        persistent.backward(problem, inputs, result, testing.make_gradients(problem, inputs), Needs())
+        persistent.forward(problem.replace(needs_grad=False), inputs)
     masks = sum(mask.nbytes for mask in inputs.masks)
     for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
         # Where gradients take the gates' place, hardly anything is scratch memory: the peak is held to.
