@@ -55,6 +55,7 @@ class LSTMFunction(torch.autograd.Function):
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(problem, inputs, above, wanted)
+        # The initial states stand where the final ones stood, which nothing reads.
         again = single_use and not ctx.spent and _graph_is_kept()
         result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
         needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))

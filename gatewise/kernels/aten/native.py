@@ -28,8 +28,12 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
     """Run the loop; keeps the outputs with their graph, then the leaves that the graph starts from."""
     if not problem.needs_grad:
         return _run(problem, inputs)
-    leaves = [tensor.detach().requires_grad_() for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
-    with torch.enable_grad():
+    # The inference mode records no graph, nor is a graph made of its tensors.
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [
+            (tensor.clone() if tensor.is_inference() else tensor).detach().requires_grad_()
+            for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
+        ]
         shadow = inputs._replace(x=leaves[0], h0=leaves[1], c0=leaves[2], weights=tuple(leaves[3:]))
         outputs = _run(problem, shadow)[:3]
     y, h_n, c_n = (output.detach() for output in outputs)
