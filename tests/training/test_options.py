@@ -81,3 +81,9 @@ def test_the_option_changes_no_weight(tmp_path, name):
 def test_bad_values_are_refused(options, message):
     with pytest.raises(ArgumentError, match=message):
         TrainingOptions(**options)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_a_number_that_no_step_can_use_is_refused(name):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be a finite number, got inf"):
+        TrainingOptions(**{name: float("inf")})
