@@ -88,9 +88,7 @@ def budgets(
     step = torch.finfo(precision).eps if step is None else step
     errors, bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
     for draw in range(nudges + 1):
-        moved = (
-            (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, torch.finfo(precision).eps, draw, oracles)
-        )
+        moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, step, draw, oracles)
         there = exact if draw == 0 else named(problem, *oracle(problem, *moved, device=oracles))
         theirs = named(problem, *reference(problem, *moved, dtype=precision, device=device))
         for name, value in exact.items():

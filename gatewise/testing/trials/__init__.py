@@ -11,9 +11,9 @@ can be while it still fails, and is printed as a program:
     trial(Setting(time=2, batch=1, input_size=1, hidden_size=1500, dtype="bfloat16", kernel="persistent"))
 """
 
-from gatewise.testing.trials.draw import draw
+from gatewise.testing.trials.draw import Sizes, draw, sizes
 from gatewise.testing.trials.run import Refused, Wrong, trial, trials
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.shrink import shrunk
 
-__all__ = ["Refused", "Setting", "Wrong", "draw", "shrunk", "trial", "trials"]
+__all__ = ["Refused", "Setting", "Sizes", "Wrong", "draw", "shrunk", "sizes", "trial", "trials"]

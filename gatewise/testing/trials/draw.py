@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gatewise.testing.trials.setting import Setting
 
@@ -16,48 +16,73 @@ _MOST_VALUES = {"cuda": 24_000_000, "cpu": 60_000}
 _LONGEST = {"cuda": 2000, "cpu": 60}
 _LARGEST_BATCH = {"cuda": 600, "cpu": 20}
 _WIDEST = {"cuda": 1700, "cpu": 70}
+_SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 
 
-def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str]) -> Setting:
+class Sizes(NamedTuple):
+    """Sizes to draw from: three of each residue of 16 for widths, one for batches.
+
+    Every width is a build of its own for some kernels, so that processes that draw from the same sizes share builds.
+    """
+
+    widths: tuple[int, ...]
+    batches: tuple[int, ...]
+
+
+def sizes(seed: int, device: str) -> Sizes:
+    """Return sizes, the same for a seed."""
+    generator = random.Random(seed)
+
+    def one(largest: int, residue: int) -> int:
+        # Even in the logarithm.
+        return min(largest, max(1, int(largest ** generator.random()) // 16 * 16 + residue))
+
+    widths = [one(_WIDEST[device], residue) for residue in range(16) for _ in range(3)]
+    batches = [one(_LARGEST_BATCH[device], residue) for residue in range(16)]
+    return Sizes(tuple(widths), tuple(batches))
+
+
+def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes) -> Setting:
     """Return a setting.
 
-    Sizes are drawn so that small and large ones, and all residues of 16, are about as frequent. Each of the rarer
-    options is off in most settings, so that most combine a few of them with what is common.
+    Each of the rarer options is off in most settings, so that most combine a few of them with what is common.
 
     Args:
         generator: The source of randomness.
         device: "cpu" or "cuda".
         kernels: The names of kernels to insist on.
         dtypes: The names of the dtypes of parameters.
+        sizes: The widths and batches to draw from.
     """
     while True:
-        setting = _settled(_drawn(generator, device, kernels, dtypes))
+        setting = _settled(_drawn(generator, device, kernels, dtypes, sizes))
         work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
         work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
         if setting.size <= _MOST_VALUES[device] and work <= _WORK[device]:
             return setting
 
 
-def _drawn(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str]) -> Setting:
+def _drawn(
+    generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes
+) -> Setting:
     def rarely(value: _T, usual: _T, chance: float = 0.15) -> _T:
         return value if generator.random() < chance else usual
 
-    def size(largest: int) -> int:
-        # Even in the logarithm, then moved to any residue of 16.
-        most = int(largest ** generator.random())
-        return min(largest, max(1, most // 16 * 16 + generator.randrange(16)))
-
-    hidden = size(_WIDEST[device])
+    hidden = generator.choice(sizes.widths)
+    time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
+    kernel = rarely("auto", generator.choice(kernels), 0.4)
+    if kernel in _SLOW:
+        time = min(time, _LONGEST_OF_SLOW)
     dtype = generator.choice(dtypes)
     halves = [name for name in ("bfloat16", "float16") if name in dtypes or device == "cuda"]
     modes = ["inference", "no_grad", "explicit", "explicit"]
     modes += ["graph", "graph", "stream", "ddp"] if device == "cuda" else []
     layers = rarely(generator.choice((2, 2, 3, 4)), 1, 0.4)
     return Setting(
-        time=size(_LONGEST[device]),
-        batch=size(_LARGEST_BATCH[device]),
-        input_size=rarely(hidden, size(_WIDEST[device]), 0.3),
+        time=time,
+        batch=generator.choice(sizes.batches),
+        input_size=rarely(hidden, generator.choice(sizes.widths), 0.3),
         hidden_size=hidden,
         num_layers=layers,
         bidirectional=rarely(True, False, 0.3),
@@ -68,7 +93,7 @@ def _drawn(generator: random.Random, device: str, kernels: Sequence[str], dtypes
         allow_tf32=generator.random() < 0.5,
         dropout=rarely(generator.choice((0.1, 0.5)), 0.0) if layers > 1 else 0.0,
         device=device,
-        kernel=rarely("auto", generator.choice(kernels), 0.4),
+        kernel=kernel,
         memory=rarely("lean", "normal"),
         mode=rarely("compile", rarely(generator.choice(modes), "eager", 0.5), 0.02),
         together=rarely(True, False),

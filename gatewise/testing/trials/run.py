@@ -14,7 +14,7 @@ import torch
 from gatewise.contract.errors import KernelRefused
 from gatewise.kernels import ALL
 from gatewise.testing.trials.call import Call, call_of, rounding_of
-from gatewise.testing.trials.draw import draw
+from gatewise.testing.trials.draw import draw, sizes
 from gatewise.testing.trials.memory import fill_free_memory
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import make, write_over
@@ -159,7 +159,7 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, KernelRefused) or "KernelRefused(" in str(error)
 
 
-def trials(device: str, seed: int, seconds: float, most: int = 0) -> Iterator[Outcome]:
+def trials(device: str, seed: int, seconds: float, most: int = 0, family: int | None = None) -> Iterator[Outcome]:
     """Draw settings and run them, a few beside each other, until time is up.
 
     Args:
@@ -167,15 +167,17 @@ def trials(device: str, seed: int, seconds: float, most: int = 0) -> Iterator[Ou
         seed: The seed of the settings; the same seed gives the same settings, in the same order.
         seconds: The time after which no more are begun.
         most: The number of settings after which no more are begun; 0 for any number.
+        family: The seed of the sizes to draw from; the seed of the settings when None.
     """
     generator = random.Random(seed)
     kernels = [kernel.name for kernel in ALL]
     if device == "cpu":
         kernels = ["aten", "eager"]
     dtypes = ("bfloat16", "float16", "float32", "float32", "float64") if device == "cuda" else ("float32", "float64")
+    drawn_from = sizes(seed if family is None else family, device)
     end, tried = time.monotonic() + seconds, 0
     while time.monotonic() < end and (not most or tried < most):
-        beside = [draw(generator, device, kernels, dtypes) for _ in range(_BESIDE_EACH_OTHER)]
+        beside = [draw(generator, device, kernels, dtypes, drawn_from) for _ in range(_BESIDE_EACH_OTHER)]
         for outcome in outcomes_of(beside):
             tried += not outcome.refused
             yield outcome

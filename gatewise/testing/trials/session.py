@@ -19,9 +19,9 @@ from gatewise.testing.trials.run import Outcome, outcomes_of, trials
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.shrink import shrunk
 
-_MOST_SHRUNK = 5
+_MOST_SHRUNK = 2
 _MOST_WRONG = 40
-_SHRINKING = 120  # settings tried at most for each failure
+_SHRINKING = 60  # settings tried at most for each failure
 
 
 @dataclasses.dataclass
@@ -60,20 +60,20 @@ def run_session(device: str, seed: int, seconds: float, most: int, processes: in
     """
     each = -(-most // processes)
     if processes == 1:
-        return _worker(device, seed, seconds, each)
+        return _worker(device, seed, seconds, each, seed)
     total = Tally()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        tasks = [pool.submit(_worker, device, seed + number, seconds, each) for number in range(processes)]
+        tasks = [pool.submit(_worker, device, seed + number, seconds, each, seed) for number in range(processes)]
         for task in tasks:
             total.add(task.result())
     return total
 
 
-def _worker(device: str, seed: int, seconds: float, most: int) -> Tally:
+def _worker(device: str, seed: int, seconds: float, most: int, family: int) -> Tally:
     torch.set_num_threads(1)
     tally = Tally()
     with _process_group(device):
-        for outcome in trials(device, seed, seconds, most):
+        for outcome in trials(device, seed, seconds, most, family):
             _count(tally, outcome)
             if len(tally.wrong) == _MOST_WRONG:
                 break  # the process may be what is broken

@@ -36,14 +36,19 @@ class Judge:
         if self._masks is None or not _equal(masks, self._masks):
             self._prepare(masks)
         there = named(self._asked.problem, result, gradients)
-        wrong = {name: relative_error(value, self._exact[name]) for name, value in there.items()}
-        wrong = {name: error for name, error in wrong.items() if not error <= self._allowed[name]}
-        if wrong and self._nudges < _CERTAIN and any(math.isfinite(error) for error in wrong.values()):
+        errors = {name: relative_error(value, self._exact[name]) for name, value in there.items()}
+        wrong = self._beyond(errors, there)
+        if wrong and self._nudges < _CERTAIN and any(math.isfinite(errors[name]) for name in wrong):
             self._allow(_CERTAIN)
-            wrong = {name: error for name, error in wrong.items() if not error <= self._allowed[name]}
-        lines = [f"{name}: {_said(error, there[name], self._allowed[name])}" for name, error in wrong.items()]
+            wrong = self._beyond(errors, there)
+        lines = [f"{name}: {_said(errors[name], there[name], allowed)}" for name, allowed in wrong.items()]
         shapes = {name: value for name, value in there.items() if value.shape != self._exact[name].shape}
         return lines + [f"{name}: shape {list(value.shape)}" for name, value in shapes.items()]
+
+    def _beyond(self, errors: dict[str, float], found: dict[str, Tensor]) -> dict[str, float]:
+        """Return the budget of each tensor whose error is larger."""
+        budget = {name: self._allowed[name] + _underflow(found[name], self._exact[name]) for name in errors}
+        return {name: allowed for name, allowed in budget.items() if not errors[name] <= allowed}
 
     def _prepare(self, masks: tuple[Tensor, ...]) -> None:
         self._masks = masks
@@ -73,6 +78,12 @@ class Judge:
 
 def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     return len(masks) == len(others) and all(map(torch.equal, masks, others))
+
+
+def _underflow(found: Tensor, exact: Tensor) -> float:
+    """Return the error that rounding to the spacing of a dtype's smallest numbers may make, relative to a tensor."""
+    numbers, size = torch.finfo(found.dtype), float(exact.nan_to_num(nan=0.0).norm())
+    return numbers.smallest_normal * numbers.eps * exact.numel() ** 0.5 / size if size else 0.0
 
 
 def _said(error: float, value: Tensor, allowed: float) -> str:

