@@ -36,7 +36,8 @@ def sizes(seed: int, device: str) -> Sizes:
 
     def one(largest: int, residue: int) -> int:
         # Even in the logarithm.
-        return min(largest, max(1, int(largest ** generator.random()) // 16 * 16 + residue))
+        size = int(largest ** generator.random()) // 16 * 16 + residue
+        return size - 16 if size > largest else size or 16
 
     widths = [one(_WIDEST[device], residue) for residue in range(16) for _ in range(3)]
     batches = [one(_LARGEST_BATCH[device], residue) for residue in range(16)]
