@@ -67,7 +67,8 @@ class Call:
 
 def assert_same(found, expected):
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        # What was computed from another value is wrong in the first digit; kernels differ in the last ones.
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=3e-4)
 
 
 def beside(kernel, device):

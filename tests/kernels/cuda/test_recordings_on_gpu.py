@@ -138,12 +138,12 @@ def test_settings_of_products_are_part_of_the_key(layer):
 
 
 def test_deterministic_algorithms_are_part_of_the_key():
-    before = graphs.product_settings()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before, enabled = graphs.product_settings(), torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(not enabled, warn_only=True)
     try:
         assert graphs.product_settings() != before
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(enabled)
 
 
 def test_a_recording_that_fails_leaves_everything_as_it_was(layer, caplog):
