@@ -116,7 +116,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     train_language_model(tmp_path / "whole", **options)
     context = processes_that_start_fast()
     chance, checkpoint = random.Random(0), RunFolder(tmp_path / "parts").checkpoint
-    for step in sorted(chance.sample(range(240), KILLS)):  # of 300 steps
+    for step in sorted(chance.sample(range(200), KILLS)):  # of 300: a busy machine may be late by some
         process = context.Process(target=train_language_model, args=(tmp_path / "parts",), kwargs=options)
         process.start()
         while not checkpoint.exists() or read_tensors(checkpoint, CHECKPOINT)[1]["step"] < step:
