@@ -1,4 +1,6 @@
-"""Small calls of the kernels of our own, to be watched by `make sanitize`: odd sizes, lengths, both directions."""
+"""Small calls of the kernels of our own, to be watched by `make sanitize`: odd sizes, lengths, directions, autocast."""
+
+import sys
 
 import torch
 
@@ -7,20 +9,30 @@ import gatewise
 CASES = (
     {"kernel": "persistent", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.bfloat16},
     {"kernel": "persistent", "hidden": 32, "batch": 3, "bidirectional": False, "dtype": torch.float32},
+    {"kernel": "persistent", "hidden": 36, "batch": 3, "bidirectional": False, "dtype": torch.float32, "exact": True},
     {"kernel": "persistent", "hidden": 256, "batch": 16, "bidirectional": False, "dtype": torch.bfloat16},
+    # The units of a block divide 540, but not what it is rounded up to.
+    {"kernel": "persistent", "hidden": 540, "batch": 3, "bidirectional": False, "dtype": torch.bfloat16, "cast": True},
+    {"kernel": "persistent", "hidden": 540, "batch": 3, "bidirectional": False, "dtype": torch.float16, "cast": True},
     {"kernel": "stepwise", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.bfloat16},
+    {"kernel": "stepwise", "hidden": 37, "batch": 3, "bidirectional": False, "dtype": torch.float16, "cast": True},
 )
 
 
-def train(kernel: str, hidden: int, batch: int, bidirectional: bool, dtype: torch.dtype) -> None:
-    layer = gatewise.LSTM(24, hidden, bidirectional=bidirectional, device="cuda", dtype=dtype, kernel=kernel)
-    x = torch.randn(5, batch, 24, device="cuda", dtype=dtype, requires_grad=True)
-    y, _ = layer(x, lengths=torch.randint(0, 6, (batch,), device="cuda") if bidirectional else None)
+def train(kernel, hidden, batch, bidirectional, dtype, *, cast=False, exact=False):
+    torch.backends.cudnn.allow_tf32 = not exact
+    given = torch.float32 if cast else dtype
+    layer = gatewise.LSTM(24, hidden, bidirectional=bidirectional, device="cuda", dtype=given, kernel=kernel)
+    x = torch.randn(5, batch, 24, device="cuda", dtype=given, requires_grad=True)
+    lengths = torch.randint(0, 6, (batch,), device="cuda") if bidirectional else None
+    with torch.autocast("cuda", dtype if cast else torch.bfloat16, enabled=cast):
+        y, _ = layer(x, lengths=lengths)
     y.sum().backward()
     torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
-    for case in CASES:
+    chosen = [int(number) for number in sys.argv[1:]] or range(len(CASES))
+    for case in [CASES[number] for number in chosen]:
         train(**case)
         print(*case.values(), flush=True)

@@ -48,9 +48,9 @@ class Case:
 
 
 CASES = (
-    Case("ptb_small", "words", 200, 35, 20, layers=2, optimizer="sgd", rate=1.0),
+    Case("ptb_small", "words", 200, 35, 20, layers=2, rate=2e-3),
     Case("ptb_medium_autocast", "words", 650, 35, 20, layers=2, autocast="bfloat16", dropout=0.5, rate=1e-3),
-    Case("ptb_large_autocast", "words", 1500, 35, 20, layers=2, autocast="bfloat16", dropout=0.65, rate=5e-4),
+    Case("ptb_large_autocast", "words", 1500, 35, 20, layers=2, autocast="bfloat16", rate=5e-4),
     Case("ptb_large_scaled", "words", 1500, 35, 18, layers=2, autocast="float16", scaled=True, rate=5e-4),
     Case("odd_1100_autocast", "words", 1100, 20, 7, autocast="bfloat16", rate=5e-4),
     Case("odd_1300_scaled", "words", 1300, 16, 12, autocast="float16", scaled=True, rate=5e-4),
@@ -58,8 +58,8 @@ CASES = (
     Case("odd_333_exact", "words", 333, 30, 33, tf32=False, rate=1e-3),
     Case("projected", "words", 512, 35, 20, layers=2, projection=128, autocast="bfloat16", rate=1e-3),
     Case("characters", "words", 128, 200, 16, rate=2e-3),
-    Case("bfloat16_weights", "words", 512, 35, 64, layers=2, dtype="bfloat16", optimizer="sgd", rate=0.5),
-    Case("classifier", "classes", 64, 50, 32, layers=2, bidirectional=True, dropout=0.2),
+    Case("bfloat16_weights", "words", 512, 35, 64, layers=2, dtype="bfloat16", rate=1e-3),
+    Case("classifier", "classes", 64, 50, 32, layers=2, bidirectional=True, rate=1e-3),
     Case("classifier_odd_autocast", "classes", 61, 40, 31, layers=2, bidirectional=True, autocast="bfloat16"),
     Case("hydrology", "series", 128, 365, 64, tf32=False, rate=1e-3),
     Case("tagger_autocast", "series", 300, 40, 48, bidirectional=True, autocast="float16", scaled=True, rate=1e-3),

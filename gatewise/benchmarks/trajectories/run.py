@@ -37,14 +37,15 @@ def run_case(case: Case, kinds: Sequence[str], steps: int, device: torch.device)
         rows = [_row(case, RIVAL, theirs[0], 0.0)]
         for kind in kinds:
             try:
-                ours = train(case, kind, 0, steps, device)
+                # With dropout a seed gives other masks on each kernel.
+                ours = [train(case, kind, seed, steps, device) for seed in range(SEEDS if case.dropout else 1)]
             except (KernelRefused, ProcessRaisedException) as error:
                 if not _is_refusal(error):
                     raise
                 rows.append(_row(case, kind, [], None, _first_line(error), refused=True))
                 continue
             found = verdict(ours, theirs)
-            rows.append(_row(case, kind, ours, found.worst if math.isfinite(found.worst) else None, found.note))
+            rows.append(_row(case, kind, ours[0], found.worst if math.isfinite(found.worst) else None, found.note))
     return rows
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 WINDOW = 25  # steps whose losses are averaged
 SEEDS = 3
+_NEAR = 3  # windows before and after
 _LEARNT = 0.98  # of the first loss: a curve that shows nothing cannot fail
 
 
@@ -24,34 +25,46 @@ class Verdict:
     note: str = ""
 
 
-def verdict(ours: Sequence[float], theirs: Sequence[Sequence[float]]) -> Verdict:
-    """Hold a trajectory to those of nn.LSTM.
+def verdict(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Verdict:
+    """Hold trajectories to those of nn.LSTM.
+
+    A trajectory of one seed is held to that of nn.LSTM with the same seed, from which it differs by rounding. With
+    dropout a seed gives other masks on each kernel: then several seeds are compared by their means.
 
     Args:
-        ours: The loss of each step, with the first seed.
+        ours: The losses of each step, with the first seed, or with each.
         theirs: The losses of nn.LSTM, of each seed.
     """
-    broken = next((step for step, loss in enumerate(ours) if not math.isfinite(loss)), None)
-    if broken is not None:
-        return Verdict(math.inf, f"the loss is {ours[broken]} after {broken} steps")
-    own, others = smoothed(ours), [smoothed(curve) for curve in theirs]
-    if not others[0][-1] < _LEARNT * others[0][0]:
-        return Verdict(
-            math.inf, f"nn.LSTM learns nothing: its loss goes from {others[0][0]:.4g} to {others[0][-1]:.4g}"
-        )
-    spread = [max(values) - min(values) for values in zip(*others, strict=True)]
+    for curve in ours:
+        broken = next((step for step, loss in enumerate(curve) if not math.isfinite(loss)), None)
+        if broken is not None:
+            return Verdict(math.inf, f"the loss is {curve[broken]} after {broken} steps")
+    mine, others = [smoothed(curve) for curve in ours], [smoothed(curve) for curve in theirs]
+    first, last = others[0][0], others[0][-1]
+    if not last < _LEARNT * first:
+        return Verdict(math.inf, f"nn.LSTM learns nothing: its loss goes from {first:.4g} to {last:.4g}")
+    own, expected = (mine[0], others[0]) if len(mine) == 1 else (_mean(mine), _mean(others))
+    spread = [max(pair) for pair in zip(_range(mine), _range(others), strict=True)]
     # That of a window alone is small where curves happen to cross.
-    around = [max(spread[max(0, place - 1) : place + 2]) for place in range(len(spread))]
-    shares = [abs(a - b) / most for a, b, most in zip(own, others[0], around, strict=True)]
+    around = [max(spread[max(0, place - _NEAR) : place + _NEAR + 1]) for place in range(len(spread))]
+    shares = [abs(a - b) / most for a, b, most in zip(own, expected, around, strict=True)]
     worst = max(shares)
     if worst <= 1:
         return Verdict(worst)
     place = shares.index(worst)
     return Verdict(
         worst,
-        f"around step {place * WINDOW} the loss is {own[place]:.5g}, nn.LSTM's {others[0][place]:.5g}, "
+        f"around step {place * WINDOW} the loss is {own[place]:.5g}, nn.LSTM's {expected[place]:.5g}, "
         f"which {SEEDS} seeds spread over {around[place]:.2g}",
     )
+
+
+def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*curves, strict=True)]
+
+
+def _range(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [max(values) - min(values) for values in zip(*curves, strict=True)]
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:

@@ -9,7 +9,6 @@ import torch
 
 from gatewise.contract.problem import Problem
 
-
 _REDUCED = {
     torch.float16: "allow_fp16_reduced_precision_reduction",
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",

@@ -48,7 +48,7 @@ def test_other_dtypes_leave_float32_as_it_is(callers_choice):
         assert is_tf32() == callers_choice
 
 
-@pytest.mark.parametrize("allowed", [True, False, (True, False), (False, False)], ids=str)
+@pytest.mark.parametrize("allowed", [True, False, (False, False)], ids=str)
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
 def test_sums_are_not_reduced_in_sixteen_bits_inside(dtype, name, allowed):
     setting, read = f"allow_{name}_reduced_precision_reduction", f"_get_cublas_allow_{name}_reduced_precision_reduction"
