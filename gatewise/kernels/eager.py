@@ -6,7 +6,6 @@ replayed under autograd.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -19,7 +18,6 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.cuda.precision import as_in_nn_lstm
 from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
@@ -106,15 +104,13 @@ class _Eager:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         """Run every layer and direction, one after another."""
-        with _products(problem, inputs.x):
-            return stack.forward(problem, inputs, _layer_forward)
+        return stack.forward(problem, inputs, _layer_forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         """Run the adjoints from the last layer to the first."""
-        with _products(problem, inputs.x):
-            return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
+        return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         """Never: the hand-derived adjoint is faster than the graph of every step."""
@@ -135,11 +131,6 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
         The outputs, attached to autograd's graph; `kept` is empty.
     """
     return stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
-
-
-def _products(problem: Problem, x: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    # Never less exact than nn.LSTM. Where that rounds to TF32, products do so only if the user lets them.
-    return contextlib.nullcontext() if not x.is_cuda or problem.allow_tf32 else as_in_nn_lstm(problem)
 
 
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:

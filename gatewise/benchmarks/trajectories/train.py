@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,18 +30,16 @@ def train(case: Case, kind: str, seed: int, steps: int, device: torch.device) ->
         return _train(case, kind, seed, steps, device)
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (case, kind, seed, steps, device.type, port, queue)
-    torch.multiprocessing.spawn(_process, arguments, nprocs=case.processes)
-    return queue.get()
+    with tempfile.TemporaryDirectory() as folder:
+        store = (Path(folder) / "store").as_uri()
+        arguments = (case, kind, seed, steps, device.type, store, queue)
+        torch.multiprocessing.spawn(_process, arguments, nprocs=case.processes)
+        return queue.get()
 
 
-def _process(rank: int, case: Case, kind: str, seed: int, steps: int, device: str, port: int, queue) -> None:  # noqa: ANN001
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def _process(rank: int, case: Case, kind: str, seed: int, steps: int, device: str, store: str, queue) -> None:  # noqa: ANN001
     backend = "nccl" if device == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, rank=rank, world_size=case.processes)
+    torch.distributed.init_process_group(backend, init_method=store, rank=rank, world_size=case.processes)
     try:
         found = _train(
             case, kind, seed, steps, torch.device(device, rank) if device == "cuda" else torch.device(device), rank

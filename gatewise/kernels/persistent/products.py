@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.long_products import Factors, in_stretches
-from gatewise.kernels.cuda.precision import as_in_nn_lstm
+from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import operands
 from gatewise.kernels.persistent.exactness import exact_products
@@ -28,13 +28,14 @@ from gatewise.kernels.stack import Layer
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, where it begins
 
 _STRETCHES_OF_FULL = 3
+_AS_EVER = contextlib.nullcontext()
 
 
 def in_precision_of(problem: Problem) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which library products are as precise as the kernel's own are."""
-    if problem.dtype == torch.float32:
-        problem = problem.replace(allow_tf32=not exact_products(problem))
-    return as_in_nn_lstm(problem)
+    """Return a context in which float32 products are rounded to TF32 as the kernel's own are, or are not."""
+    if problem.dtype != torch.float32:
+        return _AS_EVER
+    return products_in_tf32(problem.replace(allow_tf32=not exact_products(problem)))
 
 
 def input_sums(

@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.kernels.cuda.long_products import in_stretches
-from gatewise.kernels.cuda.precision import as_in_nn_lstm
+from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.form import Form
@@ -30,7 +30,7 @@ def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
     form = form or form_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
-    with _current(layer.x.device), as_in_nn_lstm(problem):
+    with _current(layer.x.device), products_in_tf32(problem):
         gates = form.sequence(layer.x, directions, time, batch, 4 * problem.hidden_size)
         x = layer.x.reshape(time * batch, -1)
         for share, weights in zip(gates, layer.weights, strict=True):
@@ -59,7 +59,7 @@ def backward(
     """
     form = form or form_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
-    with _current(layer.x.device), as_in_nn_lstm(problem):
+    with _current(layer.x.device), products_in_tf32(problem):
         chain = backward_loop.run(problem, form, layer, result, above, lengths, state=needs.state)
         return LayerGradients(
             _input_gradient(problem, form, layer, chain.dgates) if needs.x else None,
