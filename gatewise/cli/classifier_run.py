@@ -21,9 +21,9 @@ from gatewise.cli.run_report import compare, decide, field, introduce, tell_earl
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
+from gatewise.files import write_bytes
 from gatewise.models import SequenceClassifier
 from gatewise.training import RunFolder, evaluate, fit
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import Measure
 from gatewise.training.loop import Outcome

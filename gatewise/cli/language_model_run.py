@@ -30,10 +30,10 @@ from gatewise.data import (
     stream_text,
     unigram_perplexity,
 )
+from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
 from gatewise.training import RunFolder, evaluate, fit, perplexity
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes

@@ -29,9 +29,10 @@ from gatewise.cli.saved_translator import (
 )
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
 from gatewise.training import RunFolder, evaluate, fit, perplexity
-from gatewise.training.checkpoint import write_bytes, write_tensors
+from gatewise.training.checkpoint import write_tensors
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import PERPLEXITY
 from gatewise.training.loop import MODEL, Outcome
