@@ -80,7 +80,14 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
 
 
 CLASSIFIER = Task(
-    "classify", ClassifierRecipe(), train_classifier, "data", ("source", "train", "valid", "test"), (DIGITS, SYNTHETIC)
+    "classify",
+    ClassifierRecipe(),
+    train_classifier,
+    "data",
+    ("source", "train", "valid", "test"),
+    (DIGITS, SYNTHETIC),
+    files=("confusion",),
+    lower="`--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`",
 )
 
 

@@ -118,7 +118,14 @@ def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options
 
 
 LANGUAGE_MODEL = Task(
-    "lm", Recipe(), train_language_model, "text", ("source", "train", "valid", "test"), (PYTHON_TOPICS,)
+    "lm",
+    Recipe(),
+    train_language_model,
+    "text",
+    ("source", "train", "valid", "test"),
+    (PYTHON_TOPICS,),
+    files=("tokenizer",),
+    lower="`--batch-size`, `--window`, `--hidden-size` or `--vocabulary-size`",
 )
 
 

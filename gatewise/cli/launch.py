@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import typer
 from rich.console import Console
 
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
-from gatewise.contract.errors import ArgumentError
+from gatewise.contract.errors import ArgumentError, GatewiseError
 from gatewise.training import RunFolder
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
 INTERRUPTED = 130
+
+_FILES = ("recipe", "checkpoint", "model", "result", "curves")
+"""What every run writes in its folder, as in `RunFolder`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Task:
         section: The section of the recipe that says what to learn from.
         paths: Its keys that are paths.
         named: What may stand there instead of a path.
+        files: What a run writes in its folder beside recipe, checkpoint, model, result and curves, as in `RunFolder`.
+        lower: The options that take memory, for who has too little of it.
     """
 
     name: str
@@ -41,6 +47,8 @@ class Task:
     section: str
     paths: tuple[str, ...]
     named: tuple[str, ...]
+    files: tuple[str, ...]
+    lower: str
 
 
 def launch(
@@ -74,16 +82,11 @@ def launch(
     asked = read_recipe(recipe_path, task.defaults) if recipe_path else task.defaults
     asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
     specified = bool(recipe_path or given or settings)
-    with join_processes(device) as processes:
-        folder = RunFolder(Path(processes.told(str(output or _folder_under_runs(asked.name, resume)))))
-        recipe = _recipe_to_run(task, asked, specified, folder, resume, overwrite)
-        processes.wait()
+    request = _Request(task, asked, specified, output, resume, overwrite)
+    with join_processes(device) as processes, _opened(request, processes) as (folder, recipe):
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         console = Console(quiet=not processes.first)
-        if processes.first and overwrite:
-            folder.clear()
-        processes.wait()
         outcome = task.run(recipe, folder, processes, console)
         if outcome.interrupted:
             several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
@@ -96,7 +99,84 @@ def launch(
         raise typer.Exit(INTERRUPTED)
 
 
-def _recipe_to_run(task: Task, asked: Any, specified: bool, folder: RunFolder, resume: bool, overwrite: bool) -> Any:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    """What `launch` was asked for; `specified` says whether anything was said about the recipe."""
+
+    task: Task
+    asked: Any
+    specified: bool
+    output: Path | None
+    resume: bool
+    overwrite: bool
+
+
+@contextlib.contextmanager
+def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder, Any]]:
+    """Find the folder and the recipe, and lock the folder, in the first process; tell the others."""
+    with contextlib.ExitStack() as held:
+        folder = recipe = problem = None
+        if processes.first:
+            try:
+                folder = _locked_folder(request, held)
+                folder.recover()
+                recipe = _recipe_to_run(request, folder)
+                if request.overwrite:
+                    held.enter_context(folder.replaced())
+                folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
+            except GatewiseError as error:
+                problem = error
+        path, recipe, failed = processes.told((folder and str(folder.path), recipe, problem is not None))
+        if problem is not None:
+            raise problem
+        if failed:  # the first process says why
+            raise typer.Exit(1)
+        yield folder or RunFolder(path), recipe
+
+
+def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
+    """Return the folder that was asked for, or one under `RUNS`: the newest run to resume, otherwise a new one."""
+    name = request.asked.name
+    if request.output is not None:
+        folder = RunFolder(request.output)
+    elif request.resume:
+        folder = _newest_run(name)
+    else:
+        for folder in _numbered(name):
+            files = [getattr(folder, each) for each in (*_FILES, *request.task.files)]
+            # Another process may begin a run here between the two looks.
+            if not _taken(folder, files) and not folder.try_lock():
+                held.callback(folder.unlock)
+                if not _taken(folder, files):
+                    return folder
+                held.pop_all().close()
+    held.enter_context(folder.locked())
+    return folder
+
+
+def _taken(folder: RunFolder, files: list[Path]) -> bool:
+    return folder.exists() or bool(folder.manifest.foreign(files))
+
+
+def _newest_run(name: str) -> RunFolder:
+    """Return the run with the highest number; the first folder when there is none."""
+    newest = RunFolder(RUNS / name)
+    for folder in _numbered(name):
+        if folder.exists():
+            newest = folder
+        elif not folder.path.exists():
+            break
+    return newest
+
+
+def _numbered(name: str) -> Iterator[RunFolder]:
+    yield RunFolder(RUNS / name)
+    yield from (RunFolder(RUNS / f"{name}-{number}") for number in itertools.count(2))
+
+
+def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
+    task, asked, specified = request.task, request.asked, request.specified
+    resume, overwrite = request.resume, request.overwrite
     if not folder.exists():
         if resume and not specified:
             raise ArgumentError(
@@ -117,17 +197,6 @@ def _recipe_to_run(task: Task, asked: Any, specified: bool, folder: RunFolder, r
             "with it, or choose another `--output`."
         )
     return begun
-
-
-def _folder_under_runs(name: str, resume: bool) -> Path:
-    """Return the newest run of this name to resume, otherwise a folder that does not exist yet."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    newest = RUNS / name
-    for each in names:
-        if not RunFolder(RUNS / each).exists():
-            return newest if resume else RUNS / each
-        newest = RUNS / each
-    raise AssertionError("names do not end")
 
 
 def _with_absolute_paths(task: Task, recipe: Any) -> Any:

@@ -100,6 +100,8 @@ TRANSLATION = Task(
     "data",
     ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
+    files=("tokenizer", "last", "translations"),
+    lower="`--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`",
 )
 
 
@@ -235,7 +237,7 @@ def _finish(
     }
     write_bytes(folder.result, json.dumps(result, indent=2).encode() + b"\n")
     answers = "".join(f"{translator.text(each)}\n" for each in found)
-    write_bytes(folder.path / "test.translated", answers.encode())
+    write_bytes(folder.translations, answers.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
     tell_early_stop(console, outcome, recipe.training)
