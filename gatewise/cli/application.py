@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gatewise._version import __version__
+from gatewise.cli.numbers import check_numbers
 
 if TYPE_CHECKING:
     from gatewise.cli import Command
@@ -31,7 +32,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             """Import the one command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
-                command = typer.main.get_command(importlib.import_module(known[name].module).app)
+                command = command_named(known[name].module)
             return name, command, rest
 
     root = typer.Typer(
@@ -51,6 +52,13 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
         """Train and run LSTMs at the speed of the hardware."""
 
     return typer.main.get_command(root)
+
+
+def command_named(module: str) -> Any:
+    """Return the command of a module, whose numbers are checked."""
+    command = typer.main.get_command(importlib.import_module(module).app)
+    check_numbers(command)
+    return command
 
 
 def _print_version(wanted: bool) -> None:
