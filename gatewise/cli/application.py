@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gatewise import _program
 from gatewise._version import __version__
+from gatewise.cli.failures import reported
 from gatewise.cli.numbers import check_numbers
 
 if TYPE_CHECKING:
     from gatewise.cli import Command
+
+_CALLED = "gatewise.command"
 
 
 def application(commands: Sequence[Command]) -> Callable[..., None]:
@@ -32,8 +36,15 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             """Import the one command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
+                ctx.meta[_CALLED] = known[name]
                 command = command_named(known[name].module)
             return name, command, rest
+
+        def invoke(self, ctx: typer.Context) -> Any:
+            """Run the command; whatever goes wrong is told here, before Typer tells it in its own way."""
+            with reported(lambda: ctx.meta[_CALLED].advice):
+                _program.loaded()
+                return super().invoke(ctx)
 
     root = typer.Typer(
         cls=Commands,

@@ -87,7 +87,7 @@ CLASSIFIER = Task(
     ("source", "train", "valid", "test"),
     (DIGITS, SYNTHETIC),
     files=("confusion",),
-    lower="`--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`",
+    advice="Lower `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
 )
 
 

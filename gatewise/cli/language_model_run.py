@@ -125,7 +125,7 @@ LANGUAGE_MODEL = Task(
     ("source", "train", "valid", "test"),
     (PYTHON_TOPICS,),
     files=("tokenizer",),
-    lower="`--batch-size`, `--window`, `--hidden-size` or `--vocabulary-size`",
+    advice="Lower `--batch-size`, `--window`, `--hidden-size` or `--vocabulary-size`.",
 )
 
 

@@ -13,6 +13,7 @@ import torch
 import typer
 from rich.console import Console
 
+from gatewise.cli.failures import reported
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.contract.errors import ArgumentError, GatewiseError
 from gatewise.training import RunFolder
@@ -38,7 +39,7 @@ class Task:
         paths: Its keys that are paths.
         named: What may stand there instead of a path.
         files: What a run writes in its folder beside recipe, checkpoint, model, result and curves, as in `RunFolder`.
-        lower: The options that take memory, for who has too little of it.
+        advice: What to do where there is too little memory, in a sentence.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Task:
     paths: tuple[str, ...]
     named: tuple[str, ...]
     files: tuple[str, ...]
-    lower: str
+    advice: str
 
 
 def launch(
@@ -83,7 +84,11 @@ def launch(
     asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
     specified = bool(recipe_path or given or settings)
     request = _Request(task, asked, specified, output, resume, overwrite)
-    with join_processes(device) as processes, _opened(request, processes) as (folder, recipe):
+    with (
+        reported(lambda: task.advice),
+        join_processes(device) as processes,
+        _opened(request, processes) as (folder, recipe),
+    ):
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         console = Console(quiet=not processes.first)

@@ -101,7 +101,7 @@ TRANSLATION = Task(
     ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
     files=("tokenizer", "last", "translations"),
-    lower="`--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`",
+    advice="Lower `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
 )
 
 
