@@ -64,7 +64,8 @@ def test_a_run_beside_files_of_others_replaces_and_deletes_its_own_alone(gatewis
 
 
 def test_a_run_of_another_task_is_replaced_whole(gatewise, small):
-    assert gatewise("train", "classify", "--epochs", 1, "--output", "run").status == 0
+    tiny = ["--epochs", 1, "--hidden-size", 4, "--num-layers", 1, "--batch-size", 500]
+    assert gatewise("train", "classify", *tiny, "--output", "run").status == 0
     assert Path("run/confusion.png").exists()
     assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run", "--overwrite").status == 0
     assert not Path("run/confusion.png").exists()
