@@ -60,7 +60,8 @@ def test_what_is_read_is_not_overwritten(gatewise, run, words, message):
     assert not (run.path.parent / "new").exists()
 
 
-def test_a_device_is_written_to_and_stays_one(gatewise, run):
+def test_a_device_is_written_to_and_stays_one(gatewise, run, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda self, target: pytest.fail(f"{target} would be replaced"))
     answer = gatewise("evaluate", "--checkpoint", "run", "--json", "/dev/null", "--plot", "/dev/null")
     assert answer.status == 0, answer.err
     assert Path("/dev/null").is_char_device()
