@@ -11,7 +11,7 @@ from torch import Tensor
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.ranges import Range, check_ranges
 
-LENGTH_PENALTY = Range("a number from 0 to 10", 0, 10)
+LENGTH_PENALTY = Range("a number from -10 to 10", -10, 10)
 LOOK = 4
 """Steps between two moments at which the host asks the device whether all translations have ended."""
 

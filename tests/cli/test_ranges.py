@@ -102,7 +102,7 @@ def test_drawing_and_searching_refuse_what_is_no_number(value):
     with pytest.raises(ArgumentError, match="`top_p` must be "):
         check_sampling(1.0, None, value)
     with pytest.raises(ArgumentError, match="`length_penalty` must be "):
-        Search(0, 1, length_penalty=value)
+        Search(0, 1, length_penalty=11 * value)
 
 
 def options():
