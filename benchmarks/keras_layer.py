@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gatewise.benchmarks.record import Run
+from gatewise.files import append_line
 from gatewise.interop.keras import LSTM
 from gatewise.interop.keras.backend import keras_on_torch
 from gatewise.selection.timing import time_side_by_side
@@ -92,8 +93,7 @@ def main() -> int:
             print(*case, kind, rows[-1]["status"], seconds, f"error {rows[-1]['error']:.1e}", flush=True)
     run = dataclasses.replace(Run.now(torch.device(options.device)), command=f"python {' '.join(sys.argv)}")
     record = {"benchmark": "keras_layer", "run": {**dataclasses.asdict(run), "keras": keras.__version__}, "rows": rows}
-    with options.results.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    append_line(options.results, json.dumps(record))
     return int(any(row["status"] == "wrong" for row in rows))
 
 

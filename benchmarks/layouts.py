@@ -24,6 +24,7 @@ from gatewise.benchmarks.record import Run
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients
+from gatewise.files import append_line
 from gatewise.kernels import stack
 from gatewise.kernels.stepwise import layer, stepwise
 from gatewise.kernels.stepwise.form import Form
@@ -139,9 +140,7 @@ def main() -> int:
                 row = {"case": name, "precision": precision, **measure(problem, given.runs)}
                 print(f"{name:<12}{precision:<6}{row['mode']:<10}{row['microseconds_a_step']}, {row['predicted']}")
                 rows.append(row)
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    with given.results.open("a") as file:
-        file.write(json.dumps({"benchmark": "layouts", "run": dataclasses.asdict(run), "rows": rows}) + "\n")
+    append_line(given.results, json.dumps({"benchmark": "layouts", "run": dataclasses.asdict(run), "rows": rows}))
     return 0
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import gatewise
 from gatewise.benchmarks.record import Run
+from gatewise.files import append_line
 from gatewise.selection.timing import Clock, time_side_by_side
 
 RESULTS = Path(__file__).parent / "results" / "overhead.jsonl"
@@ -168,9 +169,7 @@ def main() -> int:
                 rows.append(measure_cell(shape[2], mode, given.device, dtype, given.pairs))
                 _print(rows[-1])
     if not given.no_record:
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a") as file:
-            file.write(json.dumps({"benchmark": "overhead", "run": dataclasses.asdict(run), "rows": rows}) + "\n")
+        append_line(RESULTS, json.dumps({"benchmark": "overhead", "run": dataclasses.asdict(run), "rows": rows}))
     return int(any(row["ratio"] > ALLOWED for row in rows))
 
 

@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gatewise.files import write_text
+
 BLOCK = re.compile(
     r"<!-- output: (?P<machine>[\w-]+): (?P<command>gatewise [^\n]*?) -->\n.*?<!-- /output -->", re.DOTALL
 )
@@ -32,7 +34,7 @@ def main(page: Path, machine: str) -> None:
             return block[0]
         return f"<!-- output: {machine}: {block['command']} -->\n{recorded(block['command'])}\n<!-- /output -->"
 
-    page.write_text(BLOCK.sub(filled, page.read_text("utf-8")), "utf-8")
+    write_text(page, BLOCK.sub(filled, page.read_text("utf-8")))
 
 
 def recorded(command: str) -> str:

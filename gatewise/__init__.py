@@ -9,6 +9,9 @@ Example:
 
 from types import ModuleType as _ModuleType
 
+from gatewise import _program  # noqa: F401 - first of all, for who presses Ctrl-C while the rest is imported
+
+# isort: split
 from gatewise import functional
 from gatewise._version import __version__
 from gatewise.contract.capture import for_cuda_graph

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
+from gatewise import files
 from gatewise._version import __version__
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
@@ -172,9 +173,7 @@ def append(records: Iterable[Record], folder: Path) -> Path | None:
 
 def append_line(fields: Mapping[str, Any], path: Path) -> None:
     """Append one record, as `dataclasses.asdict` gives it, to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(fields) + "\n")
+    files.append_line(path, json.dumps(fields))
 
 
 def check_writable(folder: Path, option: str = "--results") -> None:

@@ -14,6 +14,8 @@ from gatewise.benchmarks.provenance import provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED, Record
 from gatewise.contract.decision import format_bytes
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
+from gatewise.files import write_text
+from gatewise.training.pictures import save_picture
 
 _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
 
@@ -128,7 +130,7 @@ def fill_block(page: Path, name: str, content: str) -> bool:
         raise ArgumentError(sentence("--into", f"a page with the lines {begin} and {end}", f"'{page}'"))
     filled = f"{before}{begin}\n{content.strip()}\n{end}{after}"
     if filled != text:
-        page.write_text(filled, encoding="utf-8")
+        write_text(page, filled)
     return filled != text
 
 
@@ -174,7 +176,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with rc_context({"svg.hashsalt": "gatewise"}):  # the same records give the same file
-        figure.savefig(path, dpi=150, metadata=metadata)
+        save_picture(figure, path, dpi=150, metadata=metadata)
 
 
 def _origin(records: Sequence[Record]) -> str:

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gatewise import _program
 from gatewise._version import __version__
+from gatewise.cli.failures import reported
+from gatewise.cli.numbers import check_numbers
 
 if TYPE_CHECKING:
     from gatewise.cli import Command
+
+_CALLED = "gatewise.command"
 
 
 def application(commands: Sequence[Command]) -> Callable[..., None]:
@@ -31,8 +36,15 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             """Import the one command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
-                command = typer.main.get_command(importlib.import_module(known[name].module).app)
+                ctx.meta[_CALLED] = known[name]
+                command = command_named(known[name].module)
             return name, command, rest
+
+        def invoke(self, ctx: typer.Context) -> Any:
+            """Run the command; whatever goes wrong is told here, before Typer tells it in its own way."""
+            with reported(lambda: ctx.meta[_CALLED].advice):
+                _program.loaded()
+                return super().invoke(ctx)
 
     root = typer.Typer(
         cls=Commands,
@@ -51,6 +63,13 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
         """Train and run LSTMs at the speed of the hardware."""
 
     return typer.main.get_command(root)
+
+
+def command_named(module: str) -> Any:
+    """Return the command of a module, whose numbers are checked."""
+    command = typer.main.get_command(importlib.import_module(module).app)
+    check_numbers(command)
+    return command
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ from gatewise.benchmarks import language_model, precision, record, report
 from gatewise.benchmarks.cases import LANGUAGE_MODELS, QUICK_LANGUAGE_MODEL
 from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.files import refuse_overwriting
 
 
 def bench_language_model(
@@ -44,6 +45,7 @@ def bench_language_model(
     not agree turns red and gets no speed.
     """
     where = device_named(device)
+    refuse_overwriting({"--plot": plot}, {"--train": train})
     if size not in LANGUAGE_MODELS:
         raise ArgumentError(sentence("--size", f"one of {', '.join(LANGUAGE_MODELS)}", repr(size)))
     case = QUICK_LANGUAGE_MODEL if quick else LANGUAGE_MODELS[size]

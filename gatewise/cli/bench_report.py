@@ -12,6 +12,7 @@ from rich.console import Console
 from gatewise.benchmarks import language_model, record, report
 from gatewise.benchmarks.publication import publication
 from gatewise.cli.bench_run import Results
+from gatewise.files import refuse_overwriting, write_text
 
 
 def bench_report(
@@ -30,11 +31,12 @@ def bench_report(
     reports: Annotated[Path, typer.Option(help="Folder of the generated reports.")] = record.REPORTS,
 ) -> None:
     """Write the report, the plot and a page's table from the newest records."""
+    page = reports / f"{benchmark}.md"
+    refuse_overwriting({"--into": into}, {"--reports": page})
     shown = publication(benchmark, results, device)
     console = Console()
     reports.mkdir(parents=True, exist_ok=True)
-    page = reports / f"{benchmark}.md"
-    page.write_text(shown.report, encoding="utf-8")
+    write_text(page, shown.report)
     console.print(f"Wrote {page}")
     content = shown.summary
     if shown.draw is not None:

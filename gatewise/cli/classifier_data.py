@@ -43,6 +43,14 @@ class SequenceMaterial:
     classes: tuple[str, ...]
 
 
+def files_of(options: DataOptions) -> dict[str, Path]:
+    """Return the files that a recipe names, by their keys."""
+    files = {split: getattr(options, split) for split in SPLITS}
+    if not any(files.values()) and options.source not in _BUILT_IN:
+        files = {"source": options.source}
+    return {key: Path(path) for key, path in files.items() if path}
+
+
 def material_of(options: DataOptions) -> SequenceMaterial:
     """Read what a recipe names, and divide it where it is not divided yet.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gatewise.cli.classifier_data import batches_of, check_features, material_of, reading, targets_of
+from gatewise.cli.classifier_data import batches_of, check_features, files_of, material_of, reading, targets_of
 from gatewise.cli.classifier_scores import (
     answers_of,
     main_score,
@@ -19,7 +19,8 @@ from gatewise.cli.classifier_scores import (
 from gatewise.cli.saved_classifier import SavedClassifier, load_classifier
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.data import Sequences, read_sequences
-from gatewise.training.checkpoint import write_bytes
+from gatewise.files import refuse_overwriting, write_bytes
+from gatewise.training import RunFolder
 from gatewise.training.json_values import to_json
 from gatewise.training.processes import Processes
 
@@ -49,7 +50,7 @@ def evaluate_classifier(
         console: Where to report.
 
     Raises:
-        ArgumentError: There would be nothing to report.
+        ArgumentError: There would be nothing to report, or a file that is read would be overwritten.
         CheckpointError: There is no such model.
         DataError: The sequences do not fit the model, or have a label that it does not know.
     """
@@ -59,7 +60,12 @@ def evaluate_classifier(
     for name, file in (("predictions", predictions), ("plot", plot), ("json", scores_file)):
         if file is not None and not file.absolute().parent.is_dir():
             raise ArgumentError(sentence(f"--{name}", "in a folder that exists", str(file), "Make the folder first."))
+    outputs = {"--predictions": predictions, "--plot": plot, "--json": scores_file}
+    file = RunFolder(checkpoint).model if checkpoint.is_dir() else checkpoint
+    refuse_overwriting(outputs, {"--checkpoint": file, "--data": data})
     saved = load_classifier(checkpoint, processes.device, kernel)
+    if data is None:
+        refuse_overwriting(outputs, {f"data.{name}": path for name, path in files_of(saved.data).items()})
     sequences = _sequences(saved, data, labels)
     batches = batches_of(sequences, saved.classes, saved.data, processes)
     answers = answers_of(saved.model, batches, processes)

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
+from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import (
+    AMOUNT,
+    COUNT,
+    LAYERS,
+    NUMBER,
+    PROBABILITY,
+    SEED,
+    SIZE,
+    THREADS,
+    check_ranges,
+)
 from gatewise.data import Columns
 from gatewise.data.sequences import SEQUENCE_SHARES
 from gatewise.training.options import TrainingOptions
@@ -42,7 +55,7 @@ class DataOptions:
     valid: str = ""
     test: str = ""
     shares: tuple[float, float, float] = SEQUENCE_SHARES
-    division_seed: int = 0
+    division_seed: Annotated[int, SEED] = 0
     task: str = TASKS[0]
     sequence_column: str = "sequence"
     time_column: str = "time"
@@ -50,11 +63,12 @@ class DataOptions:
     features: tuple[str, ...] = ()
     allow_gaps: bool = False
     standardize: bool = True
-    batch_size: int = 64
-    evaluation_batch_size: int = 256
+    batch_size: Annotated[int, COUNT] = 64
+    evaluation_batch_size: Annotated[int, COUNT] = 256
 
     def __post_init__(self) -> None:
         """Refuse a task that does not exist, and columns without which there is nothing to learn."""
+        check_ranges(self)
         if self.task not in TASKS:
             raise ArgumentError(sentence("task", f"one of {', '.join(TASKS)}", repr(self.task)))
         for name in ("sequence_column", "label_column"):
@@ -92,13 +106,17 @@ class ClassifierOptions:
         kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
     """
 
-    hidden_size: int = 64
-    num_layers: int = 2
+    hidden_size: Annotated[int, SIZE] = 64
+    num_layers: Annotated[int, LAYERS] = 2
     bidirectional: bool = True
     pooling: str = "mean"
-    dropout: float = 0.2
-    layer_dropout: float = 0.2
+    dropout: Annotated[float, PROBABILITY] = 0.2
+    layer_dropout: Annotated[float, PROBABILITY] = 0.2
     kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +130,14 @@ class ClassifierExpectation:
         on: The device of `minutes`, in words.
     """
 
-    test_accuracy: float = 0.0
-    test_r2: float = 0.0
-    minutes: float = 0.0
+    test_accuracy: Annotated[float, AMOUNT] = 0.0
+    test_r2: Annotated[float, NUMBER] = 0.0
+    minutes: Annotated[float, AMOUNT] = 0.0
     on: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 _TRAINING = TrainingOptions(epochs=30, optimizer="adam", learning_rate=5e-3, patience=10)
@@ -136,10 +158,14 @@ class ClassifierRecipe:
         expect: See `ClassifierExpectation`.
     """
 
-    name: str = "classify"
+    name: Annotated[str, FOLDER_NAME] = "classify"
     description: str = ""
-    threads: int = 1
+    threads: Annotated[int, THREADS] = 1
     data: DataOptions = DataOptions()
     model: ClassifierOptions = ClassifierOptions()
     training: TrainingOptions = _TRAINING
     expect: ClassifierExpectation = ClassifierExpectation()
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)

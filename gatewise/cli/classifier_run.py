@@ -21,9 +21,9 @@ from gatewise.cli.run_report import compare, decide, field, introduce, tell_earl
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
+from gatewise.files import write_bytes
 from gatewise.models import SequenceClassifier
 from gatewise.training import RunFolder, fit
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import Measure
 from gatewise.training.json_values import to_json
@@ -83,7 +83,14 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
 
 
 CLASSIFIER = Task(
-    "classify", ClassifierRecipe(), train_classifier, "data", ("source", "train", "valid", "test"), (DIGITS, SYNTHETIC)
+    "classify",
+    ClassifierRecipe(),
+    train_classifier,
+    "data",
+    ("source", "train", "valid", "test"),
+    (DIGITS, SYNTHETIC),
+    files=("confusion",),
+    advice="Lower `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
 )
 
 

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from gatewise.data import SequenceBatches, Sequences
+from gatewise.files import write_bytes
 from gatewise.models import SequenceClassifier
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.confusion import plot_confusion, plot_numbers
 from gatewise.training.metrics import class_scores, confusion, number_scores
 from gatewise.training.precision import arithmetic, autocast

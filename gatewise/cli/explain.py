@@ -13,6 +13,7 @@ from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
+from gatewise.contract.ranges import COUNT, LAYERS, SIZE
 from gatewise.nn import LSTM
 from gatewise.selection import AUTO
 from gatewise.selection.advice import advise, largest_batch
@@ -91,6 +92,8 @@ def explain(
         return
     if not shape:
         raise ArgumentError("`--input` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
+    SIZE.check("hidden_size", hidden)
+    LAYERS.check("num_layers", layers)
     decision = _decision(
         _sizes(shape),
         options={
@@ -126,6 +129,8 @@ def _sizes(shape: str) -> tuple[int, int, int]:
         advice = "For example --input 100,64,512: 100 steps, 64 sequences, 512 features."
         raise ArgumentError(sentence("--input", "three positive integers T,B,I", repr(shape), advice))
     time, batch, features = (int(part) for part in parts)
+    for size in (time, batch, features):
+        COUNT.check("--input", size)
     return time, batch, features
 
 

@@ -14,6 +14,7 @@ from gatewise.cli.recipe import overridden, parse_settings, read_recipe
 from gatewise.contract.decision import format_bytes, format_seconds
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import COUNT
 from gatewise.data.sentences import BEGINNING, END, PADDING
 from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape
@@ -99,6 +100,8 @@ def _pair(option: str, text: str) -> tuple[int, int]:
     if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
         raise ArgumentError(sentence(option, "two positive integers", repr(text), f"For example {option} 50,60."))
     first, second = (int(part) for part in parts)
+    for size in (first, second):
+        COUNT.check(option, size)
     return first, second
 
 

@@ -30,10 +30,10 @@ from gatewise.data import (
     stream_text,
     unigram_perplexity,
 )
+from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
 from gatewise.training import RunFolder, fit, perplexity
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.curves import plot_curves
 from gatewise.training.json_values import to_json
 from gatewise.training.loop import Outcome
@@ -121,7 +121,14 @@ def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options
 
 
 LANGUAGE_MODEL = Task(
-    "lm", Recipe(), train_language_model, "text", ("source", "train", "valid", "test"), (PYTHON_TOPICS,)
+    "lm",
+    Recipe(),
+    train_language_model,
+    "text",
+    ("source", "train", "valid", "test"),
+    (PYTHON_TOPICS,),
+    files=("tokenizer",),
+    advice="Lower `--batch-size`, `--window`, `--hidden-size` or `--vocabulary-size`.",
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
-from gatewise.training.checkpoint import write_bytes
+from gatewise.files import write_bytes
 
 SUFFIXES = (".png", ".html")
 _INK = 0.85

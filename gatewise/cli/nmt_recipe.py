@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
+from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import (
+    AMOUNT,
+    COUNT,
+    COUNT_OR_NONE,
+    LAYERS,
+    PROBABILITY,
+    SEED,
+    SIZE,
+    THREADS,
+    check_ranges,
+)
 from gatewise.data.corpus import SHARES
 from gatewise.data.pair_filters import PairFilter
 from gatewise.data.sentences import VOCABULARIES
+from gatewise.models.search import LENGTH_PENALTY
 from gatewise.training.options import TrainingOptions
 
 
@@ -50,24 +64,22 @@ class PairOptions:
     test_target: str = ""
     source_language: str = "de"
     target_language: str = "en"
-    phrases: int = 20_000
+    phrases: Annotated[int, COUNT] = 20_000
     shares: tuple[float, float, float] = SHARES
-    division_seed: int = 0
+    division_seed: Annotated[int, SEED] = 0
     tokens: str = "bpe"
     vocabulary: str = "separate"
-    vocabulary_size: int = 600
-    longest: int = 100
-    ratio: float = 9.0
-    batch_tokens: int = 500
-    evaluation_batch_tokens: int = 4000
+    vocabulary_size: Annotated[int, COUNT_OR_NONE] = 600
+    longest: Annotated[int, COUNT] = 100
+    ratio: Annotated[float, AMOUNT] = 9.0
+    batch_tokens: Annotated[int, COUNT] = 500
+    evaluation_batch_tokens: Annotated[int, COUNT] = 4000
 
     def __post_init__(self) -> None:
         """Refuse what no pair could meet."""
         if self.vocabulary not in VOCABULARIES:
             raise ArgumentError(sentence("vocabulary", f"one of {', '.join(VOCABULARIES)}", repr(self.vocabulary)))
-        for name in ("batch_tokens", "evaluation_batch_tokens", "phrases"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(sentence(name, "a positive integer", getattr(self, name)))
+        check_ranges(self)
         PairFilter(longest=self.longest, ratio=self.ratio)
 
     @property
@@ -97,20 +109,24 @@ class Seq2SeqOptions:
         attention_kernel: The same of attention.
     """
 
-    embedding_size: int = 128
-    hidden_size: int = 128
-    encoder_layers: int = 1
-    decoder_layers: int = 1
+    embedding_size: Annotated[int, SIZE] = 128
+    hidden_size: Annotated[int, SIZE] = 128
+    encoder_layers: Annotated[int, LAYERS] = 1
+    decoder_layers: Annotated[int, LAYERS] = 1
     score: str = "additive"
-    attention_size: int = 0
+    attention_size: Annotated[int, COUNT_OR_NONE] = 0
     attention_layer_norm: bool = False
     input_feeding: bool = True
-    dropout: float = 0.1
-    layer_dropout: float = 0.1
+    dropout: Annotated[float, PROBABILITY] = 0.1
+    layer_dropout: Annotated[float, PROBABILITY] = 0.1
     tied: str = "none"
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, PROBABILITY] = 0.0
     kernel: str = "auto"
     attention_kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,18 +140,14 @@ class TranslationOptions:
         examples: Test sentences that are printed at the end, with their alignments.
     """
 
-    beam_size: int = 5
-    length_penalty: float = 1.0
-    valid_sentences: int = 500
-    examples: int = 3
+    beam_size: Annotated[int, COUNT] = 5
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 1.0
+    valid_sentences: Annotated[int, COUNT_OR_NONE] = 500
+    examples: Annotated[int, COUNT_OR_NONE] = 3
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched for."""
-        if self.beam_size < 1:
-            raise ArgumentError(sentence("beam_size", "a positive integer", self.beam_size))
-        for name in ("valid_sentences", "examples"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(sentence(name, "0 or more", getattr(self, name)))
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +161,14 @@ class TranslationExpectation:
         on: The device of `minutes`, in words.
     """
 
-    test_bleu: float = 0.0
-    test_exact: float = 0.0
-    minutes: float = 0.0
+    test_bleu: Annotated[float, AMOUNT] = 0.0
+    test_exact: Annotated[float, AMOUNT] = 0.0
+    minutes: Annotated[float, AMOUNT] = 0.0
     on: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 _TRAINING = TrainingOptions(epochs=8, optimizer="adamw", learning_rate=4e-3, schedule="cosine", warmup_steps=100)
@@ -175,12 +191,16 @@ class TranslationRecipe:
         expect: See `TranslationExpectation`.
     """
 
-    name: str = "nmt"
+    name: Annotated[str, FOLDER_NAME] = "nmt"
     description: str = ""
-    threads: int = 1
+    threads: Annotated[int, THREADS] = 1
     memory_budget: str = "auto"
     data: PairOptions = PairOptions()
     model: Seq2SeqOptions = Seq2SeqOptions()
     training: TrainingOptions = _TRAINING
     translation: TranslationOptions = TranslationOptions()
     expect: TranslationExpectation = TranslationExpectation()
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +29,10 @@ from gatewise.cli.saved_translator import (
 )
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
 from gatewise.training import RunFolder, fit, perplexity
-from gatewise.training.checkpoint import write_bytes, write_tensors
+from gatewise.training.checkpoint import write_tensors
 from gatewise.training.curves import plot_curves
 from gatewise.training.history import PERPLEXITY
 from gatewise.training.json_values import to_json
@@ -73,7 +73,7 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
     facts = translation_facts(sizes, material.source, material.target)
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
-        write_bytes(folder.tokenizer, json.dumps(facts["vocabularies"], ensure_ascii=False).encode())
+        write_bytes(folder.tokenizer, to_json(facts["vocabularies"]).encode())
         write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
     console.print(f"{escape(str(plan))}\n", soft_wrap=True)
@@ -102,6 +102,8 @@ TRANSLATION = Task(
     "data",
     ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
+    files=("tokenizer", "last", "translations"),
+    advice="Lower `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
 )
 
 
@@ -240,7 +242,7 @@ def _finish(
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     refuse_divergence(outcome, recipe.training)
     answers = "".join(f"{translator.text(each)}\n" for each in found)
-    write_bytes(folder.path / "test.translated", answers.encode())
+    write_bytes(folder.translations, answers.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
     tell_early_stop(console, outcome, recipe.training)

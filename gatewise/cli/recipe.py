@@ -5,14 +5,25 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import (
+    AMOUNT,
+    COUNT,
+    COUNT_OR_NONE,
+    LAYERS,
+    PROBABILITY,
+    SHARE,
+    SIZE,
+    THREADS,
+    check_ranges,
+)
 from gatewise.data.corpus import SHARES
 from gatewise.training.options import TrainingOptions
 
@@ -44,11 +55,15 @@ class TextOptions:
     test: str = ""
     shares: tuple[float, float, float] = SHARES
     tokens: str = "bpe"
-    vocabulary_size: int = 0
-    batch_size: int = 20
-    window: int = 35
-    evaluation_batch_size: int = 10
+    vocabulary_size: Annotated[int, COUNT_OR_NONE] = 0
+    batch_size: Annotated[int, COUNT] = 20
+    window: Annotated[int, COUNT] = 35
+    evaluation_batch_size: Annotated[int, COUNT] = 10
     rotate: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +81,18 @@ class ModelOptions:
         kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
     """
 
-    embedding_size: int = 256
-    hidden_size: int = 256
-    num_layers: int = 2
-    dropout: float = 0.2
-    embedding_dropout: float = 0.2
-    layer_dropout: float = 0.2
+    embedding_size: Annotated[int, SIZE] = 256
+    hidden_size: Annotated[int, SIZE] = 256
+    num_layers: Annotated[int, LAYERS] = 2
+    dropout: Annotated[float, PROBABILITY] = 0.2
+    embedding_dropout: Annotated[float, PROBABILITY] = 0.2
+    layer_dropout: Annotated[float, PROBABILITY] = 0.2
     tied: bool = True
     kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +108,14 @@ class SampleOptions:
     """
 
     prompt: str = "The "
-    length: int = 100
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
+    length: Annotated[int, COUNT_OR_NONE] = 100
+    temperature: Annotated[float, AMOUNT] = 0.8
+    top_k: Annotated[int, COUNT_OR_NONE] = 0
+    top_p: Annotated[float, SHARE] = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +130,15 @@ class Expectation:
         on: The device of `minutes`, in words.
     """
 
-    test_perplexity: float = 0.0
-    valid_perplexity: float = 0.0
-    share_of_unigram: float = 0.0
-    minutes: float = 0.0
+    test_perplexity: Annotated[float, AMOUNT] = 0.0
+    valid_perplexity: Annotated[float, AMOUNT] = 0.0
+    share_of_unigram: Annotated[float, AMOUNT] = 0.0
+    minutes: Annotated[float, AMOUNT] = 0.0
     on: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 _TRAINING = TrainingOptions()
@@ -132,14 +159,18 @@ class Recipe:
         expect: See `Expectation`.
     """
 
-    name: str = "lm"
+    name: Annotated[str, FOLDER_NAME] = "lm"
     description: str = ""
-    threads: int = 0
+    threads: Annotated[int, THREADS] = 0
     text: TextOptions = TextOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = _TRAINING
     sample: SampleOptions = SampleOptions()
     expect: Expectation = Expectation()
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range, in a sentence."""
+        check_ranges(self)
 
 
 _DEFAULTS = Recipe()
@@ -209,19 +240,13 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 def to_toml(recipe: AnyRecipe) -> str:
     """Write a recipe out in full, so that `read_recipe` gives the same again."""
-    lines = [f"{name} = {_toml_value(getattr(recipe, name))}" for name in _plain_names(recipe)]
+    lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names(recipe)]
     for section in _section_names(recipe):
         lines += ["", f"[{section}]"]
         for field in dataclasses.fields(getattr(recipe, section)):
             value = getattr(getattr(recipe, section), field.name)
-            lines.append(f"{field.name} = {_toml_value(value)}")
+            lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # TOML has words for these, JSON has none
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def differences(one: AnyRecipe, other: AnyRecipe) -> list[str]:

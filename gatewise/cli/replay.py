@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from gatewise.contract.errors import CheckpointError
+    from gatewise.training import TrainingOptions
     from gatewise.training.recorded_step import RecordedStep
     from gatewise.training.step import Measured
 
@@ -43,20 +45,24 @@ def replay(
     from gatewise.training.snapshot import load_weights
 
     with join_processes(device) as processes:
-        steps, weights, facts = read_step(file, processes.device, (Window, EqualBatch, RaggedBatch, PairBatch))
-        model = _model(file, facts["model"], kernel, processes.device)
+        kinds = (Window, EqualBatch, RaggedBatch, PairBatch)
+        steps, weights, facts = read_step(file, processes.device, kinds)
+        model = _model(file, facts, kernel, processes.device)
+        report = _report(file, facts)
+        if not all(isinstance(step.batch, kinds) and "cpu" in step.random for step in steps.values()):
+            raise _unknown(file)
         load_weights(model, weights)
-        kinds = {
-            f"kernel {kernel or facts['run'].get('kernel', 'auto')}": contextlib.nullcontext(),
+        contexts = {
+            f"kernel {kernel or report.kernel}": contextlib.nullcontext(),
             "reference": on_reference(model),
         }
         finite = True
-        typer.echo(f"{facts['what']}, on {facts['device']}")
-        with arithmetic(facts["options"]["precision"]):
-            for name, context in kinds.items():
+        typer.echo(f"{report.what}, on {report.device}")
+        with arithmetic(report.options.precision):
+            for name, context in contexts.items():
                 with context:
                     for rank, step in steps.items():
-                        found = _measured(model, step, facts, processes.device)
+                        found = _measured(model, step, report, processes.device)
                         finite &= found.finite or name == "reference"
                         where = f" of process {rank}" if len(steps) > 1 else ""
                         typer.echo(f"{name:<18} loss {found.loss:g}{where}, gradients {found.gradients:g}")
@@ -64,36 +70,72 @@ def replay(
         raise typer.Exit(1)
 
 
-def _model(file: Path, facts: dict[str, Any], kernel: str | None, device: torch.device) -> nn.Module:
+class _Report(NamedTuple):
+    """What a file says of the step that it holds.
+
+    Attributes:
+        what: The step in words.
+        device: The name of the device that it ran on.
+        kernel: The kernel that ran.
+        training: Whether it is a step of training; otherwise a batch of an evaluation.
+        options: How the run trained.
+    """
+
+    what: str
+    device: str
+    kernel: str
+    training: bool
+    options: TrainingOptions
+
+
+def _report(file: Path, facts: Any) -> _Report:
+    from gatewise.cli.model_file import lack
+    from gatewise.contract.errors import CheckpointError
+    from gatewise.training import TrainingOptions
+
+    try:
+        options, kernel = TrainingOptions(**facts["options"]), facts["run"].get("kernel", "auto")
+        return _Report(facts["what"], facts["device"], kernel, facts["training"], options)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is no whole report of a step: {lack(error).rstrip('.')}. Give the fault.safetensors of a run of "
+            "gatewise train."
+        ) from error
+
+
+def _model(file: Path, facts: Any, kernel: str | None, device: torch.device) -> nn.Module:
     """Build the model that a report is about."""
     from gatewise.cli.saved_classifier import build_classifier
     from gatewise.cli.saved_model import build_model
     from gatewise.cli.saved_translator import build_translation_model
+
+    builders = {"model": build_model, "translation": build_translation_model, "classifier": build_classifier}
+    try:
+        saved = facts["model"]
+        name = next(name for name in builders if name in saved)
+        return builders[name](saved[name] | ({"kernel": kernel} if kernel else {}), device)
+    except (KeyError, TypeError, StopIteration) as error:
+        raise _unknown(file) from error
+
+
+def _unknown(file: Path) -> CheckpointError:
     from gatewise.contract.errors import CheckpointError
 
-    for name, build in (
-        ("model", build_model),
-        ("translation", build_translation_model),
-        ("classifier", build_classifier),
-    ):
-        if name in facts:
-            return build(facts[name] | ({"kernel": kernel} if kernel else {}), device)
-    raise CheckpointError(
+    return CheckpointError(
         f"{file} is of a model that no command trains. Read it by gatewise.training.recorded_step.read_step."
     )
 
 
-def _measured(model: nn.Module, step: RecordedStep, facts: dict[str, Any], device: torch.device) -> Measured:
+def _measured(model: nn.Module, step: RecordedStep, report: _Report, device: torch.device) -> Measured:
     """Repeat the step of one process."""
     from gatewise.training.optimizers import build_optimizer
-    from gatewise.training.options import TrainingOptions
     from gatewise.training.randomness import restore_random_states
     from gatewise.training.step import MeanLoss, Step
     from gatewise.training.validation import measured
 
-    options = TrainingOptions(**facts["options"])
+    options = report.options
     restore_random_states(step.random, device)
-    if not facts["training"]:
+    if not report.training:
         return measured(model, options.precision, device, step.batch, step.state)
     model.train()
     optimizer = build_optimizer(model.parameters(), options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,7 +95,12 @@ def watching(
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
         if processes.first:
-            summaries = TensorBoardSummaries(folder.tensorboard, measure, unit, model)
+
+            def begun(files: list[Path]) -> None:
+                folder.manifest.add(files)
+                folder.begun()
+
+            summaries = TensorBoardSummaries(folder.tensorboard, measure, unit, model, begun)
             observers.append(stack.enter_context(contextlib.closing(summaries)))
             observers.append(stack.enter_context(terminal_progress(console, epochs, unit, measure)))
         yield observers

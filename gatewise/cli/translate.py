@@ -48,10 +48,14 @@ def translate(
     from gatewise.cli.nmt_alignment import check_alignment_path
     from gatewise.cli.nmt_translation import Output, translate_lines
     from gatewise.cli.saved_translator import load_translator
+    from gatewise.files import refuse_overwriting
     from gatewise.training.processes import join_processes
 
     if attention is not None:
         check_alignment_path(attention)
+        refuse_overwriting(
+            {"--attention": attention}, {"--checkpoint": checkpoint, "standard input": Path("/dev/stdin")}
+        )
     with join_processes(device) as processes:
         translator = load_translator(checkpoint, processes.device, kernel)
         search = translator.search(beam_size, length_penalty, n_best)

@@ -16,7 +16,7 @@
     ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
     ├── CorpusError           (ValueError)                text that cannot be trained on
     ├── DataError             (ValueError)                sequences that cannot be trained on
-    └── CheckpointError       (ValueError)                a file that is not a checkpoint of this model
+    └── CheckpointError       (ValueError)                a file that is not a checkpoint of this model, or not written
 
 Where an error has two built-in bases, that is because `torch.nn.LSTM` raises the second for some of the same mistakes:
 a program that catches it keeps working.
@@ -104,7 +104,7 @@ class DataError(GatewiseError, ValueError):
 
 
 class CheckpointError(GatewiseError, ValueError):
-    """A file is not a whole checkpoint of this model."""
+    """A file is not a whole checkpoint of this model, or cannot be written."""
 
 
 def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:

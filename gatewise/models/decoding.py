@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, NotFinite, sentence
+from gatewise.contract.ranges import AMOUNT, SHARE
 
 
 def generate(
@@ -67,12 +68,11 @@ def generate(
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse sampling options that are out of their range, in a sentence."""
-    if temperature < 0:
-        raise ArgumentError(sentence("temperature", "0 or more", temperature))
+    AMOUNT.check("temperature", temperature)
     if top_k is not None and top_k < 1:
         raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to draw from all tokens."))
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ArgumentError(sentence("top_p", "in (0, 1]", top_p, "Leave it out to draw from all tokens."))
+    if top_p is not None:
+        SHARE.check("top_p", top_p)
 
 
 def restrict(logits: torch.Tensor, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:

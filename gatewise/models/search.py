@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import Range, check_ranges
 
+LENGTH_PENALTY = Range("a number from -10 to 10", -10, 10)
 LOOK = 4
 """Steps between two moments at which the host asks the device whether all translations have ended."""
 
@@ -47,7 +49,7 @@ class Search:
         n_best: Translations returned of each sentence, at most `beam_size`.
 
     Raises:
-        ArgumentError: `beam_size` or `n_best` is out of range.
+        ArgumentError: `beam_size`, `length_penalty` or `n_best` is out of range.
 
     References:
         Wu and others: Google's Neural Machine Translation System, 2016, section 7 (the length penalty).
@@ -57,11 +59,12 @@ class Search:
     end: int
     forbidden: tuple[int, ...] = ()
     beam_size: int = 1
-    length_penalty: float = 1.0
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 1.0
     n_best: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched for."""
+        check_ranges(self)
         if self.beam_size < 1:
             raise ArgumentError(sentence("beam_size", "a positive integer", self.beam_size))
         if not 1 <= self.n_best <= self.beam_size:

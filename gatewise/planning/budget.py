@@ -17,6 +17,7 @@ CONTEXT_BYTES = 800 << 20
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_TOO_MUCH = float(1 << 63)
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -45,6 +46,6 @@ def bytes_of(budget: str, device: Device) -> int | None:
         return int(USABLE * device.memory_bytes) - CONTEXT_BYTES * (device.kind == "cuda")
     found = _FORM.fullmatch(budget)
     unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None or not float(found[1]):
+    if found is None or unit is None or not 0 < float(found[1]) * unit < _TOO_MUCH:
         raise ArgumentError(sentence("memory_budget", "'auto' or a size such as 8GB or 7.5GiB", repr(budget)))
     return int(float(found[1]) * unit)

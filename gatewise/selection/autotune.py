@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import tempfile
 from pathlib import Path
 
 import torch
@@ -15,8 +14,10 @@ from gatewise._version import __version__
 from gatewise.contract.cache import cache_folder
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
+from gatewise.contract.errors import CheckpointError
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients
+from gatewise.files import write_text
 from gatewise.selection import admit
 from gatewise.selection.predict import predicted
 from gatewise.selection.timing import time_callable
@@ -152,8 +153,6 @@ def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
     # A cache that cannot be written costs a measurement in the next process, nothing else.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(known, file, indent=1)
-        Path(file.name).replace(path)
-    except OSError:
+        write_text(path, json.dumps(known, indent=1))
+    except (OSError, CheckpointError):
         return

@@ -6,9 +6,7 @@ run any program that is in it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.files import write_bytes
 from gatewise.training.json_values import finite_values
 
 _HEADER = "gatewise"
@@ -28,7 +27,7 @@ _AFTER_SHORT_LENGTH = b"\0\0\0\0{"
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, facts: Mapping[str, Any]) -> None:
     """Write tensors and facts so that `path` holds either the old content or the new, whatever happens meanwhile.
 
-    The content goes to a temporary file in the same folder, is forced to the disk, and then takes the name.
+    The content goes to a temporary file, is forced to the disk, and then takes the name; see `gatewise.files`.
 
     Args:
         path: Where to.
@@ -49,25 +48,6 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
         {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)},
     )
     write_bytes(path, content)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the content of a file in one piece; see `write_tensors`."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. What it held before is untouched. Make room on the disk, or "
-            "choose another folder."
-        ) from error
 
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], Any]:
@@ -114,14 +94,6 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
     if found != kind:
         raise CheckpointError(f"{path} holds a {found}, not a {kind}. Give the right file.")
     return tensors, facts
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _safetensors():  # noqa: ANN202 - the type is the optional module itself

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gatewise.contract.errors import MissingExtra
+from gatewise.training.pictures import save_picture
 
 _MOST_NUMBERS = 20
 """Classes up to which each cell shows its count."""
@@ -35,7 +36,7 @@ def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
         for row, column in np.argwhere(counts):
             colour = "white" if share[row, column] > 0.5 else "black"
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
 
 
 def plot_numbers(path: Path, targets: np.ndarray, answers: np.ndarray) -> None:
@@ -53,7 +54,7 @@ def plot_numbers(path: Path, targets: np.ndarray, answers: np.ndarray) -> None:
     axes.set(xlabel="true", ylabel="answered")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
 
 
 def _figure(size: float):  # noqa: ANN202 - the types are those of an optional module

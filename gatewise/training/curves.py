@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gatewise.contract.errors import MissingExtra
 from gatewise.training.history import PERPLEXITY, Evaluation, Measure
+from gatewise.training.pictures import save_picture
 
 _DECADE = 10
 
@@ -66,4 +67,4 @@ def plot_curves(
     for axes in (left, *middle, right):
         axes.grid(alpha=0.3, which="both")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)

@@ -209,10 +209,12 @@ def _connections(rank: int, count: int, told: Callable[[Any], Any]) -> dict[int,
             told((server.getsockname()[1], token))
             return _accepted(server, count, token)
     except OSError as error:
-        raise ProcessFailed(
+        problem = (
             f"process {rank} must be able to connect to process 0 at {host}, on any port, got: {error}. Check the "
             "network and MASTER_ADDR."
-        ) from error
+        )
+        print(f"error: {problem}", file=sys.stderr, flush=True)  # as every failure of processes
+        raise ProcessFailed(problem) from error
 
 
 def _accepted(server: socket.socket, count: int, token: str) -> dict[int, socket.socket]:
@@ -223,7 +225,8 @@ def _accepted(server: socket.socket, count: int, token: str) -> dict[int, socket
         connection, _ = server.accept()
         connection.settimeout(_FAREWELL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
-            said, number = connection.makefile("rb").readline(100).split()
+            # Without a buffer: what comes after the line is for the channel.
+            said, number = connection.makefile("rb", buffering=0).readline(100).split()
             if hmac.compare_digest(said, token.encode()) and 0 < int(number) < count:
                 connection.settimeout(None)
                 found[int(number)] = connection

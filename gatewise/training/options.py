@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import Annotated
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import AMOUNT, COUNT_OR_NONE, LARGEST, POSITIVE, SEED, Range, check_ranges
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "tail", "last")
 PRECISIONS = ("float32", "tf32", "bfloat16")
+
+_MORE_THAN_NONE = Range("greater than 0", 1, LARGEST)
+_DECAY = Range("in [0, 1)", 0, 1, below=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,28 +52,28 @@ class TrainingOptions:
         checkpoint_steps: Largest number of steps between checkpoints; 0 leaves it to the time.
     """
 
-    epochs: int = 10
+    epochs: Annotated[int, _MORE_THAN_NONE] = 10
     optimizer: str = "adamw"
-    learning_rate: float = 2e-3
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    clip_value: float = 0.0
+    learning_rate: Annotated[float, POSITIVE] = 2e-3
+    momentum: Annotated[float, _DECAY] = 0.9
+    weight_decay: Annotated[float, AMOUNT] = 0.0
+    clip: Annotated[float, AMOUNT] = 1.0
+    clip_value: Annotated[float, AMOUNT] = 0.0
     schedule: str = "cosine"
-    warmup_steps: int = 0
-    plateau_factor: float = 0.25
-    plateau_patience: int = 0
+    warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
+    plateau_factor: Annotated[float, POSITIVE] = 0.25
+    plateau_patience: Annotated[int, COUNT_OR_NONE] = 0
     average: str = "none"
-    average_decay: float = 0.999
-    average_patience: int = 1
-    average_last: int = 5
+    average_decay: Annotated[float, _DECAY] = 0.999
+    average_patience: Annotated[int, COUNT_OR_NONE] = 1
+    average_last: Annotated[int, _MORE_THAN_NONE] = 5
     precision: str = "float32"
     cuda_graph: bool = True
-    seed: int = 0
-    evaluations_per_epoch: int = 1
-    patience: int = 0
-    checkpoint_seconds: float = 60.0
-    checkpoint_steps: int = 0
+    seed: Annotated[int, SEED] = 0
+    evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
+    patience: Annotated[int, COUNT_OR_NONE] = 0
+    checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
+    checkpoint_steps: Annotated[int, COUNT_OR_NONE] = 0
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, in a sentence."""
@@ -81,21 +85,4 @@ class TrainingOptions:
         ):
             if getattr(self, name) not in known:
                 raise ArgumentError(sentence(name, f"one of {', '.join(known)}", repr(getattr(self, name))))
-        for name in (
-            *("epochs", "learning_rate", "evaluations_per_epoch", "checkpoint_seconds", "plateau_factor"),
-            "average_last",
-        ):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(sentence(name, "greater than 0", getattr(self, name)))
-        for name in (
-            *("weight_decay", "clip", "clip_value", "warmup_steps", "plateau_patience"),
-            *("average_patience", "patience", "checkpoint_steps"),
-        ):
-            if not getattr(self, name) >= 0:
-                raise ArgumentError(sentence(name, "0 or more", getattr(self, name)))
-        for name in ("learning_rate", "weight_decay"):
-            if not math.isfinite(getattr(self, name)):
-                raise ArgumentError(sentence(name, "a finite number", getattr(self, name)))
-        for name in ("momentum", "average_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ArgumentError(sentence(name, "in [0, 1)", getattr(self, name)))
+        check_ranges(self)

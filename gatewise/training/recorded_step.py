@@ -84,8 +84,12 @@ def read_step(
             int(rank): _whole(form, _below(f"process{rank}.", tensors), device, {kind.__name__: kind for kind in kinds})
             for rank, form in facts["steps"].items()
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise CheckpointError(f"{path} is incomplete: it lacks {error}. Take another copy.") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged, or was not written by gatewise: {error}. Take another copy."
+        ) from error
     return steps, _below("model.", tensors), facts
 
 

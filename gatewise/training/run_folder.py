@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import nn
 
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.files import TEMPORARY
+from gatewise.training.manifest import Manifest
 from gatewise.training.options import TrainingOptions
+from gatewise.training.run_lock import RunLock
 
 _ROOM_FOR_LOGS = 32 * 2**20
 
 
 class RunFolder:
-    """Names of the files of a run.
+    """The files of a run, which alone are ever replaced or deleted, and the lock on their folder.
 
     Args:
-        path: The folder; made by `prepare`.
+        path: The folder; made by `prepare` or `locked`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -30,22 +35,68 @@ class RunFolder:
         self.last = path / "last.safetensors"
         self.result = path / "result.json"
         self.fault = path / "fault.safetensors"
+        self.translations = path / "test.translated"
         self.curves = path / "curves.png"
         self.confusion = path / "confusion.png"
         self.tensorboard = path / "tensorboard"
+        self.manifest = Manifest(path)
+        self._lock, self._made = RunLock(path), False
+        self._replaced = path / ".gatewise-replaced"
+        self._discarded = path / ".gatewise-discarded"
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
-        return self.recipe.exists() or self.checkpoint.exists()
+        own = self.manifest.files()
+        return any(file in own and file.exists() for file in (self.recipe, self.checkpoint))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing here for as long as the context lasts.
+
+        The folder is made when it is missing. What nothing was written into in the end disappears again.
+
+        Raises:
+            ArgumentError: Another process writes here, or the folder cannot be made or written.
+        """
+        if holder := self.try_lock():
+            advice = "Wait until it ends, stop it, or choose another `--output`."
+            got = f"{self.path}, which is held by {holder}"
+            raise ArgumentError(sentence("output", "a folder in which no other process trains", got, advice))
+        try:
+            yield
+        finally:
+            self.unlock()
+
+    def try_lock(self) -> str:
+        """Lock the folder, or return who has locked it; see `RunLock.acquire`."""
+        try:
+            self._made = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            return self._lock.acquire()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def unlock(self) -> None:
+        """Release the lock, and remove the folder if the lock made it and nothing was written into it."""
+        with contextlib.suppress(OSError, CheckpointError):
+            if not any(file.exists() for file in self.manifest.files()):
+                self.manifest.path.unlink(missing_ok=True)
+        self._lock.release()
+        if self._made:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
     def prepare(self, needed_bytes: int) -> None:
         """Make the folder, or say before anything is trained that nothing could be saved in it.
+
+        Of several processes, only the first calls it.
 
         Args:
             needed_bytes: How much the run will write; see `bytes_of_run`.
 
         Raises:
-            ArgumentError: The folder cannot be made or written, or its disk has too little room.
+            ArgumentError: The folder cannot be made or written, its disk has too little room, or it holds a
+                checkpoint, a model or a report of a fault that gatewise did not write.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -54,35 +105,74 @@ class RunFolder:
                 probe.flush()
             free = shutil.disk_usage(self.path).free
         except OSError as error:
-            raise ArgumentError(
-                sentence("output", "a folder that can be written", str(self.path), f"{error.strerror}: choose another.")
-            ) from error
+            raise self._unwritable(error) from error
         if free < needed_bytes:
             raise ArgumentError(
                 f"`output` must be on a disk with {_mebibytes(needed_bytes)} free for checkpoints, {self.path} has "
                 f"{_mebibytes(free)}. Make room, or choose another folder."
             )
+        self.manifest.claim((self.checkpoint, self.model, self.fault))
         self._remove_half_written()
 
-    def clear(self) -> None:
-        """Remove the files of an earlier run, and nothing else."""
-        plots = self.curves, self.confusion
-        for file in (
-            self.checkpoint,
-            self.recipe,
-            self.tokenizer,
-            self.model,
-            self.last,
-            self.result,
-            self.fault,
-            *plots,
-        ):
-            file.unlink(missing_ok=True)
-        shutil.rmtree(self.tensorboard, ignore_errors=True)
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Put the files of an earlier run aside; they come back if the context ends by an error before `begun`."""
+        try:
+            self._put_aside()
+            yield
+        except BaseException:
+            self.recover()
+            raise
+        self.begun()
+
+    def begun(self) -> None:
+        """Delete the files of the run that is replaced: the new one has its first checkpoint."""
+        with contextlib.suppress(FileNotFoundError):
+            self._replaced.rename(self._discarded)
+        shutil.rmtree(self._discarded, ignore_errors=True)
+
+    def recover(self) -> None:
+        """Put the files of an earlier run back if what was to replace it was stopped before it had begun."""
+        shutil.rmtree(self._discarded, ignore_errors=True)
+        aside = Manifest(self._replaced)
+        # The order of these steps lets a process that is killed between two of them be followed by another one.
+        if aside.path.exists():
+            for file in self.manifest.files():
+                file.unlink(missing_ok=True)
+            self.manifest.path.unlink(missing_ok=True)
+            for file in (*aside.files(), aside.path):
+                _move(file, self.path / file.relative_to(self._replaced))
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def _put_aside(self) -> None:
+        if not (files := self.manifest.files()):
+            return
+        try:
+            # The list first: as long as there is none in the folder, what lies there by these names is of the old run.
+            for file in (self.manifest.path, *files):
+                _move(file, self._replaced / file.relative_to(self.path))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        for folder in {file.parent for file in files} - {self.path}:
+            with contextlib.suppress(OSError):  # what others put there stays, and keeps its folder
+                folder.rmdir()
+
+    def _unwritable(self, error: OSError) -> ArgumentError:
+        advice = f"{error.strerror}: choose another."
+        return ArgumentError(sentence("output", "a folder that can be written", str(self.path), advice))
 
     def _remove_half_written(self) -> None:
-        for rest in self.path.glob(".*.tmp"):
-            rest.unlink(missing_ok=True)
+        """Remove what a killed process had not finished of the run's files, and of no others."""
+        own = {file.name for file in (*self.manifest.files(), self.manifest.path)}
+        for rest in self.path.glob(f"{TEMPORARY}*"):
+            if {file.name for file in rest.iterdir()} <= own:
+                shutil.rmtree(rest, ignore_errors=True)
+
+
+def _move(file: Path, target: Path) -> None:
+    if file.exists() or file.is_symlink():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
 
 
 def bytes_of_run(model: nn.Module, options: TrainingOptions) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from gatewise.contract.errors import MissingExtra
+from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.training.history import PERPLEXITY, Evaluation, Measure, Progress
 
 if TYPE_CHECKING:
@@ -19,19 +20,26 @@ class TensorBoardSummaries:
     """Writes losses, scores, learning rate and speed over steps.
 
     Args:
-        folder: Where the event files go.
+        folder: The folder for the event files.
+        begun: Called with the new files when training begins; None for nobody.
         measure: How losses are shown.
         unit: What one token is, in the plural.
         model: Whose weights and last gradients are written as histograms at each evaluation; None for none.
     """
 
     def __init__(
-        self, folder: Path, measure: Measure = PERPLEXITY, unit: str = "tokens", model: nn.Module | None = None
+        self,
+        folder: Path,
+        measure: Measure = PERPLEXITY,
+        unit: str = "tokens",
+        model: nn.Module | None = None,
+        begun: Callable[[list[Path]], None] | None = None,
     ) -> None:
         self._folder = folder
         self._measure = measure
         self._speed = f"{unit}_per_second"
         self._model = model
+        self._begun = begun
         self._writer: SummaryWriter | None = None
 
     def started(self, step: int, history: Sequence[Evaluation]) -> None:
@@ -40,30 +48,56 @@ class TensorBoardSummaries:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
             raise MissingExtra.for_package("tensorboard", "writing summaries", "train") from None
-        self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        with self._sentences():
+            before = set(self._folder.glob("*"))
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+            if self._begun is not None:
+                self._begun(sorted(set(self._folder.glob("*")) - before))
 
     def close(self) -> None:
         """Write what is still held back."""
         if self._writer is not None:
-            self._writer.close()
+            writer, self._writer = self._writer, None
+            with self._sentences():
+                writer.close()
 
     def progressed(self, progress: Progress) -> None:
         """Write the training loss, learning rate and speed of this moment."""
-        self._writer.add_scalar(f"train/{self._measure.name}", self._measure.of(progress.loss), progress.step)
-        self._writer.add_scalar("train/learning_rate", progress.learning_rate, progress.step)
-        self._writer.add_scalar(f"train/{self._speed}", progress.tokens_per_second, progress.step)
+        values = {
+            f"train/{self._measure.name}": self._measure.of(progress.loss),
+            "train/learning_rate": progress.learning_rate,
+            f"train/{self._speed}": progress.tokens_per_second,
+        }
+        self._write(values, progress.step)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Write the losses and scores of an evaluation, and the histograms."""
-        for part, loss in (("train", evaluation.train_loss), ("valid", evaluation.valid_loss)):
-            self._writer.add_scalar(f"epoch/{part}_{self._measure.name}", self._measure.of(loss), evaluation.step)
-        for name, score in evaluation.scores.items():
-            self._writer.add_scalar(f"epoch/valid_{name}", score, evaluation.step)
-        self._writer.add_scalar(f"epoch/{self._speed}", evaluation.tokens_per_second, evaluation.step)
-        for name, parameter in self._model.named_parameters() if self._model is not None else ():
-            self._writer.add_histogram(f"weights/{name}", parameter, evaluation.step)
-            if parameter.grad is not None and parameter.grad.isfinite().all():
-                self._writer.add_histogram(f"gradients/{name}", parameter.grad, evaluation.step)
+        losses = {"train": evaluation.train_loss, "valid": evaluation.valid_loss}
+        values = {f"epoch/{part}_{self._measure.name}": self._measure.of(loss) for part, loss in losses.items()}
+        values |= {f"epoch/valid_{name}": score for name, score in evaluation.scores.items()}
+        self._write(values | {f"epoch/{self._speed}": evaluation.tokens_per_second}, evaluation.step)
+        with self._sentences():
+            for name, parameter in self._model.named_parameters() if self._model is not None else ():
+                self._writer.add_histogram(f"weights/{name}", parameter, evaluation.step)
+                if parameter.grad is not None and parameter.grad.isfinite().all():
+                    self._writer.add_histogram(f"gradients/{name}", parameter.grad, evaluation.step)
 
     def remarked(self, sentence: str) -> None:
         """Write nothing: a remark has no scale."""
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        with self._sentences():
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    @contextlib.contextmanager
+    def _sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What the writer could not write it would try to write again when it is closed.
+            self._writer = None
+            raise CheckpointError(
+                f"{self._folder} cannot be written: {error.strerror or error}. Make room on the disk, or make the "
+                "folder writable, and go on by `--resume`."
+            ) from error

@@ -91,6 +91,14 @@ def test_errors_are_one_sentence_and_write_nothing(gatewise, model, words, messa
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 
+def test_the_source_is_not_overwritten(gatewise, model):
+    before = model.read_bytes()
+    answer = gatewise("convert", model, "lstm.safetensors", "--from", "torch", "--to", "keras")
+    assert answer.status == 1
+    assert "`the target` must be a file of its own, got lstm.safetensors." in answer.err
+    assert model.read_bytes() == before
+
+
 def test_the_layout_of_the_source_must_be_given(gatewise, model):
     answer = gatewise("convert", model, "x.npz")
     assert answer.status == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +49,41 @@ def run(gatewise, drawn, finished, tmp_path):
         shutil.copytree(tmp_path, finished, dirs_exist_ok=True)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "steps.csv", "--json", "steps.csv"], "`--json` must be a file of its own, got steps.csv"),
+        (["--data", "steps.csv", "--predictions", "./steps.csv"], "That is the file of `--data`"),
+        (["--plot", "run/model.safetensors"], "That is the file of `--checkpoint`"),
+        (["--plot", "new", "--json", "new"], "That is the file of `--plot`, which is written as well"),
+    ],
+)
+def test_what_is_read_is_not_overwritten(gatewise, run, words, message):
+    files = run.model, run.path.parent / "steps.csv"
+    before = [file.read_bytes() for file in files]
+    answer = gatewise("evaluate", "--checkpoint", "run", *words)
+    assert answer.status == 1
+    assert message in answer.err
+    assert [file.read_bytes() for file in files] == before
+    assert not (run.path.parent / "new").exists()
+
+
+def test_the_data_of_the_run_are_not_overwritten(gatewise, run):
+    source = Path(tomllib.loads(run.recipe.read_text())["data"]["source"])
+    before = source.read_bytes()
+    answer = gatewise("evaluate", "--checkpoint", "run", "--json", source)
+    assert answer.status == 1
+    assert "That is the file of `data.source`" in answer.err
+    assert source.read_bytes() == before
+
+
+def test_a_device_is_written_to_and_stays_one(gatewise, run, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda self, target: pytest.fail(f"{target} would be replaced"))
+    answer = gatewise("evaluate", "--checkpoint", "run", "--json", "/dev/null", "--plot", "/dev/null")
+    assert answer.status == 0, answer.err
+    assert Path("/dev/null").is_char_device()
 
 
 def test_the_test_sequences_have_the_scores_of_the_training(gatewise, run):

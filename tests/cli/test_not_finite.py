@@ -7,19 +7,18 @@ import os
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 from test_train_classify import waves
 from test_train_nmt import SIZES, parallel
 
-from gatewise.cli.recipe import Recipe, overridden, read_recipe, to_toml
 from gatewise.cli.reference import on_reference
 from gatewise.functional import plan
 from gatewise.kernels.aten import aten
 from gatewise.models import Seq2Seq
 from gatewise.training import RunFolder, read_tensors, write_tensors
-from gatewise.training.checkpoint import write_bytes
 from gatewise.training.loop import CHECKPOINT, MODEL
 from gatewise.training.recorded_step import STEP
 
@@ -184,19 +183,76 @@ def test_a_model_of_nans_writes_nothing_and_says_why(gatewise, small, tmp_path):
         assert "error: the model's scores of the next token must be finite, got nan" in answer.err
 
 
-def test_a_report_of_something_else_is_refused(gatewise, small, tmp_path):
-    write_tensors(tmp_path / "other", {"a": torch.zeros(1)}, MODEL, {})
-    write_tensors(tmp_path / "model", {}, STEP, {"steps": {}, "model": {"made": "elsewhere"}})
-    for name, words in (("other", "holds a model, not a step"), ("model", "of a model that no command trains")):
+OPTIONS = {"options": {"precision": "float32"}, "run": {}, "what": "a step", "device": "a GPU", "training": True}
+SMALL = {"model": {"model": {"vocabulary_size": 9, "embedding_size": 4, "hidden_size": 4, "num_layers": 1}}}
+STRANGE = {"0": {"state": None, "batch": {"kind": "Strange", "fields": {"a": 1}}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "words"),
+    [
+        (MODEL, {}, "holds a model, not a step"),
+        (STEP, {"steps": {}, "model": {"made": "elsewhere"}}, "of a model that no command trains"),
+        (STEP, {"steps": {}, "model": {"model": {"made": "elsewhere"}}}, "of a model that no command trains"),
+        (STEP, {"steps": {}}, "of a model that no command trains"),
+        (STEP, {"steps": []}, "is damaged, or was not written by gatewise"),
+        (STEP, {"steps": {}} | SMALL, "is no whole report of a step: it has no 'options'. Give"),
+        (
+            STEP,
+            {"steps": {}} | SMALL | OPTIONS | {"options": {"epochs": -1}},
+            "`epochs` must be greater than 0, got -1. G",
+        ),
+        (STEP, {"steps": {}} | SMALL | OPTIONS, "it lacks embedding.weight"),
+        (STEP, {"steps": STRANGE} | SMALL | OPTIONS, "of a model that no command trains"),
+    ],
+)
+def test_a_report_of_something_else_is_refused(gatewise, tmp_path, kind, facts, words):
+    write_tensors(tmp_path / "file", {}, kind, facts)
+    answer = gatewise("replay", "file")
+    assert answer.status == 1
+    assert answer.err.startswith("error: ")
+    assert words in " ".join(answer.err.split())
+
+
+def test_what_is_no_report_at_all_is_refused(gatewise, tmp_path):
+    (tmp_path / "text").write_text("some words\n" * 9)
+    for name, words in (("text", "not a safetensors file"), (".", "Is a directory"), ("absent", "No such file")):
         answer = gatewise("replay", name)
         assert answer.status == 1
-        assert words in answer.err
+        assert words in " ".join(answer.err.split())
+        assert answer.err.count("error: ") == 1
 
 
-def test_a_recipe_may_have_numbers_that_json_has_not(tmp_path):
-    recipe = overridden(Recipe(), {"training.checkpoint_seconds": float("inf")})
-    write_bytes(tmp_path / "recipe.toml", to_toml(recipe).encode())
-    assert read_recipe(tmp_path / "recipe.toml") == recipe
+def test_too_little_memory_to_replay_says_what_to_do(gatewise, monkeypatch):
+    def exhausted(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr("gatewise.training.recorded_step.read_step", exhausted)
+    answer = gatewise("replay", "file")
+    assert answer.status == 1
+    assert "error: there is too little memory: CUDA out of memory." in " ".join(answer.err.split())
+    assert "Take another `--device`" in " ".join(answer.err.split())
+
+
+def test_a_report_of_the_run_is_replaced_and_cleared_and_one_of_somebody_else_stays(gatewise, small, monkeypatch):
+    fault = RunFolder("run").fault
+    words = ["train", "lm", *small, "--output", "run", "--kernel", "aten"]
+    with monkeypatch.context() as patch:
+        broken(patch, lambda problem, x: not problem.needs_grad)
+        assert gatewise(*words).status == 1
+        what = read_tensors(fault, STEP)[1]["what"]
+        fault.write_bytes(b"an earlier report")
+        assert gatewise("train", "lm", "--output", "run", "--resume").status == 1
+        assert read_tensors(fault, STEP)[1]["what"] == what
+    plan._plan.cache_clear()
+    assert gatewise(*words, "--overwrite").status == 0
+    assert not fault.exists()
+    Path("other").mkdir()
+    Path("other/fault.safetensors").write_text("mine")
+    answer = gatewise("train", "lm", *small, "--output", "other", "--overwrite")
+    assert answer.status == 1
+    assert "files of other origin by the names of the run's: fault.safetensors." in " ".join(answer.err.split())
+    assert Path("other/fault.safetensors").read_text() == "mine"
 
 
 def test_the_reference_replaces_kernels_that_layers_name():
@@ -248,4 +304,5 @@ def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_pa
         "nan": "error: step 8 of training (epoch 1, batch 8) was not finite on the kernel aten (loss nan",
     }[how]
     assert answer.stderr.count(said) == (2 if how == "nan" else 1), answer.stderr
+    assert RunFolder(tmp_path / "run").try_lock() == ""
     assert read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"] == 0

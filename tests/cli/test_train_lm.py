@@ -47,7 +47,7 @@ def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {
         *("recipe.toml", "tokenizer.json", "checkpoint.safetensors", "model.safetensors"),
-        *("result.json", "curves.png", "tensorboard"),
+        *("result.json", "curves.png", "tensorboard", "gatewise-run.json"),
     }
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 1 < result["valid_perplexity"] < result["unigram_perplexity"]

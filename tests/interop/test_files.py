@@ -157,11 +157,11 @@ def sources(tmp_path):
     paths = {}
     weights = convert(torch.nn.LSTM(30, 20).state_dict(), "torch", "keras")
     safetensors.save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "good.safetensors"
+        {name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "first.safetensors"
     )
     for suffix in SUFFIXES:
         paths[suffix] = tmp_path / f"good{suffix}"
-        convert_file(tmp_path / "good.safetensors", paths[suffix], "keras", "keras")
+        convert_file(tmp_path / "first.safetensors", paths[suffix], "keras", "keras")
     return paths
 
 
@@ -217,10 +217,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, sources, suffix, mon
     target = tmp_path / f"target{suffix}"
     target.write_bytes(b"before")
 
-    def full(self, other):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device\. What it held"):
         convert_file(sources[suffix], target, "keras", "keras")
     assert target.read_bytes() == b"before"
@@ -229,12 +229,20 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, sources, suffix, mon
         convert_file(sources[suffix], tmp_path / "nowhere" / f"target{suffix}", "keras", "keras")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_may_be_converted_into_itself(tmp_path, sources, suffix):
-    before = read_file(sources[suffix])
-    convert_file(sources[suffix], sources[suffix], "keras", "keras")
-    after = read_file(sources[suffix])
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+@pytest.mark.parametrize("way", ["the same path", "a relative path", "a symbolic link", "a hard link"])
+def test_a_file_is_not_converted_into_itself(tmp_path, sources, way, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = sources[".npz"]
+    before, target = source.read_bytes(), tmp_path / "other.npz"
+    if way == "a symbolic link":
+        target.symlink_to(source)
+    elif way == "a hard link":
+        target.hardlink_to(source)
+    else:
+        target = Path(source.name) if way == "a relative path" else source
+    with pytest.raises(ArgumentError, match=r"`the target` must be a file of its own.*the file of `the source`, which"):
+        convert_file(source, target, "keras", "keras")
+    assert source.read_bytes() == before
 
 
 @pytest.mark.parametrize(("suffix", "layout"), [(".keras", "torch"), (".weights.h5", "keras-cudnn"), (".h5", "flax")])

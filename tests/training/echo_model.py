@@ -100,7 +100,8 @@ def train(
     model = model or echo_model()
     torch.manual_seed(1)
     run = RunFolder(folder)
-    run.prepare(0)
+    if processes.first:
+        run.prepare(0)
     outcome = fit(
         model,
         data or Echoes(),

@@ -13,6 +13,7 @@ from echo_model import Echoes, echo_model, train
 from safetensors.torch import save_file
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
+from gatewise.files import TEMPORARY
 from gatewise.training import RunFolder, TrainingOptions, read_tensors, write_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
 from gatewise.training.run_folder import bytes_of_run
@@ -170,7 +171,10 @@ def test_the_room_that_is_asked_for_is_enough(tmp_path, options):
 
 
 def test_what_a_killed_process_left_is_swept_away(tmp_path):
-    (tmp_path / ".checkpoint.safetensors.tmp").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("mine")
+    for folder, name in (("1", "checkpoint.safetensors"), ("2", "gatewise-run.json"), ("3", "scores.json")):
+        (tmp_path / f"{TEMPORARY}{folder}").mkdir()
+        (tmp_path / f"{TEMPORARY}{folder}" / name).write_bytes(b"half")
+    (tmp_path / ".notes.txt.tmp").write_text("mine")
     RunFolder(tmp_path).prepare(0)
-    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {".notes.txt.tmp", f"{TEMPORARY}3", "gatewise-run.json"}, "what the run does not write stays"

@@ -217,22 +217,24 @@ def test_strangers_are_turned_away(monkeypatch):
         stranger = socket.create_connection(("localhost", port))
         stranger.sendall(b"guess 1\n")
         friend = socket.create_connection(("localhost", port))
-        friend.sendall(f"{token} 1\n".encode())
+        friend.sendall(f"{token} 1\nand more".encode())
         peers.extend((stranger, friend))
 
     peers = []
     found = failure_channel._connections(0, 2, told)
     assert found.keys() == {1}
     assert found[1].getpeername() == peers[1].getsockname()
+    assert found[1].recv(100) == b"and more"
     assert peers[0].recv(1) == b""
     for each in (*peers, *found.values()):
         each.close()
 
 
-def test_a_connection_that_fails_is_named(monkeypatch):
+def test_a_connection_that_fails_is_named(monkeypatch, capsys):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     with socket.socket() as nobody:
         nobody.bind(("localhost", 0))
         port = nobody.getsockname()[1]
         with pytest.raises(ProcessFailed, match="process 1 must be able to connect to process 0 at localhost"):
             failure_channel._connections(1, 2, lambda value: (port, "token"))
+    assert capsys.readouterr().err.startswith("error: process 1 must be able to connect to process 0 at localhost")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, TRAIN, LayerRecord
 from gatewise.benchmarks.lstm.report import geometric_mean
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
+from gatewise.training.pictures import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +68,7 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
         files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
         for file in files:
             metadata = {"Date": None} if file.suffix == ".svg" else None
-            figure.savefig(file, dpi=150, transparent=True, metadata=metadata)
+            save_picture(figure, file, dpi=150, transparent=True, metadata=metadata)
     return files
 
 

@@ -16,6 +16,7 @@ import torch
 from gatewise.benchmarks.record import Run
 from gatewise.benchmarks.trajectories.cases import CASES, Case
 from gatewise.benchmarks.trajectories.run import run_case
+from gatewise.files import append_line
 
 _KINDS = ("auto", "persistent", "stepwise", "cudnn", "aten", "eager", "lean")
 
@@ -37,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{row['case']:24} {row['kind']:11} {row['worst'] or 0:6.2f}  {said}", flush=True)
             if given.record is not None:
                 line = {"benchmark": "trajectories", **row, "run": _described(about)}
-                with given.record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line, allow_nan=False) + "\n")
+                append_line(given.record, json.dumps(line, allow_nan=False))
     for case in skipped:
         print(f"{case.name:24} not run: it takes {case.processes} GPUs, and there are {gpus}")
     print(f"{len(cases)} models in {time.monotonic() - began:.0f} s, {wrong} trajectories wrong")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra, sentence
+from gatewise.files import replacing, write_bytes
 from gatewise.interop.convert import as_tensor
-from gatewise.interop.files.replacing import replacing
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, named_tensors
 
@@ -72,8 +72,7 @@ def write_safetensors(path: Path, stacks: Sequence[Stack], layout: WeightLayout)
     """Write a file for `safetensors.torch.load_file`."""
     library = _safetensors()
     content = {name: tensor.contiguous() for name, tensor in named_tensors(stacks, layout).items()}
-    with replacing(path) as temporary:
-        temporary.write_bytes(library.torch.save(content, {"layout": layout.name}))
+    write_bytes(path, library.torch.save(content, {"layout": layout.name}))
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
 from gatewise.interop.layouts import WeightLayout, layout_named
@@ -73,7 +75,7 @@ def convert_file(
 
     Args:
         source: The file to read.
-        target: The file to write; replaced when it exists.
+        target: The file to write; replaced when it exists, and not a file of the source.
         source_layout: Of the source, by name or as a value of your own.
         target_layout: Of the target.
         layers: As in `gatewise.interop.convert.convert`.
@@ -82,12 +84,16 @@ def convert_file(
 
     Raises:
         CheckpointError: The source cannot be read, is truncated or of another kind; the target cannot be written.
-        ArgumentError: No such layout; no LSTM in it; a target that cannot hold the layout or the layers.
+        ArgumentError: No such layout; no LSTM in it; a target that cannot hold the layout or the layers, or that is the
+            source.
         MissingExtra: h5py, safetensors or TensorFlow is needed and not installed.
     """
     source, target = Path(source), Path(target)
     source_layout, target_layout = layout_named(source_layout), layout_named(target_layout)
     kind = _kind_to_write(target, target_layout)
+    for written in _written(target, kind):
+        for read in _read(source):
+            refuse_overwriting({"the target": written}, {"the source": read})
     found = find_stacks(read_file(source), source_layout)
     stacks = arranged(found.stacks, layers=layers, pair=pair, stack=stack)
     kind.write(target, stacks, target_layout)
@@ -122,6 +128,15 @@ def _kind_to_write(path: Path, layout: WeightLayout) -> FileKind:
             sentence("the layout", f"{' or '.join(kind.layouts)} in a {kind.suffix} file", layout.name, advice)
         )
     return kind
+
+
+def _written(target: Path, kind: FileKind) -> tuple[Path, ...]:
+    return tensorflow.checkpoint_files(target) if kind.write is tensorflow.write_checkpoint else (target,)
+
+
+def _read(source: Path) -> list[Path]:
+    prefix = tensorflow.checkpoint_prefix(source)
+    return [source] if prefix is None else list(prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
 
 
 def _kind(path: Path) -> FileKind | None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.weights import DirectionWeights
+from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
 from gatewise.interop.files.arrays import natural, numpy_arrays
-from gatewise.interop.files.replacing import replacing
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.packing import pack
 from gatewise.interop.stacks import Stack

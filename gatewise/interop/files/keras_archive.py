@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError
+from gatewise.files import replacing
 from gatewise.interop.files.hdf5 import KerasLayer, keras_layers, read_hdf5, write_weights_h5
-from gatewise.interop.files.replacing import replacing
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, joined
 

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
 from gatewise.interop.files.arrays import numpy_arrays
-from gatewise.interop.files.replacing import replacing
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack
 
@@ -51,15 +51,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     return {name: as_tensor(name, array) for name, array in arrays.items() if array.dtype.kind == "f"}
 
 
+def checkpoint_files(path: Path) -> tuple[Path, Path]:
+    """Return the files of a checkpoint that `write_checkpoint` writes: the data, and the index."""
+    data, index = (path.with_name(f"{path.name}.{kind}") for kind in ("data-00000-of-00001", "index"))
+    return data, index
+
+
 def write_checkpoint(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
     """Write a checkpoint for `tf.train.load_checkpoint` and the Saver of TensorFlow 1."""
     tensorflow = _tensorflow()
     content = numpy_arrays(stacks, layout)
-    data, index = (path.with_name(f"{path.name}.{kind}") for kind in ("data-00000-of-00001", "index"))
+    data, index = checkpoint_files(path)
     with contextlib.ExitStack() as unfinished:
         # The index is renamed last: without it the checkpoint does not exist.
         temporary_index = unfinished.enter_context(replacing(index))
-        unfinished.enter_context(replacing(data))
+        temporary_data = unfinished.enter_context(replacing(data))
         prefix = temporary_index.with_suffix("")
         try:
             tensorflow.raw_ops.SaveV2(
@@ -70,6 +76,7 @@ def write_checkpoint(path: Path, stacks: Sequence[Stack], layout: WeightLayout) 
             )
         except tensorflow.errors.OpError as error:
             raise CheckpointError(f"{path} cannot be written: {_first_line(error)}. Choose another folder.") from error
+        checkpoint_files(prefix)[0].replace(temporary_data)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -12,6 +11,7 @@ import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.saved import Saved
+from gatewise.files import write_bytes
 from gatewise.functional.portable import rebuild, take_apart
 from gatewise.interop.systemml.arguments import Sizes
 
@@ -75,16 +75,7 @@ class State:
         header = {"kind": _KIND, "facts": facts | {"sizes": self.sizes._asdict(), "home": self.home.type}}
         save = _safetensors().torch.save
         content = save({name: tensor.cpu() for name, tensor in tensors.items()}, {_HEADER: json.dumps(header)})
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            message = f"{path} cannot be written: {error.strerror}. Make room on the disk, or choose another folder."
-            raise CheckpointError(message) from error
+        write_bytes(Path(path), content)
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> State:

@@ -11,14 +11,14 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from gatewise.contract.cache import cache_folder
-from gatewise.contract.errors import MissingExtra
+from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.files import write_bytes
 
 SHARED = Path(__file__).parent
 """Where the headers lie that sources of several packages include."""
@@ -107,10 +107,8 @@ def _store(path: Path, binary: bytes) -> None:
     # compilation in the next process, not this call.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(binary)
-        Path(file.name).replace(path)
-    except OSError:
+        write_bytes(path, binary)
+    except (OSError, CheckpointError):
         return
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from gatewise._version import __version__
+from gatewise.files import append_line
 from gatewise.testing.trials.session import Tally, run_session
 
 _MOST_SHOWN = 5
@@ -49,8 +50,7 @@ def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: flo
         "kinds": dict(sorted(tally.kinds.items())),
         "failures": [said for _, said in tally.wrong],
     }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    append_line(path, json.dumps(record))
 
 
 def _parser() -> argparse.ArgumentParser:

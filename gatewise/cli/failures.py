@@ -1,0 +1,130 @@
+"""How the program ends when something goes wrong: one sentence on standard error, and a status; never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TextIO
+
+from gatewise._program import INTERRUPTED, MESSAGE
+from gatewise.contract.errors import GatewiseError, ProcessFailed
+
+_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|Storage size calculation overflowed|_STATUS_ALLOC_FAILED|bad_alloc"
+)
+"""What PyTorch, its allocators and its libraries say in a RuntimeError when there is too little memory."""
+
+
+@contextlib.contextmanager
+def reported(advice: Callable[[], str] = lambda: "Lower the sizes, or end other programs.") -> Iterator[None]:
+    """End the program by one sentence where an error of the user, of the disk or of the memory leaves the block.
+
+    Args:
+        advice: Says what to do where there is too little memory.
+
+    Raises:
+        SystemExit: With 130 after Ctrl-C, otherwise with 1.
+    """
+    try:
+        with _threads_that_write():
+            yield
+    except ProcessFailed:
+        sys.exit(1)  # what failed there was printed when it was heard of
+    except GatewiseError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        _interrupted()
+    except BrokenPipeError:
+        # Whoever reads the output, such as `head`, has enough of it; nobody is to be told.
+        _discard_output()
+        sys.exit(1)
+    except OSError as error:
+        _discard_output()
+        fail(_sentence_of(error))
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if "KeyboardInterrupt" in str(error):  # compiled modules pass it on as text
+            _interrupted()
+        if not isinstance(error, MemoryError) and not _MEMORY.search(str(error)):
+            raise
+        fail(f"there is too little memory: {_first_line(error)} {advice()}")
+
+
+def flush_output() -> None:
+    """Write what is held back of standard output, so that an error of it is not one of the interpreter's end."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def fail(message: str) -> NoReturn:
+    """Print one error on the terminal, and exit."""
+    print_error(message)
+    sys.exit(1)
+
+
+def print_error(message: str) -> None:
+    """Print one error on the terminal, as it stands in the exception."""
+    with contextlib.suppress(OSError, ValueError):  # who closed standard error wants no message
+        try:
+            from rich.console import Console
+            from rich.markup import escape
+        except ModuleNotFoundError:
+            print(f"error: {message}", file=sys.stderr)
+        else:
+            console = Console(stderr=True, highlight=False)
+            console.print(f"[bold red]error:[/bold red] {escape(message)}", soft_wrap=not console.is_terminal)
+
+
+def _interrupted() -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        print(MESSAGE, file=sys.stderr)
+    sys.exit(INTERRUPTED)
+
+
+def _sentence_of(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason}. Check the path, its permissions and the room on its disk."
+    return f"the output cannot be written: {reason}. Make room on its disk, or send it elsewhere."
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return line if line.endswith(".") else f"{line}."
+
+
+def _discard_output() -> None:
+    """Let what standard output still holds go nowhere, so that the interpreter does not fail on it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        if not _writes(stream):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+
+def _writes(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _threads_that_write() -> Iterator[None]:
+    """Keep quiet about TensorBoard's thread when it cannot write: its error is raised again at the next summary."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before

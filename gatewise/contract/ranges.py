@@ -1,0 +1,97 @@
+"""Ranges of numbers, declared where an option is: `batch_size: Annotated[int, COUNT] = 20`.
+
+What is infinite or no number is in no range. `check_ranges` holds every field of a dataclass to the range that its
+annotation declares, so that a recipe, an option of the command line and a call from Python are refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from typing import Any, Protocol
+
+from gatewise.contract.errors import ArgumentError, sentence
+
+
+class Rule(Protocol):
+    """What an annotation may demand of a value."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `ArgumentError` for a value that is not allowed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers between two limits.
+
+    Attributes:
+        words: How it is named in an error.
+        least: The lower limit.
+        most: The upper limit.
+        above: Whether the lower limit itself is left out.
+        below: Whether the upper limit itself is left out.
+
+    Example:
+        >>> Range("a probability in [0, 1)", 0, 1, below=True).check("dropout", 0.5)
+    """
+
+    words: str
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Refuse a number outside of the range.
+
+        Raises:
+            ArgumentError: The number is outside of the range, infinite, or NaN.
+        """
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ArgumentError(sentence(name, "a finite number", value))
+        if value < self.least or (self.above and value == self.least):
+            raise ArgumentError(sentence(name, self.words, value))
+        if value > self.most or (self.below and value == self.most):
+            # A limit that is no part of the words is one of the machine's.
+            in_words = self.below or f"{self.most:g}" in self.words
+            raise ArgumentError(sentence(name, self.words if in_words else f"at most {self.most:,}", value))
+
+
+LARGEST = 2**31 - 1
+"""The largest count of anything: what libraries index by 32 bits does not overflow."""
+
+NUMBER = Range("a finite number")
+AMOUNT = Range("0 or more", 0)
+POSITIVE = Range("greater than 0", 0, above=True)
+SHARE = Range("in (0, 1]", 0, 1, above=True)
+PROBABILITY = Range("a probability in [0, 1)", 0, 1, below=True)
+COUNT = Range("a positive integer", 1, LARGEST)
+COUNT_OR_NONE = Range("0 or more", 0, LARGEST)
+SIZE = Range("a positive integer", 1, 2**20)
+LAYERS = Range("a positive integer", 1, 1024)
+THREADS = Range("0 or more", 0, 1024)
+SEED = Range("0 or more", 0, 2**32 - 1)
+
+
+def check_ranges(options: Any) -> None:
+    """Hold every field of a dataclass to what its annotation declares.
+
+    Raises:
+        ArgumentError: A value is not allowed; the sentence names the field.
+    """
+    for name, rules in _rules(type(options)).items():
+        for rule in rules:
+            rule.check(name, getattr(options, name))
+
+
+@functools.cache
+def _rules(kind: type) -> dict[str, tuple[Rule, ...]]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        name: tuple(each for each in typing.get_args(hint)[1:] if hasattr(each, "check"))
+        for name, hint in hints.items()
+        if typing.get_origin(hint) is typing.Annotated
+    }

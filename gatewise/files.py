@@ -1,0 +1,215 @@
+"""The one place that writes files: a file holds its old content or its new content, and what is no file is written to.
+
+A regular file is replaced: the new content goes to a temporary folder beside it, is forced to the disk, and takes the
+name. A symbolic link is followed, so that the link stays and its target is replaced. A device, a FIFO and a descriptor
+of this process such as `/dev/stdout` are written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+
+TEMPORARY = ".gatewise-unfinished-"
+"""What the names of temporary folders begin with."""
+
+_MOST_LINKS = 40
+_UNTOUCHED = "What it held before is untouched. Make room on the disk, or choose another folder."
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one piece.
+
+    Args:
+        path: The file, device or FIFO to write.
+        content: What it holds afterwards.
+
+    Raises:
+        CheckpointError: The file cannot be written; what it held before is untouched.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file in one piece, as UTF-8; see `write_bytes`."""
+    write_bytes(path, content.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path; what is written there takes the place of `path` when the block ends well.
+
+    Args:
+        path: The file, device or FIFO to write.
+
+    Yields:
+        A path of the same name in an empty folder of its own, which is removed in the end.
+
+    Raises:
+        CheckpointError: The file cannot be written; what it held before is untouched.
+    """
+    with _sentences(path):
+        before = _found(path)
+        into = _stream(path, before)
+        if into is None and before is not None and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        target = Path(os.path.realpath(path))
+        beside = target.parent if into is None else None
+        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=beside))
+    try:
+        with _sentences(path):
+            yield folder / target.name
+            if into is None:
+                _replace(folder / target.name, target, before)
+            else:
+                with (folder / target.name).open("rb") as content, into() as stream:
+                    shutil.copyfileobj(content, stream)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, whole or not at all; the file and its folder are made where they are missing.
+
+    Args:
+        path: The file.
+        line: The line without its end.
+
+    Raises:
+        CheckpointError: The file cannot be written; what it held before is untouched.
+    """
+    with _sentences(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            content = memoryview(f"{line}\n".encode())
+            try:
+                while content:
+                    content = content[file.write(content) :]
+                if stat.S_ISREG(before.st_mode):
+                    os.fsync(file.fileno())
+            except OSError:
+                if stat.S_ISREG(before.st_mode):
+                    with contextlib.suppress(OSError):
+                        file.truncate(before.st_size)
+                raise
+
+
+def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
+    """Refuse to write a file that is read, or that another output is written to, by whatever path it is named.
+
+    Args:
+        outputs: Files to write, by the names of their options; None for those that are not asked for.
+        inputs: Files that are read, in the same way.
+
+    Raises:
+        ArgumentError: Two names lead to one regular file.
+    """
+    taken = [(name, path) for name, path in inputs.items() if path is not None]
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        for other, its in taken:
+            if same_file(path, its):
+                what = "which it would overwrite" if other in inputs else "which is written as well"
+                advice = f"That is the file of `{other}`, {what}. Choose another name."
+                raise ArgumentError(sentence(name, "a file of its own", str(path), advice))
+        taken.append((name, path))
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one regular file, which need not exist yet."""
+    try:
+        found = one.stat(), other.stat()
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other) and not one.exists()
+    return os.path.samestat(*found) and stat.S_ISREG(found[0].st_mode)
+
+
+@contextlib.contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # A library may have an explanation of its own, and no number.
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{path} cannot be written: {reason}. {_UNTOUCHED}") from error
+
+
+def _found(path: Path) -> os.stat_result | None:
+    """Return what `path` leads to, None for nothing yet.
+
+    Raises:
+        OSError: It is a folder, or links that lead nowhere but to each other.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return found
+
+
+def _stream(path: Path, found: os.stat_result | None) -> Callable[[], IO[bytes]] | None:
+    """Return what opens the stream to write to where `path` is no regular file."""
+    descriptor = _descriptor(path)
+    if descriptor is not None:
+
+        def duplicate() -> IO[bytes]:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # what was printed before comes before
+                    stream.flush()
+            return os.fdopen(os.dup(descriptor), "wb")
+
+        return duplicate
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        return lambda: path.open("wb", buffering=0)
+    return None
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the number in `/dev/stdout`, `/dev/fd/1` and the like; opening these anew would lose their position."""
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if path.name.isdecimal() and re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder):
+            return int(path.name)
+        path = Path(folder, path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(folder, path.readlink())
+    return None
+
+
+def _replace(temporary: Path, target: Path, before: os.stat_result | None) -> None:
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    if before is not None:
+        with contextlib.suppress(OSError):  # of another user, whose group may read it
+            os.chown(temporary, before.st_uid, before.st_gid)
+        with contextlib.suppress(OSError):
+            temporary.chmod(stat.S_IMODE(before.st_mode))
+    temporary.replace(target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force a name to the disk, where the system can do that for folders."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,91 @@
+"""A lock on the folder of a run, which the system releases when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import socket
+from pathlib import Path
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock: there, runs are not locked
+    fcntl = None
+
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without locks answer."""
+
+
+class RunLock:
+    """The right to write in a folder, of one process at a time.
+
+    Args:
+        folder: The folder; it exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".gatewise-run.lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> str:
+        """Take the lock, or say who has it.
+
+        Returns:
+            An empty string when the lock is held now, or where there are no locks; otherwise a description of the
+            process that holds it.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        while fcntl is not None:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 1000, 0)
+                os.close(descriptor)
+                return _described(holder)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                return ""
+            if self._is(descriptor):
+                self._descriptor = descriptor
+                self._sign(descriptor)
+                return ""
+            os.close(descriptor)  # its holder has just ended, and taken the file away
+        return ""
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _is(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    @staticmethod
+    def _sign(descriptor: int) -> None:
+        since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _described(holder: bytes) -> str:
+    try:
+        found = json.loads(holder)
+        return f"process {found['pid']} on {found['host']} since {found['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,221 @@
+"""How the program ends when something goes wrong: one sentence, a status, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import gatewise as package
+from gatewise import _program
+from gatewise.cli import failures, language_model_run
+from gatewise.cli.saved_model import build_model, model_facts
+from gatewise.contract.errors import CheckpointError, ProcessFailed
+from gatewise.data import TokenStream, build_tokenizer
+from gatewise.training import RunFolder, read_tensors, write_tensors
+from gatewise.training.history import Evaluation, Progress
+from gatewise.training.loop import CHECKPOINT, MODEL
+from gatewise.training.snapshot import weights_of
+from gatewise.training.summaries import TensorBoardSummaries
+
+ROOT = Path(package.__file__).parents[1]
+SCRIPT = "import sys\nfrom gatewise.cli import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("way", ["script", "module"])
+@pytest.mark.parametrize("imported", ["torch", "numpy"])
+def test_ctrl_c_while_the_program_loads_is_one_line(tmp_path, way, imported):
+    (tmp_path / f"{imported}.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport nothing_such\n"
+    )
+    if imported == "numpy":
+        (tmp_path / "torch.py").write_text("try: import numpy\nexcept BaseException: pass\nimport nothing_such\n")
+    (tmp_path / "gatewise").write_text(SCRIPT)
+    start = [tmp_path / "gatewise"] if way == "script" else ["-m", "gatewise"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    answer = subprocess.run(
+        [sys.executable, *start, "doctor"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_other_programs_that_import_gatewise_keep_their_ctrl_c(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import signal; print(signal.getsignal(signal.SIGINT).__name__); raise SystemExit"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = [sys.executable, "-c", "import gatewise"]
+    answer = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout == "default_int_handler\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "words", "expected"),
+    [
+        ("/usr/bin/gatewise", ["python", "/usr/bin/gatewise"], True),
+        ("gatewise.exe", ["gatewise.exe"], True),
+        ("-m", ["python", "-u", "-m", "gatewise", "train"], True),
+        ("-m", ["python", "-m", "torch.distributed.run", "-m", "gatewise"], False),
+        ("/usr/bin/pytest", ["python", "/usr/bin/pytest", "gatewise"], False),
+        ("", ["python"], False),
+    ],
+)
+def test_the_program_is_known_by_how_it_was_started(monkeypatch, first, words, expected):
+    monkeypatch.setattr(sys, "argv", [first])
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert _program.is_program() is expected
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ImportError("KeyboardInterrupt: <EMPTY MESSAGE>")])
+def test_ctrl_c_in_a_command_is_one_line(gatewise, monkeypatch, small, error):
+    def interrupted(*arguments):
+        raise error
+
+    monkeypatch.setattr(language_model_run, "build_model", interrupted)
+    answer = gatewise("train", "lm", *small, "--output", "run")
+    assert (answer.status, answer.err) == (130, "Interrupted.\n")
+    assert not Path("run").exists()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The words that let a model write which has learned nothing."""
+    tokenizer = build_tokenizer("word", "the cat sat on the mat")
+    sizes = {"vocabulary_size": len(tokenizer), "embedding_size": 4, "hidden_size": 4, "num_layers": 1}
+    weights = weights_of(build_model(sizes, torch.device("cpu")))
+    write_tensors(tmp_path / "model.safetensors", weights, MODEL, model_facts(sizes, tokenizer))
+    return ("generate", "--checkpoint", "model.safetensors", "--prompt", "the", "--length", 2000)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_sentence(gatewise, model, monkeypatch):
+    for words in (model, ("explain", "--input", "3,2,4", "--hidden", 4), ("--version",)):
+        with Path("/dev/full").open("w") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            answer = gatewise(*words)
+            out.write("more")  # what comes now goes nowhere
+        assert answer.status == 1
+        assert " ".join(answer.err.split()) == (
+            "error: the output cannot be written: No space left on device. Make room on its disk, or send it elsewhere."
+        )
+
+
+def test_a_closed_pipe_is_the_end_without_a_word(gatewise, model, monkeypatch):
+    for words in (model, ("explain", "--input", "3,2,4", "--hidden", 4)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            answer = gatewise(*words)
+        assert (answer.status, answer.err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nAnd more."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_says_what_to_lower(gatewise, monkeypatch, small, error):
+    def exhausted(*arguments):
+        raise error
+
+    monkeypatch.setattr(language_model_run, "build_model", exhausted)
+    answer = gatewise("train", "lm", *small, "--output", "run")
+    assert answer.status == 1
+    said = " ".join(answer.err.split())
+    assert said.startswith("error: there is too little memory: ")
+    assert said.endswith(". Lower `--batch-size`, `--window`, `--hidden-size` or `--vocabulary-size`.")
+    assert "And more" not in said
+
+
+def test_a_model_that_no_machine_can_hold_is_one_sentence(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--hidden-size", 2**20, "--no-tied", "--output", "run")
+    assert answer.status == 1
+    assert "there is too little memory" in answer.err
+
+
+def test_what_another_process_failed_by_is_not_told_again(gatewise, monkeypatch, small):
+    def failed(*arguments):
+        raise ProcessFailed("process 1 failed: it broke")
+
+    monkeypatch.setattr(language_model_run, "build_model", failed)
+    answer = gatewise("train", "lm", *small, "--output", "run")
+    assert (answer.status, answer.err) == (1, "")
+    assert not Path("run").exists()
+
+
+def test_other_errors_keep_their_traceback():
+    def broken():
+        with failures.reported():
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        broken()
+
+
+def test_a_folder_that_cannot_be_written_any_more_ends_training_in_one_sentence(gatewise, small, monkeypatch):
+    """The last checkpoint is whole, and training goes on from it."""
+    original = TokenStream.windows
+
+    def windows(self, epoch=0, start=0):
+        if epoch == 1:
+
+            def refuse(*arguments, **options):
+                raise OSError(30, "Read-only file system")
+
+            patch.setattr("tempfile.mkdtemp", refuse)
+        yield from original(self, epoch, start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStream, "windows", windows)
+        answer = gatewise("train", "lm", *small, "--output", "run")
+    assert answer.status == 1
+    assert "cannot be written: Read-only file system. What it held before is untouched." in " ".join(answer.err.split())
+    assert "Traceback" not in answer.err
+    assert read_tensors(RunFolder("run").checkpoint, CHECKPOINT)[1]["epoch"] == 0
+    assert gatewise("train", "lm", "--output", "run", "--resume").status == 0
+
+
+def _write_until_refused(summaries):
+    for step in range(10_000):
+        summaries.progressed(Progress(0, step, 9, 1.0, 0.1, 10.0))
+        summaries.evaluated(Evaluation(1.0, 1, 1.0, 1.0, 0.1, 10.0, 1.0, best=True))
+        with contextlib.suppress(FileNotFoundError):
+            summaries._writer.flush()  # lets the thread try to write, which ends it
+
+
+def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    summaries = TensorBoardSummaries(tmp_path / "tensorboard")
+    with failures._threads_that_write():
+        summaries.started(0, [])
+        shutil.rmtree(tmp_path / "tensorboard")
+        expected = r"tensorboard cannot be written: No such file or directory\. Make room"
+        with pytest.raises(CheckpointError, match=expected):
+            _write_until_refused(summaries)
+        summaries.close()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_thread_that_fails_for_another_reason_is_heard(monkeypatch):
+    def fail():
+        raise error
+
+    error, heard = OSError("not TensorBoard's"), []
+    monkeypatch.setattr(threading, "excepthook", lambda args: heard.append(args.exc_value))
+    with failures._threads_that_write():
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    assert heard == [error]

@@ -1,0 +1,147 @@
+"""`gatewise train` in folders that hold files of others, an earlier run, or a run that goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatewise.training import RunFolder, run_lock
+
+FLOCK = pytest.mark.skipif(run_lock.fcntl is None, reason="needs flock")
+
+
+def content(path):
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with files of the user's own, by names that a run writes and by others."""
+    folder = tmp_path / "mine"
+    (folder / "tensorboard").mkdir(parents=True)
+    for name in ("model.safetensors", "tokenizer.json", "result.json", ".notes.tmp", "tensorboard/events.1"):
+        (folder / name).write_text(f"my {name}")
+    return folder
+
+
+@pytest.mark.parametrize("option", [[], ["--overwrite"], ["--resume"]])
+def test_files_of_others_are_named_and_stay(gatewise, small, mine, option):
+    before = content(mine)
+    answer = gatewise("train", "lm", *small, "--output", mine, *option)
+    assert answer.status == 1
+    said = " ".join(answer.err.split())
+    assert (
+        "holds files of other origin by the names of the run's: model.safetensors, result.json, tokenizer.json" in said
+    )
+    assert "choose another `--output`, or move them away" in said
+    assert content(mine) == before
+
+
+def test_the_folder_in_which_one_stands_is_like_any_other(gatewise, small, mine, monkeypatch):
+    before = content(mine)
+    monkeypatch.chdir(mine)
+    assert gatewise("train", "lm", *small, "--output", ".", "--overwrite").status == 1
+    assert content(mine) == before
+
+
+def test_a_run_beside_files_of_others_replaces_and_deletes_its_own_alone(gatewise, small, mine):
+    for name in ("model.safetensors", "tokenizer.json", "result.json"):
+        (mine / name).unlink()
+    (mine / "confusion.png").write_text("my picture, which a language model does not write")
+    before = content(mine)
+    for words in ([], ["--overwrite", "--seed", 5]):
+        assert gatewise("train", "lm", *small, "--epochs", 1, "--output", mine, *words).status == 0
+        after = content(mine)
+        assert {name: after.get(name) for name in before} == before
+    events = [name for name in after if name.startswith("tensorboard/")]
+    assert len(events) == 2, "the user's, and one of the newest run"
+
+
+def test_a_run_of_another_task_is_replaced_whole(gatewise, small):
+    tiny = ["--epochs", 1, "--hidden-size", 4, "--num-layers", 1, "--batch-size", 500]
+    assert gatewise("train", "classify", *tiny, "--output", "run").status == 0
+    assert Path("run/confusion.png").exists()
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run", "--overwrite").status == 0
+    assert not Path("run/confusion.png").exists()
+
+
+def test_an_error_before_training_leaves_the_run_that_was_to_be_replaced(gatewise, small):
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run").status == 0
+    before = content("run")
+    answer = gatewise("train", "lm", *small, "--output", "run", "--overwrite", "--window", 5000)
+    assert answer.status == 1
+    assert "the training text has" in answer.err
+    assert content("run") == before
+
+
+def test_a_name_that_is_taken_by_others_is_passed_over(gatewise, small, mine):
+    (mine.parent / "runs").mkdir()
+    mine.rename(mine.parent / "runs" / "lm")
+    before = content("runs/lm")
+    assert gatewise("train", "lm", *small, "--epochs", 1).status == 0
+    assert content("runs/lm") == before
+    assert RunFolder("runs/lm-2").exists()
+    assert "runs/lm-2" in gatewise("train", "lm", "--resume").out
+
+
+def _hold(path, ready):
+    with RunFolder(path).locked():
+        (Path(path) / "checkpoint").write_text("mine")
+        ready.set()
+        signal.pause()
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder that another process holds, and the process."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path / "runs" / "lm", ready))
+    process.start()
+    ready.wait()
+    yield tmp_path / "runs" / "lm", process
+    process.kill()
+    process.join()
+
+
+@FLOCK
+@pytest.mark.parametrize("option", [[], ["--overwrite"], ["--resume"]])
+def test_a_second_start_is_told_which_process_holds_the_folder(gatewise, small, held, option):
+    folder, process = held
+    before = content(folder)
+    answer = gatewise("train", "lm", *small, "--output", folder, *option)
+    assert answer.status == 1
+    said = " ".join(answer.err.split())
+    assert f"which is held by process {process.pid} on " in said
+    assert "since 2" in said
+    assert content(folder) == before
+    process.kill()
+    process.join()
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", folder).status == 0
+
+
+@FLOCK
+def test_a_start_without_an_output_takes_the_next_folder(gatewise, small, held):
+    assert gatewise("train", "lm", *small, "--epochs", 1).status == 0
+    assert RunFolder("runs/lm-2").exists()
+
+
+@FLOCK
+@pytest.mark.slow
+def test_of_several_processes_one_holds_the_folder_and_one_says_so(small, held):
+    folder, process = held
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [sys.executable, *launcher, "-m", "gatewise", "train", "lm", *map(str, small), "--epochs", "1", "--output"]
+    options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 120}
+    answer = subprocess.run([*words, str(folder)], check=False, **options)
+    assert answer.returncode != 0
+    assert answer.stderr.count(f"which is held by process {process.pid}") == 1
+    answer = subprocess.run([*words, str(folder.parent / "other")], check=False, **options)
+    assert answer.returncode == 0, answer.stderr
+    assert RunFolder(folder.parent / "other").result.exists()
