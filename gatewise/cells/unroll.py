@@ -10,6 +10,7 @@ of z and one device kernel a step.) `backward` is not differentiable and does no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -144,6 +145,7 @@ def backward(
     lengths: Tensor | None = None,
     needs: Needs = Needs(),  # noqa: B008  an immutable tuple
     projected: bool = False,
+    over_tokens: Callable[[Tensor, Tensor], Tensor] = torch.mm,
 ) -> Gradients:
     """Return the gradients of one direction of one layer, from those of its outputs.
 
@@ -161,6 +163,7 @@ def backward(
         lengths: As given to `forward`.
         needs: Which gradients to compute; products for others are skipped.
         projected: As given to `forward`; the gradient of x is then that of the products.
+        over_tokens: Makes the products that go over all tokens, which are those of the weights' gradients.
     """
     reading = Reading.of(x, lengths, reverse)
     dh = _hidden_gradient(reading, y, dy, dh_n)
@@ -175,7 +178,7 @@ def backward(
         dx,
         _initial_hidden_gradient(reading, weights, dz, dh_n, h0) if needs.state else None,
         dc0.to(c0.dtype) if needs.state else None,
-        _weight_gradients(reading, x, h0, weights, y, kept, dz, dh)
+        _weight_gradients(reading, x, h0, weights, y, kept, dz, dh, over_tokens)
         if needs.weights
         else (None,) * len(weights.tensors()),
     )
@@ -305,17 +308,18 @@ def _weight_gradients(
     kept: Kept,
     dz: Tensor,
     dh: Tensor,
+    over_tokens: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, ...]:
     of_gates = dz.flatten(0, 1)
     h = _previous(reading.turned(y), reading.started(h0))
     gradients = [
-        torch.mm(of_gates.t(), _read(reading, x).flatten(0, 1)),
-        torch.mm(of_gates.t(), reading.masked(h).flatten(0, 1)),
+        over_tokens(of_gates.t(), _read(reading, x).flatten(0, 1)),
+        over_tokens(of_gates.t(), reading.masked(h).flatten(0, 1)),
     ]
     if weights.b_ih is not None:
         of_bias = of_gates.sum(0)
         gradients += [of_bias, of_bias.clone()]
     if weights.w_hr is not None:
         m = lstm.hidden(kept.z, kept.c).to(x.dtype)
-        gradients.append(torch.mm(dh.flatten(0, 1).t(), reading.masked(m).flatten(0, 1)))
+        gradients.append(over_tokens(dh.flatten(0, 1).t(), reading.masked(m).flatten(0, 1)))
     return tuple(gradients)

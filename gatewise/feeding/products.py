@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from gatewise.kernels.cuda import deep_products
+
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
     """Write the product of two matrices, or add it to what is there; without rounding in between where PyTorch can.
@@ -18,7 +20,12 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         add: Whether to add.
     """
     assert left.dtype == right.dtype
-    if left.dtype == out.dtype:
+    first, *others = deep_products.parts(left, right)
+    if others:
+        multiply(*first, out, add=add)
+        for factors in others:
+            multiply(*factors, out, add=True)
+    elif left.dtype == out.dtype:
         torch.addmm(out, left, right, out=out) if add else torch.mm(left, right, out=out)
     elif left.is_cuda and out.dtype == torch.float32 and widens():
         if add:

@@ -18,6 +18,7 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
@@ -189,6 +190,7 @@ def _layer_backward(
             lengths=layer.lengths,
             needs=needs,
             projected=products is not None,
+            over_tokens=deep_products.mm if layer.x.is_cuda else torch.mm,
         )
         for direction, weights in enumerate(layer.weights)
     ]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import history, operands, products
 from gatewise.kernels.persistent.operands import Operand, states_before
@@ -194,9 +195,9 @@ def write_biases(call: Call, sums: Tensor) -> None:
 def _add(total: Tensor, left: Tensor, right: Tensor, *, begun: bool) -> None:
     """Add a product to what was begun, or begin with it."""
     if begun:
-        total.addmm_(left, right)
+        deep_products.addmm(total, left, right)
     else:
-        torch.mm(left, right, out=total)
+        deep_products.mm(left, right, total)
 
 
 def totals_of(into: LayerGradients, size: int, directions: int, scratch: Scratch | None) -> tuple[Tensor | None, ...]:

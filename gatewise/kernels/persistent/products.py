@@ -13,6 +13,7 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.long_products import Factors, in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
@@ -227,10 +228,10 @@ def multiply(products: Sequence[Product], size: int, scratch: Scratch, *, as_bat
     batch = [stack for stack in stacks if stack is not None]
     if as_batch and whole and len(products) == 2 and len(batch) == len(stacks):
         left, right, into = batch
-        into.baddbmm_(left, right) if products[0].adds else torch.bmm(left, right, out=into)
+        deep_products.bmm(left, right, into, adds=products[0].adds)
         return
     for left, right, into, adds in products:
-        into.addmm_(left, right) if adds else _product(left, right, size, into, scratch)
+        deep_products.addmm(into, left, right) if adds else _product(left, right, size, into, scratch)
 
 
 def _as_batch(first: Tensor, *second: Tensor) -> Tensor | None:
@@ -258,9 +259,9 @@ def _product(
     whole = into.shape == (left.shape[0], right.shape[1])
     with scratch.frame():
         total = into if whole else scratch.new_empty(left.shape[0], right.shape[1])
-        torch.mm(left, right, out=total)
+        deep_products.mm(left, right, total)
         for pair in more:
-            total.addmm_(*pair)
+            deep_products.addmm(total, *pair)
         if not whole:
             gates_narrowed(total, size, into.shape[1], into)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
@@ -117,15 +118,15 @@ def _weight_gradients(
         before = history[:-1] if direction == 0 else history[1:]
         w_hh = torch.mm(backward_loop.first_steps(share, lengths, direction).t(), h0[direction])
         if time > 1:
-            w_hh.addmm_(later.t(), before.reshape((time - 1) * batch, -1))
-        gradients += [torch.mm(flat.t(), x), w_hh]
+            deep_products.addmm(w_hh, later.t(), before.reshape((time - 1) * batch, -1))
+        gradients += [deep_products.mm(flat.t(), x), w_hh]
         if problem.bias:
             # All rows at once take the library more scratch memory than the gradients themselves.
             own = share.sum(1, dtype=wide(share.dtype)).sum(0).to(share.dtype)
             gradients += [own, own.clone()]
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
-            gradients.append(torch.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))
+            gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))
     return tuple(gradients)
 
 
