@@ -2,10 +2,10 @@
 
 Where cuBLAS 12 and 13 divide the depth of a product among blocks, they can leave out what remains of the depth after
 whole blocks. On an H200 the gradient [256, 64] of recurrent weights over 1,441 steps of 8 rows, one product of 11,528
-terms, came out wrong by 1 to 8 percent in float16 and bfloat16 alike, as if the last step were missing; in two products,
-of 11,520 and of 8 terms, it was as exact as cuDNN's. (cuDNN makes the gradient of input weights in one.) So a product
-that is deep, of few tiles and not of whole blocks is made in two parts: first what remains, whose rounding is small
-beside the whole, then whole blocks, which are added to it.
+terms, came out wrong by 1 to 8 percent in float16 and bfloat16 alike, as if the last step were missing; in two
+products, of 11,520 and of 8 terms, it was as exact as cuDNN's. (cuDNN makes the gradient of input weights in one.) So a
+product that is deep, of few tiles and not of whole blocks is made in two parts: first what remains, whose rounding is
+small beside the whole, then whole blocks, which are added to it.
 """
 
 from __future__ import annotations
