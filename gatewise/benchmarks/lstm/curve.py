@@ -31,9 +31,9 @@ class Finding:
 
     Attributes:
         ours: The loss before each step.
-        theirs: That of nn.LSTM from the same weights.
-        allowed: How far apart they may be at each step: twice as far as nn.LSTM is from itself when it begins with
-            weights moved by one rounding, plus one rounding.
+        theirs: The loss of nn.LSTM from the same weights.
+        allowed: The distance between both that is allowed at each step: twice that of nn.LSTM from itself when it
+            begins with weights moved by one rounding, plus one rounding.
     """
 
     ours: Curve
@@ -82,9 +82,9 @@ def losses(side: Side, *, replayed: bool = False, nudge: float = 0.0, seed: int 
     """Train a side for a few steps and return its loss before each; its weights are as before afterwards.
 
     Args:
-        side: What is trained.
+        side: The layer to train.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: How far weights are moved before the first step, relative to each and in random directions.
+        nudge: The distance by which weights are moved before the first step, relative to each, in random directions.
         seed: The seed of those directions.
     """
     weights = list(side.module.parameters())

@@ -21,10 +21,10 @@ def run_case(case: Case, kinds: Sequence[str], steps: int, device: torch.device)
     """Train a case with nn.LSTM from several seeds, then on each kernel, and return a row for each kernel.
 
     Args:
-        case: What is trained.
+        case: The model and how it is trained.
         kinds: The names of kernels, "auto" or "lean".
         steps: The number of steps.
-        device: Where.
+        device: The device.
 
     Returns:
         Rows with the case, the kind, the losses of windows, the distance as `Verdict.worst`, what is wrong, and

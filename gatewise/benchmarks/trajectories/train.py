@@ -20,11 +20,11 @@ def train(case: Case, kind: str, seed: int, steps: int, device: torch.device) ->
     """Return the loss of each step; that of the first process where several train together.
 
     Args:
-        case: What is trained.
+        case: The model and how it is trained.
         kind: The layer, see `trajectories.layers.layer`.
         seed: The seed of weights, dropout and data.
         steps: The number of steps.
-        device: Where; of several processes, that of the first.
+        device: The device; with several processes, that of the first.
     """
     if case.processes == 1:
         return _train(case, kind, seed, steps, device)

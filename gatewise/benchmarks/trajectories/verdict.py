@@ -18,7 +18,7 @@ class Verdict:
 
     Attributes:
         worst: The largest distance from nn.LSTM with the same seed, as a share of the spread of its seeds there.
-        note: What is wrong; empty where nothing is.
+        note: The complaint; empty where nothing is wrong.
     """
 
     worst: float
