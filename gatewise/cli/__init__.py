@@ -17,7 +17,7 @@ class Command(NamedTuple):
         name: What is typed.
         module: Where its `app`, a `typer.Typer`, is.
         summary: Its line in the list of commands.
-        advice: What to do where there is too little memory, in a sentence.
+        advice: A sentence for users who have too little memory.
     """
 
     name: str

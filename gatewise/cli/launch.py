@@ -39,8 +39,8 @@ class Task:
         section: The section of the recipe that says what to learn from.
         paths: Its keys that are paths.
         named: What may stand there instead of a path.
-        files: What a run writes in its folder beside what every run writes there, as in `RunFolder`.
-        advice: What to do where there is too little memory, in a sentence.
+        files: The files that a run of this command writes beside those of every run, as attributes of `RunFolder`.
+        advice: A sentence for users who have too little memory.
     """
 
     name: str

@@ -15,7 +15,7 @@ def check_numbers(command: Any) -> None:
     """Let each option and argument of a command, and of those below it, refuse what is infinite, NaN, or not 64 bits.
 
     Args:
-        command: What `typer.main.get_command` returns.
+        command: A command, as `typer.main.get_command` returns it.
     """
     for inner in getattr(command, "commands", {}).values():
         check_numbers(inner)

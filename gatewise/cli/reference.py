@@ -40,14 +40,14 @@ def on_reference(model: nn.Module) -> Iterator[None]:
 
 
 def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFolder, processes: Processes) -> Reference:
-    """Return what `gatewise.training.fit` repeats a step on that was not finite.
+    """Return the reference on which `gatewise.training.fit` repeats a step that was not finite.
 
     Args:
         task: The command under `gatewise train`.
-        model: What is trained.
-        decision: Which kernel runs its longest sequences.
-        folder: Of the run.
-        processes: Who trains.
+        model: The model that is trained.
+        decision: The decision about its longest sequences.
+        folder: The folder of the run.
+        processes: The processes that train together.
     """
     able = sorted((each for each in decision.verdicts if each.accepted), key=lambda each: each.seconds or 0.0)
     other = next((each.kernel for each in able if each.kernel != decision.chosen), REFERENCE.name)
@@ -78,13 +78,13 @@ def loss_on_test_data(
     """Return the loss of a trained model on the test data.
 
     Args:
-        model: With the best weights.
+        model: The model with the best weights.
         batches: The test data.
-        options: How it was trained.
-        folder: Of the run.
-        processes: Who evaluates.
+        options: The options of its training.
+        folder: The folder of the run.
+        processes: The processes that evaluate together.
         reference: See `reference_of`.
-        facts: What was saved beside the weights.
+        facts: The facts that were saved beside the weights.
 
     Raises:
         NotFinite: The loss is not finite; the error says why.

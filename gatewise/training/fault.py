@@ -62,9 +62,9 @@ class Inquiry:
     """Finds out why a step was not finite.
 
     Attributes:
-        model: What is trained, with the weights that the step began with.
-        processes: Who trains.
-        options: How.
+        model: The model, with the weights that the step began with.
+        processes: The processes that train together.
+        options: The options of the training.
         reference: What a step is repeated on; None where there is no second implementation.
         report: The file that a fault is written to.
         facts: What the report says of the model and the run: JSON values.

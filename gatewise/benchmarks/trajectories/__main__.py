@@ -16,6 +16,8 @@ import torch
 from gatewise.benchmarks.record import Run
 from gatewise.benchmarks.trajectories.cases import CASES, Case
 from gatewise.benchmarks.trajectories.run import run_case
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import COUNT
 from gatewise.files import append_line
 
 _KINDS = ("auto", "persistent", "stepwise", "cudnn", "aten", "eager", "lean")
@@ -23,7 +25,7 @@ _KINDS = ("auto", "persistent", "stepwise", "cudnn", "aten", "eager", "lean")
 
 def main(arguments: list[str] | None = None) -> int:
     """Train every case; return 1 if a loss leaves the spread of nn.LSTM's."""
-    given = _parser().parse_args(arguments)
+    given = _parsed(arguments)
     device = torch.device(given.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else given.processes
     cases = [case for case in CASES if not given.case or case.name in given.case]
@@ -43,6 +45,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{case.name:24} not run: it takes {case.processes} GPUs, and there are {gpus}")
     print(f"{len(cases)} models in {time.monotonic() - began:.0f} s, {wrong} trajectories wrong")
     return 1 if wrong else 0
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.case or ()) - {case.name for case in CASES})
+    try:
+        for name in ("steps", "jobs", "processes"):
+            COUNT.check(f"--{name}", getattr(given, name))
+        if unknown:
+            raise ArgumentError(sentence("--case", f"one of {', '.join(case.name for case in CASES)}", unknown[0]))
+    except ArgumentError as error:
+        parser.error(str(error))
+    return given
 
 
 def _each(cases: list[Case], given: argparse.Namespace, device: torch.device):  # noqa: ANN202

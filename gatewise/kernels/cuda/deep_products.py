@@ -1,11 +1,11 @@
 """Products in 16 bits over many tokens, which cuBLAS does not always make to the end.
 
 Where cuBLAS 12 and 13 divide the depth of a product among blocks, they can leave out what remains of the depth after
-whole blocks. On an H200 the gradient [256, 64] of recurrent weights over 1,441 steps of 8 rows, one product of 11,528
-terms, came out wrong by 1 to 8 percent in float16 and bfloat16 alike, as if the last step were missing; in two
-products, of 11,520 and of 8 terms, it was as exact as cuDNN's. (cuDNN makes the gradient of input weights in one.) So a
-product that is deep, of few tiles and not of whole blocks is made in two parts: first what remains, whose rounding is
-small beside the whole, then whole blocks, which are added to it.
+whole blocks. A trial on an H100 over 1,441 steps of 8 rows (the failure in `benchmarks/results/trials.jsonl`) had
+gradients of weights that were 4 percent wrong, as if the last step of 8 terms were missing from one product of 11,528;
+where another kernel made it in two, of 11,520 and of 8 terms, it was right. So a product that is deep, of few tiles and
+not of whole blocks is made in two parts: first what remains, whose rounding is small beside the whole, then whole
+blocks, which are added to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 
 _BLOCK = 128  # terms; cuBLAS takes blocks of 64 or of 128
 _DEEP = 2048  # terms from which it may divide them
-_TILE, _MANY_TILES = 128, 132  # rows and columns of a tile; with as many tiles as multiprocessors nothing is divided
+_TILE = 128  # rows and columns of a tile
+_MANY_TILES = 256  # with more tiles than a GPU has multiprocessors nothing is divided
 
 
 def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:

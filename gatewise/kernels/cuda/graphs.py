@@ -3,7 +3,7 @@
 A training loop asks PyTorch's allocator for the same memory in the same order in every step, and is given the same
 addresses. Work that is a function of addresses alone can then be launched as it was recorded, at the CPU time of one
 launch: on an H100 the eager training cells of `gatewise bench lstm` take 2.2 times as long without it in bfloat16, 1.8
-times in TF32. A call whose addresses are new issues its launches one by one.
+times in TF32 (`benchmarks/results/recordings.jsonl`). A call whose addresses are new issues its launches one by one.
 
 A recording is the list of its launches with their arguments; it holds no values. It would be stale if anything were
 different now that those arguments depend on, and this is how each of them is known:

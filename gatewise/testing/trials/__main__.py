@@ -12,15 +12,24 @@ from pathlib import Path
 import torch
 
 from gatewise._version import __version__
+from gatewise.contract.errors import ArgumentError
+from gatewise.contract.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SEED
 from gatewise.files import append_line
 from gatewise.testing.trials.session import Tally, run_session
 
 _MOST_SHOWN = 5
+_RANGES = {
+    "seconds": POSITIVE,
+    "most": COUNT_OR_NONE,
+    "seed": SEED,
+    "processes": COUNT,
+    "show": COUNT_OR_NONE,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run trials; return 1 if any was wrong, 0 otherwise."""
-    given = _parser().parse_args(arguments)
+    given = _parsed(arguments)
     began = time.monotonic()
     tally = run_session(given.device, given.seed, given.seconds, given.most, given.processes)
     for program, said in tally.wrong[: given.show]:
@@ -33,6 +42,17 @@ def main(arguments: list[str] | None = None) -> int:
         seeds = [given.seed, given.seed + given.processes - 1]
         _append(given.record, given.device, given.commit, seeds, time.monotonic() - began, tally)
     return 1 if tally.wrong else 0
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        for name, rule in _RANGES.items():
+            rule.check(f"--{name}", getattr(given, name))
+    except ArgumentError as error:
+        parser.error(str(error))
+    return given
 
 
 def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: float, tally: Tally) -> None:

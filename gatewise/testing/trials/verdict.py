@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gatewise.contract.saved import InputGradients, Result
 from gatewise.testing.budgets import budgets, named, relative_error
 from gatewise.testing.oracle import oracle
 from gatewise.testing.trials.call import Found, rounding_of
@@ -14,6 +16,7 @@ from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import Asked
 
 _TF32_UNIT = 2.0**-11  # the most that rounding an operand to TF32 moves it, relative to its size
+_OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
 _CERTAIN = 8  # nudges of the budget of a tensor that exceeds the first one
 
 
@@ -26,6 +29,7 @@ class Judge:
     def __init__(self, setting: Setting, asked: Asked) -> None:
         self._setting, self._asked = setting, asked
         self._masks: tuple[Tensor, ...] | None = None
+        self._reference: tuple[Result, InputGradients | None] | None = None
         self._exact: dict[str, Tensor] = {}
         self._allowed: dict[str, float] = {}
         self._nudges = 0
@@ -37,13 +41,19 @@ class Judge:
             self._prepare(masks)
         there = named(self._asked.problem, result, gradients)
         errors = {name: relative_error(value, self._exact[name]) for name, value in there.items()}
+        missing = [name for name in _wanted(self._setting, list(self._exact)) if name not in there]
         wrong = self._beyond(errors, there)
         if wrong and self._nudges < _CERTAIN and any(math.isfinite(errors[name]) for name in wrong):
             self._allow(_CERTAIN)
             wrong = self._beyond(errors, there)
         lines = [f"{name}: {_said(errors[name], there[name], allowed)}" for name, allowed in wrong.items()]
-        shapes = {name: value for name, value in there.items() if value.shape != self._exact[name].shape}
-        return lines + [f"{name}: shape {list(value.shape)}" for name, value in shapes.items()]
+        lines += [f"{name}: missing" for name in missing]
+        for name, value in there.items():
+            dtype = self._setting.computes_in if name in _OUTPUTS else getattr(torch, self._setting.dtype)
+            if value.shape != self._exact[name].shape or value.dtype != dtype:
+                expected = f"{list(self._exact[name].shape)} {dtype}"
+                lines.append(f"{name}: {list(value.shape)} {value.dtype}, expected {expected}")
+        return lines
 
     def _beyond(self, errors: dict[str, float], found: dict[str, Tensor]) -> dict[str, float]:
         """Return the budget of each tensor whose error is larger."""
@@ -54,13 +64,14 @@ class Judge:
         self._masks = masks
         self._asked = self._asked._replace(inputs=self._asked.inputs._replace(masks=masks))
         problem, inputs, above, _ = self._asked
-        self._plain = oracle(problem, inputs, above, self._setting.device)
-        self._exact = named(problem, *self._asked.to_user(*self._plain))
+        self._reference = oracle(problem, inputs, above, self._setting.device)
+        self._exact = named(problem, *self._asked.to_user(*self._reference))
         self._allow(1)
 
     def _allow(self, nudges: int) -> None:
         problem, inputs, above, _ = self._asked
-        plain = named(problem, *self._plain)
+        assert self._reference is not None
+        plain = named(problem, *self._reference)
         with rounding_of(self._setting), torch.enable_grad():
             # Where TF32 is allowed cuDNN does not round everywhere: it has algorithms of its own for small sizes.
             self._allowed = budgets(
@@ -74,6 +85,22 @@ class Judge:
                 step=_TF32_UNIT if problem.allow_tf32 else None,
             )
         self._nudges = nudges
+
+
+def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
+    """Return the names of what a call must give, of those that a reference gives: outputs, x, states, weights."""
+    if not setting.training:
+        return list(_OUTPUTS)
+    weights = names[len(_OUTPUTS) + len(_STATES) + 1 :]
+    if setting.mode == "explicit":
+        states, learned = list(_STATES), list(weights)
+    else:
+        states = list(_STATES) if setting.states == "learned" else []
+        learned = list(weights[: max(0, len(weights) - setting.frozen)])
+        if not {"y", "h", "sum"} & set(setting.above.split()):
+            # The projection of the last step does not reach the cell states.
+            learned = [name for name in learned if not name.startswith("dweight_hr")]
+    return [*_OUTPUTS, *(["dx"] if setting.x_learned else []), *states, *learned]
 
 
 def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:

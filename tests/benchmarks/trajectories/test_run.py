@@ -85,3 +85,10 @@ def test_the_command_records_every_trajectory(tmp_path, capsys, monkeypatch):
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert [row["kind"] for row in rows] == ["nn.LSTM", "eager", "persistent"]
     assert len(rows[0]["losses"]) == 3
+
+
+@pytest.mark.parametrize("given", [["--steps", "0"], ["--jobs", "0"], ["--case", "nobody"]])
+def test_what_is_out_of_range_is_refused_by_name(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", *given])
+    assert f"`{given[0]}` must be" in capsys.readouterr().err

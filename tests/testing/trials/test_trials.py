@@ -69,6 +69,20 @@ def test_a_result_with_a_nan_is_wrong(changed):
         trial(Setting(hidden_size=4, kernel="eager"))
 
 
+def test_a_gradient_that_is_left_out_is_wrong(monkeypatch):
+    original = type(eager).backward
+    left_out = lambda self, *given: original(self, *given)._replace(x=None)  # noqa: E731
+    monkeypatch.setattr(type(eager), "backward", left_out)
+    with pytest.raises(Wrong, match="dx: missing"):
+        trial(Setting(time=3, hidden_size=4, kernel="eager"))
+
+
+def test_a_result_of_another_dtype_is_wrong(changed):
+    changed(lambda result, problem, inputs: result._replace(y=result.y.double()))
+    with pytest.raises(Wrong, match=r"y: .* torch.float64, expected .* torch.float32"):
+        trial(Setting(time=3, hidden_size=4, kernel="eager", mode="no_grad"))
+
+
 def test_what_is_stale_after_values_change_is_wrong(changed):
     seen = {}
 
@@ -129,3 +143,12 @@ def test_the_command_counts_and_records(tmp_path, capsys):
     assert main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
     assert "3 settings, 0 wrong" in capsys.readouterr().out
     assert record.read_text().count('"wrong": 0') == 1
+
+
+@pytest.mark.parametrize("given", [["--seconds", "nan"], ["--processes", "0"], ["--most", "-1"], ["--seed", "-1"]])
+def test_numbers_out_of_range_are_refused_by_name(given, capsys):
+    from gatewise.testing.trials.__main__ import main
+
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", *given])
+    assert f"`{given[0]}` must be" in capsys.readouterr().err
