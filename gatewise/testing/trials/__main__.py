@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\nWrong:\n  {said}\n\n{program}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items()))
     print(
-        f"{tally.tried} settings, {len(tally.wrong)} wrong, {tally.refused} refused by the kernel they name ({kinds})"
+        f"{tally.tried} settings, {len(tally.wrong)} wrong, {tally.refused} refused by the kernel they name, "
+        f"{tally.unjudged} tensors in which PyTorch's own error is infinite ({kinds})"
     )
     if given.record is not None:
         seeds = [given.seed, given.seed + given.processes - 1]
@@ -59,6 +60,7 @@ def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: flo
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "devices": min(seeds[1] - seeds[0] + 1, torch.cuda.device_count()) if device == "cuda" else 1,
         "gatewise": __version__,
         "torch": torch.__version__,
         "commit": commit,
@@ -67,6 +69,7 @@ def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: flo
         "settings": tally.tried,
         "wrong": len(tally.wrong),
         "refused": tally.refused,
+        "unjudged": tally.unjudged,
         "kinds": dict(sorted(tally.kinds.items())),
         "failures": [said for _, said in tally.wrong],
     }

@@ -48,11 +48,13 @@ class Outcome(NamedTuple):
         setting: The setting.
         lines: What is wrong, one line each; empty where nothing is.
         refused: Whether nothing was tried.
+        unjudged: The number of tensors that could not be judged, because PyTorch's own error is infinite.
     """
 
     setting: Setting
     lines: tuple[str, ...] = ()
     refused: bool = False
+    unjudged: int = 0
 
     @property
     def kind(self) -> str:
@@ -72,6 +74,11 @@ class _Trial:
         self._call: Call = call_of(setting, self._tensors)
         self._pending: list = []
         self.left = setting.calls
+
+    @property
+    def unjudged(self) -> int:
+        """The number of tensors of the last call that could not be judged."""
+        return self._judge.unjudged
 
     def step(self) -> list[str]:
         """Make one call, or one pass of it; return what is wrong."""
@@ -140,7 +147,9 @@ def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
         for number, own in running.items():
             if number not in found and own.left:
                 tried(number, own.step)
-    return [found.get(number, Outcome(setting)) for number, setting in enumerate(settings)]
+    for number in running.keys() - found.keys():
+        found[number] = Outcome(settings[number], unjudged=running[number].unjudged)
+    return [found[number] for number in range(len(settings))]
 
 
 def _said(error: BaseException) -> str:

@@ -31,12 +31,14 @@ class Tally:
     Attributes:
         tried: The number of settings that were tried.
         refused: The number of settings whose named kernel refused them.
+        unjudged: The number of tensors that could not be judged, because PyTorch's own error is infinite.
         kinds: How many settings had which mode and kernel.
         wrong: For each failure, a program that shows it, as small as it could be made, and what was drawn and found.
     """
 
     tried: int = 0
     refused: int = 0
+    unjudged: int = 0
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
@@ -44,6 +46,7 @@ class Tally:
         """Add the tally of another process."""
         self.tried += other.tried
         self.refused += other.refused
+        self.unjudged += other.unjudged
         self.kinds += other.kinds
         self.wrong += other.wrong
 
@@ -56,7 +59,7 @@ def run_session(device: str, seed: int, seconds: float, most: int, processes: in
         seed: The seed of the first process; each further one has the next.
         seconds: The time after which no setting is begun.
         most: The number of settings of all processes after which none is begun; 0 for any number.
-        processes: The number of processes; one is this process.
+        processes: The number of processes; one is this process. They are spread over the GPUs.
     """
     each = -(-most // processes)
     if processes == 1:
@@ -71,6 +74,8 @@ def run_session(device: str, seed: int, seconds: float, most: int, processes: in
 
 def _worker(device: str, seed: int, seconds: float, most: int, family: int) -> Tally:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device((seed - family) % torch.cuda.device_count())
     tally = Tally()
     with _process_group(device):
         for outcome in trials(device, seed, seconds, most, family):
@@ -85,6 +90,7 @@ def _count(tally: Tally, outcome: Outcome) -> None:
         tally.refused += 1
         return
     tally.tried += 1
+    tally.unjudged += outcome.unjudged
     tally.kinds.update([f"mode {outcome.setting.mode}", f"kernel {outcome.setting.kernel}"])
     if outcome.lines:
         said = f"{outcome.setting}: {_short(outcome.lines)}"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gatewise.kernels.eager import eager
-from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials
+from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials, verdict
+from gatewise.testing.trials.run import outcomes_of
 from gatewise.testing.trials.session import run_session
 
 SEEDS = range(6)
@@ -127,6 +128,43 @@ def test_a_failure_is_made_as_small_as_it_can_be(changed):
 
     assert fails(large)
     assert shrunk(large, fails) == Setting(hidden_size=4, kernel="eager", calls=1)
+
+
+@pytest.fixture
+def budgets_of(monkeypatch):
+    """Let budgets be multiplied by a function of their number of nudges; return the numbers that were asked for."""
+    original, asked = verdict.budgets, []
+
+    def install(factor):
+        def budgets(*given, nudges, **options):
+            asked.append(nudges)
+            found = original(*given, nudges=nudges, **options)
+            return {name: allowed * factor(nudges) for name, allowed in found.items()}
+
+        monkeypatch.setattr(verdict, "budgets", budgets)
+        return asked
+
+    return install
+
+
+def test_what_exceeds_a_budget_is_held_to_one_of_more_nudges(budgets_of):
+    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", above="y h c")
+    asked = budgets_of(lambda nudges: float(nudges > 0))
+    trial(setting)
+    assert asked == [0, 1]
+    asked.clear()
+    budgets_of(lambda nudges: 0.0)
+    with pytest.raises(Wrong, match="call 1: y: relative error"):
+        trial(setting)
+    assert asked == [0, 1, 8]
+
+
+def test_tensors_that_cannot_be_judged_are_counted(budgets_of):
+    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", states="learned", above="y h c")
+    assert [outcome.unjudged for outcome in outcomes_of([setting])] == [0]
+    budgets_of(lambda nudges: float("inf"))
+    (outcome,) = outcomes_of([setting])
+    assert outcome.unjudged == len(["y", "h_n", "c_n", "dx", "dh0", "dc0"]) + 4
 
 
 def test_the_program_that_is_printed_shows_the_failure(tmp_path):
