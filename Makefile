@@ -72,6 +72,9 @@ sanitize: $(DEV_READY) ## small cases under compute-sanitizer, which comes with 
 	for tool in memcheck racecheck; do \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --report-api-errors no --error-exitcode 1 \
 			--kernel-name-exclude kns=at:: $(RUN) tests/kernels/small_cases.py || exit 1; done
+	# initcheck counts as written only what kernels write that it watches, so that it has to watch PyTorch's too.
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 1 \
+		$(RUN) tests/kernels/small_cases.py
 
 bench: $(TRAIN_READY) ## the classic table: words per second of a language model, one row per way to compute it
 	$(RUN) -m gatewise bench lm

@@ -32,15 +32,32 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
         value: Any float dtype, any device.
         exact: The oracle's, same shape; the error is computed on its device.
     """
-    exact = exact.detach().to(torch.float64)
+    return relative_errors({"": value}, {"": exact})[""]
+
+
+def relative_errors(values: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the relative error of each of several tensors, waiting for the device only once.
+
+    Args:
+        values: Tensors by name, as in `relative_error`.
+        exact: The oracle's of at least these names, all on the same device.
+    """
+    if not values:
+        return {}
+    errors = torch.stack([_error(value, exact[name].detach()) for name, value in values.items()])
+    return dict(zip(values, errors.tolist(), strict=True))
+
+
+def _error(value: Tensor, exact: Tensor) -> Tensor:
+    exact = exact.to(torch.float64)
+    infinite = exact.new_full((), float("inf"))
+    if value.shape != exact.shape:
+        return infinite
     value = value.detach().to(exact.device, torch.float64)
-    if value.shape != exact.shape or not torch.equal(value.isnan(), exact.isnan()):
-        return float("inf")
     difference = torch.where(value == exact, 0.0, value - exact).nan_to_num(nan=0.0, posinf=float("inf"))
-    error, size = difference.norm().item(), exact.nan_to_num(nan=0.0).norm().item()
-    if error == 0:
-        return 0.0
-    return error / size if size > 0 else float("inf")
+    error, size = difference.norm(), exact.nan_to_num(nan=0.0).norm()
+    relative = torch.where(error == 0, 0.0, torch.where(size > 0, error / size, infinite))
+    return torch.where((value.isnan() != exact.isnan()).any(), infinite, relative)
 
 
 def named(problem: Problem, result: Result, gradients: InputGradients | None = None) -> dict[str, Tensor]:
@@ -91,9 +108,10 @@ def budgets(
         moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, step, draw, oracles)
         there = exact if draw == 0 else named(problem, *oracle(problem, *moved, device=oracles))
         theirs = named(problem, *reference(problem, *moved, dtype=precision, device=device))
-        for name, value in exact.items():
-            errors[name] = max(errors[name], scale * relative_error(theirs[name], there[name]))
-            bands[name] = max(bands[name], scale * relative_error(there[name], value))
+        of_theirs, of_oracle = relative_errors(theirs, there), relative_errors(there, exact)
+        for name in exact:
+            errors[name] = max(errors[name], scale * of_theirs[name])
+            bands[name] = max(bands[name], scale * of_oracle[name])
     return {name: 2 * (errors[name] + bands[name] + unit) for name in exact}
 
 

@@ -7,9 +7,11 @@ import json
 import sys
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,13 +63,19 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def _each(cases: list[Case], given: argparse.Namespace, device: torch.device):  # noqa: ANN202
-    tasks = [(case, given.kind or _KINDS, given.steps, device) for case in cases]
+def _each(cases: list[Case], given: argparse.Namespace, device: torch.device) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each case when it is done; cases beside each other are spread over the GPUs."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" and given.jobs > 1 else 1
+    devices = [torch.device(device.type, number) for number in range(gpus)] if gpus > 1 else [device]
+    tasks = [
+        (case, given.kind or _KINDS, given.steps, devices[number % len(devices)]) for number, case in enumerate(cases)
+    ]
     if given.jobs == 1:
         yield from (run_case(*task) for task in tasks)
         return
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_case, *zip(*tasks, strict=True))
+        for done in as_completed([pool.submit(run_case, *task) for task in tasks]):
+            yield done.result()
 
 
 def _described(about: Run) -> dict[str, object]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.saved import InputGradients, Result
-from gatewise.testing.budgets import budgets, named, relative_error
+from gatewise.testing.budgets import budgets, named, relative_errors
 from gatewise.testing.oracle import oracle
 from gatewise.testing.trials.call import Found, rounding_of
 from gatewise.testing.trials.setting import Setting
@@ -31,6 +31,7 @@ class Judge:
         self._masks: tuple[Tensor, ...] | None = None
         self._reference: tuple[Result, InputGradients | None] | None = None
         self._exact: dict[str, Tensor] = {}
+        self._sizes: dict[str, float] = {}
         self._allowed: dict[str, float] = {}
         self._nudges = 0
 
@@ -40,7 +41,7 @@ class Judge:
         if self._masks is None or not _equal(masks, self._masks):
             self._prepare(masks)
         there = named(self._asked.problem, result, gradients)
-        errors = {name: relative_error(value, self._exact[name]) for name, value in there.items()}
+        errors = relative_errors(there, self._exact)
         missing = [name for name in _wanted(self._setting, list(self._exact)) if name not in there]
         wrong = self._beyond(errors, there)
         for nudges in _NUDGES:
@@ -63,7 +64,7 @@ class Judge:
 
     def _beyond(self, errors: dict[str, float], found: dict[str, Tensor]) -> dict[str, float]:
         """Return the budget of each tensor whose error is larger."""
-        budget = {name: self._allowed[name] + _underflow(found[name], self._exact[name]) for name in errors}
+        budget = {name: self._allowed[name] + _underflow(value, self._sizes[name]) for name, value in found.items()}
         return {name: allowed for name, allowed in budget.items() if not errors[name] <= allowed}
 
     def _prepare(self, masks: tuple[Tensor, ...]) -> None:
@@ -72,6 +73,8 @@ class Judge:
         problem, inputs, above, _ = self._asked
         self._reference = oracle(problem, inputs, above, self._setting.device)
         self._exact = named(problem, *self._asked.to_user(*self._reference))
+        sizes = torch.stack([value.nan_to_num(nan=0.0).norm() for value in self._exact.values()])
+        self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
         self._allow(_NUDGES[0])
 
     def _allow(self, nudges: int) -> None:
@@ -113,10 +116,10 @@ def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     return len(masks) == len(others) and all(map(torch.equal, masks, others))
 
 
-def _underflow(found: Tensor, exact: Tensor) -> float:
-    """Return the error that rounding to the spacing of a dtype's smallest numbers may make, relative to a tensor."""
-    numbers, size = torch.finfo(found.dtype), float(exact.nan_to_num(nan=0.0).norm())
-    return numbers.smallest_normal * numbers.eps * exact.numel() ** 0.5 / size if size else 0.0
+def _underflow(found: Tensor, size: float) -> float:
+    """Return the error that rounding to the spacing of a dtype's smallest numbers may make, relative to a norm."""
+    numbers = torch.finfo(found.dtype)
+    return numbers.smallest_normal * numbers.eps * found.numel() ** 0.5 / size if size else 0.0
 
 
 def _said(error: float, value: Tensor, allowed: float) -> str:

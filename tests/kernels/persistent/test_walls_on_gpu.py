@@ -18,12 +18,26 @@ def test_the_sizes_have_blocks_whose_units_are_not_all_the_layers():
     assert sum(cut is not None and size % cut.units == 0 and size % 8 > 0 for size, cut in cuts) >= 2
 
 
+def sizes_that_fit(number, device):
+    number_of_bytes, exact = 4 if number in ("float32", "exact") else 2, number == "exact"
+
+    def fits(size, backward):
+        return plan.tiling(size, 20, 1, device, backward, number_of_bytes, exact) is not None
+
+    return [size for size in SIZES if fits(size, False) and fits(size, True)]
+
+
+def test_weights_of_nearly_all_sizes_fit_on_a_chip():
+    assert [sizes_that_fit(number, Device.named("h200")) for number in NUMBERS[:3]] == [list(SIZES)] * 3
+    assert set(SIZES) - set(sizes_that_fit("exact", Device.named("h200"))) == {1499, 1500}
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_nothing_beyond_a_tensor_is_read(number):
     dtype = "float32" if number == "exact" else number
-    for hidden in SIZES:
+    for hidden in sizes_that_fit(number, Device.probe(torch.device("cuda"))):
         trial(
             Setting(
                 time=3,
