@@ -111,8 +111,8 @@ class LSTM(nn.Module):
             shapes = self._shapes_of_layer(index // (1 + self.bidirectional))
             for name, shape in zip(names, shapes, strict=True):
                 self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-        self.flatten_parameters()
         self.reset_parameters()
+        self.flatten_parameters()  # it copies, so values come first
 
     def forward(
         self,

@@ -1,24 +1,58 @@
 """Products in 16 bits over many tokens, which cuBLAS does not always make to the end.
 
-Where cuBLAS 12 and 13 divide the depth of a product among blocks, they can leave out what remains of the depth after
-whole blocks. A trial on an H100 over 1,441 steps of 8 rows (the failure in `benchmarks/results/trials.jsonl`) had
-gradients of weights that were 4 percent wrong, as if the last step of 8 terms were missing from one product of 11,528;
-where another kernel made it in two, of 11,520 and of 8 terms, it was right. So a product that is deep, of few tiles and
-not of whole blocks is made in two parts: first what remains, whose rounding is small beside the whole, then whole
-blocks, which are added to it.
+Where the tiles of a product are fewer than the multiprocessors, cuBLAS divides its depth, in blocks of 64 terms, into
+parts of equal length. Where one block is left over it can be left out: with 1,441 steps of 8 rows the gradient of the
+weights lacked 8 of 11,528 terms and was 4 percent wrong. `benchmarks/deep_products.py` looks for such products; in all
+that it found on an H200 (cuBLAS of CUDA 13.0), the number of blocks less one was a multiple of a number of parts that
+leaves the GPU room for all tiles. So a product of such a depth is made in two: first the last terms, whose rounding is
+small beside the whole, then those before, in a number of blocks that no number of parts divides with one left over.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
-_BLOCK = 128  # terms; cuBLAS takes blocks of 64 or of 128
-_DEEP = 2048  # terms from which it may divide them
-_TILE = 128  # rows and columns of a tile
-_MANY_TILES = 256  # with more tiles than a GPU has multiprocessors nothing is divided
+from gatewise.contract.device import Device
+
+BLOCK = 64  # terms
+DEEP = 2048  # terms; no shallower product has been seen to be wrong
+_TILE = (256, 128)  # rows and columns of the largest tile, or columns and rows
+_LEAST_BLOCKS = 8  # of a part; 24 is the least that has been seen
+
+
+@functools.lru_cache(maxsize=4096)
+def depths(rows: int, depth: int, columns: int, multiprocessors: int) -> tuple[int, ...]:
+    """Return the depths of products that the library makes whole and that add up to one in 16 bits, the last one first.
+
+    Args:
+        rows: Of the result.
+        depth: The number of terms of each value.
+        columns: Of the result.
+        multiprocessors: The GPU's number of multiprocessors.
+    """
+    if depth < DEEP:
+        return (depth,)
+    most = multiprocessors // _fewest_tiles(rows, columns)
+    if _is_whole(math.ceil(depth / BLOCK), most):
+        return (depth,)
+    blocks = depth // BLOCK
+    while not _is_whole(blocks, most):
+        blocks -= 1
+    rest = depth - blocks * BLOCK
+    return (*(depths(rows, rest, columns, multiprocessors) if rest else ()), blocks * BLOCK)
+
+
+def _fewest_tiles(rows: int, columns: int) -> int:
+    upright, across = _TILE, _TILE[::-1]
+    return min(math.ceil(rows / high) * math.ceil(columns / wide) for high, wide in (upright, across))
+
+
+def _is_whole(blocks: int, most: int) -> bool:
+    return all((blocks - 1) % parts for parts in range(2, min(most, (blocks - 1) // _LEAST_BLOCKS) + 1))
 
 
 def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -28,13 +62,14 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
         left: [..., M, K].
         right: [..., K, N].
     """
-    depth = left.shape[-1]
-    rest = depth % _BLOCK
-    tiles = math.ceil(left.shape[-2] / _TILE) * math.ceil(right.shape[-1] / _TILE)
-    if left.element_size() != 2 or depth < _DEEP or not rest or tiles >= _MANY_TILES:
+    if left.element_size() != 2 or left.device.type != "cuda":
         return [(left, right)]
-    whole = depth - rest
-    return [(left[..., whole:], right[..., whole:, :]), (left[..., :whole], right[..., :whole, :])]
+    multiprocessors = Device.probe(left.device).multiprocessors
+    found, end = [], left.shape[-1]
+    for depth in depths(left.shape[-2], end, right.shape[-1], multiprocessors):
+        found.append((left[..., end - depth : end], right[..., end - depth : end, :]))
+        end -= depth
+    return found
 
 
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class Judge:
         problem, inputs, above, _ = self._asked
         assert self._reference is not None
         plain = named(problem, *self._reference)
-        with rounding_of(self._setting), torch.enable_grad():
+        with rounding_of(self._setting), _operators_of(self._setting), torch.enable_grad():
             # Where TF32 is allowed cuDNN does not round everywhere: it has algorithms of its own for small sizes.
             self._allowed = budgets(
                 problem,
@@ -94,6 +95,17 @@ class Judge:
                 step=_TF32_UNIT if problem.allow_tf32 else None,
             )
         self._nudges = nudges
+
+
+@contextlib.contextmanager
+def _operators_of(setting: Setting) -> Iterator[None]:
+    """Let PyTorch compute without cuDNN in the block where the kernel is its own operators, which round more often."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and setting.kernel != "aten"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:

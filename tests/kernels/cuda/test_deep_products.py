@@ -1,5 +1,7 @@
 """Products over many tokens are made to the end, in parts that add up."""
 
+import random
+
 import pytest
 import torch
 
@@ -7,35 +9,63 @@ from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels import ALL
 from gatewise.kernels.cuda import deep_products
+from gatewise.kernels.cuda.deep_products import depths
 from tests.kernels.persistent.emulation import assert_agrees, emulate
 
+MULTIPROCESSORS = 132
 
-def factors(rows, depth, columns, dtype=torch.bfloat16):
-    return torch.empty(rows, depth, dtype=dtype, device="meta"), torch.empty(depth, columns, dtype=dtype, device="meta")
+# Sizes that were wrong by one block of 64 terms, or what there was of it, on an H200.
+WRONG = [
+    (32, 98176, 8),
+    (256, 11528, 64),
+    (64, 3073, 48),
+    (128, 5635, 96),
+    (384, 9859, 48),
+    (320, 113994, 256),
+    (768, 62660, 96),
+    (1536, 114762, 256),
+    (2600, 92740, 24),
+    (4096, 64515, 256),
+    (6000, 18435, 32),
+    (8, 83264, 1),
+]
 
 
-def depths(*given, **options):
-    return [left.shape[1] for left, _ in deep_products.parts(*factors(*given, **options))]
+@pytest.mark.parametrize("size", WRONG, ids=str)
+def test_a_depth_that_leaves_a_block_over_is_divided(size):
+    first, *others = depths(*size, MULTIPROCESSORS)
+    assert others
+    assert first + sum(others) == size[1]
+    assert all(len(depths(size[0], depth, size[2], MULTIPROCESSORS)) == 1 for depth in (first, *others))
 
 
 def test_what_remains_of_the_depth_comes_first():
-    assert depths(256, 11528, 64) == [8, 11520]
-    assert depths(256, 11528, 64, dtype=torch.float16) == [8, 11520]
-    assert depths(16, 2049, 4) == [1, 2048]
+    assert depths(256, 11528, 64, MULTIPROCESSORS) == (8, 11520)
+    assert depths(16, 2049, 4, MULTIPROCESSORS) == (1, 2048)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"),
+    "size",
     [
-        pytest.param((256, 11520, 64), {}, id="whole blocks"),
-        pytest.param((256, 2040, 64), {}, id="not deep"),
-        pytest.param((4096, 11528, 1024), {}, id="many tiles"),
-        pytest.param((256, 11528, 64), {"dtype": torch.float32}, id="float32"),
-        pytest.param((256, 11528, 64), {"dtype": torch.float64}, id="float64"),
+        pytest.param((256, 6272, 64), id="98 blocks: 97 is divided by nothing"),
+        pytest.param((256, 2047, 64), id="not deep"),
+        pytest.param((4096, 11528, 1024), id="a tile for nearly every multiprocessor"),
     ],
 )
-def test_other_products_are_made_at_once(sizes, options):
-    assert depths(*sizes, **options) == [sizes[1]]
+def test_other_products_are_made_at_once(size):
+    assert depths(*size, MULTIPROCESSORS) == (size[1],)
+
+
+def test_every_depth_is_covered_in_few_products():
+    found = [depths(8, depth, 8, MULTIPROCESSORS) for depth in range(2048, 300_000, 997)]
+    assert [sum(one) for one in found] == list(range(2048, 300_000, 997))
+    assert max(map(len, found)) <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_product_on_a_cpu_is_made_at_once(dtype):
+    left, right = torch.ones(32, 11528, dtype=dtype), torch.ones(11528, 8, dtype=dtype)
+    assert [one.shape for one in deep_products.parts(left, right)[0]] == [left.shape, right.shape]
 
 
 def close(found, left, right, start=0.0):
@@ -43,7 +73,13 @@ def close(found, left, right, start=0.0):
     assert float((found.double() - exact).norm() / exact.norm()) < 4e-3
 
 
-def test_the_parts_add_up_to_the_product():
+def in_halves(left, right):
+    whole = left.shape[-1] // 2
+    return [(left[..., whole:], right[..., whole:, :]), (left[..., :whole], right[..., :whole, :])]
+
+
+def test_the_parts_add_up_to_the_product(monkeypatch):
+    monkeypatch.setattr(deep_products, "parts", in_halves)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(2, *shape, generator=generator).bfloat16() for shape in ((12, 3000), (3000, 8)))
     close(deep_products.mm(left[0], right[0]), left[0], right[0])
@@ -72,27 +108,24 @@ def test_the_parts_add_up_to_the_product():
     ids=str,
 )
 def test_gradients_agree_when_every_product_is_parted(monkeypatch, options, lean):
-    def parts(left, right):
-        whole = left.shape[-1] // 2
-        return [(left[..., whole:], right[..., whole:, :]), (left[..., :whole], right[..., :whole, :])]
-
     emulate(monkeypatch)
-    monkeypatch.setattr(deep_products, "parts", parts)
+    monkeypatch.setattr(deep_products, "parts", in_halves)
     assert_agrees(Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=lean).replace(**options))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("depth", [2049, 4104, 11528, 16392, 50001])
-@pytest.mark.parametrize(("rows", "columns"), [(32, 8), (256, 64), (512, 128), (1024, 256), (2048, 512)])
-def test_every_term_is_counted_on_a_gpu(dtype, depth, rows, columns):
-    # Ones and zeros that 16 bits hold exactly: how many ones there are is the product.
-    ones = torch.zeros(depth, dtype=dtype, device="cuda")
-    ones[:: max(1, depth // 100)] = 1
-    ones[-1] = 1
-    left = ones.repeat(rows, 1).t().contiguous().t()
-    right = torch.ones(depth, columns, dtype=dtype, device="cuda")
-    assert bool((deep_products.mm(left, right) == int(ones.sum())).all())
+def test_every_term_is_counted_on_a_gpu(dtype):
+    generator = random.Random(0)
+    sizes = WRONG + [
+        (8 * 2 ** generator.randrange(9), int(2 ** generator.uniform(11, 17)), 2 ** generator.randrange(10))
+        for _ in range(500)
+    ]
+    for rows, depth, columns in sizes:
+        left = torch.ones(depth, rows, dtype=dtype, device="cuda").t()
+        right = torch.zeros(depth, columns, dtype=dtype, device="cuda")
+        right[-256:] = 1
+        assert bool((deep_products.mm(left, right) == 256).all()), (rows, depth, columns)
 
 
 @pytest.mark.gpu

@@ -159,6 +159,20 @@ def test_what_exceeds_a_budget_is_held_to_one_of_more_nudges(budgets_of):
     assert asked == [0, 1, 8]
 
 
+@pytest.mark.parametrize("kernel", ["aten", "eager"])
+def test_the_kernel_aten_is_held_to_pytorch_without_cudnn(monkeypatch, kernel):
+    original, found = verdict.budgets, []
+
+    def budgets(*given, **options):
+        found.append(torch.backends.cudnn.enabled)
+        return original(*given, **options)
+
+    monkeypatch.setattr(verdict, "budgets", budgets)
+    trial(Setting(time=2, kernel=kernel))
+    assert found[0] == (kernel != "aten")
+    assert torch.backends.cudnn.enabled
+
+
 def test_tensors_that_cannot_be_judged_are_counted(budgets_of):
     setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", states="learned", above="y h c")
     assert [outcome.unjudged for outcome in outcomes_of([setting])] == [0]
