@@ -22,6 +22,7 @@ _RANGES = {
     "seconds": POSITIVE,
     "most": COUNT_OR_NONE,
     "seed": SEED,
+    "sizes": SEED,
     "processes": COUNT,
     "show": COUNT_OR_NONE,
 }
@@ -31,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run trials; return 1 if any was wrong, 0 otherwise."""
     given = _parsed(arguments)
     began = time.monotonic()
-    tally = run_session(given.device, given.seed, given.seconds, given.most, given.processes)
+    sizes = given.seed if given.sizes is None else given.sizes
+    tally = run_session(given.device, given.seed, given.seconds, given.most, given.processes, sizes)
     for program, said in tally.wrong[: given.show]:
         print(f"\nWrong:\n  {said}\n\n{program}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items()))
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if given.record is not None:
         seeds = [given.seed, given.seed + given.processes - 1]
-        _append(given.record, given.device, given.commit, seeds, time.monotonic() - began, tally)
+        _append(given.record, given.device, given.commit, seeds, sizes, time.monotonic() - began, tally)
     return 1 if tally.wrong else 0
 
 
@@ -50,13 +52,14 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     try:
         for name, rule in _RANGES.items():
-            rule.check(f"--{name}", getattr(given, name))
+            if getattr(given, name) is not None:
+                rule.check(f"--{name}", getattr(given, name))
     except ArgumentError as error:
         parser.error(str(error))
     return given
 
 
-def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: float, tally: Tally) -> None:
+def _append(path: Path, device: str, commit: str, seeds: list[int], sizes: int, seconds: float, tally: Tally) -> None:
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -65,6 +68,7 @@ def _append(path: Path, device: str, commit: str, seeds: list[int], seconds: flo
         "torch": torch.__version__,
         "commit": commit,
         "seeds": seeds,
+        "sizes": sizes,
         "seconds": round(seconds, 1),
         "settings": tally.tried,
         "wrong": len(tally.wrong),
@@ -82,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="time after which no setting is begun (60)")
     parser.add_argument("--most", type=int, default=0, help="settings after which none is begun (any number)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first process; the next one's is one more (0)")
+    parser.add_argument("--sizes", type=int, help="seed of the sizes to draw from, whose builds runs share (the seed)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=f"where ({default})")
     parser.add_argument("--processes", type=int, default=1, help="processes beside each other (1)")
     parser.add_argument("--show", type=int, default=_MOST_SHOWN, help=f"failures to print ({_MOST_SHOWN})")

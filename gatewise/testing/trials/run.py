@@ -168,7 +168,7 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, KernelRefused) or "KernelRefused(" in str(error)
 
 
-def trials(device: str, seed: int, seconds: float, most: int = 0, family: int | None = None) -> Iterator[Outcome]:
+def trials(device: str, seed: int, seconds: float, most: int = 0, sizes_seed: int | None = None) -> Iterator[Outcome]:
     """Draw settings and run them, a few beside each other, until time is up.
 
     Args:
@@ -176,14 +176,14 @@ def trials(device: str, seed: int, seconds: float, most: int = 0, family: int | 
         seed: The seed of the settings; the same seed gives the same settings, in the same order.
         seconds: The time after which no more are begun.
         most: The number of settings after which no more are begun; 0 for any number.
-        family: The seed of the sizes to draw from; the seed of the settings when None.
+        sizes_seed: The seed of the sizes to draw from; the seed of the settings when None.
     """
     generator = random.Random(seed)
     kernels = [kernel.name for kernel in ALL]
     if device == "cpu":
         kernels = ["aten", "eager"]
     dtypes = ("bfloat16", "float16", "float32", "float32", "float64") if device == "cuda" else ("float32", "float64")
-    drawn_from = sizes(seed if family is None else family, device)
+    drawn_from = sizes(seed if sizes_seed is None else sizes_seed, device)
     end, tried = time.monotonic() + seconds, 0
     while time.monotonic() < end and (not most or tried < most):
         beside = [draw(generator, device, kernels, dtypes, drawn_from) for _ in range(_BESIDE_EACH_OTHER)]

@@ -51,7 +51,7 @@ class Tally:
         self.wrong += other.wrong
 
 
-def run_session(device: str, seed: int, seconds: float, most: int, processes: int) -> Tally:
+def run_session(device: str, seed: int, seconds: float, most: int, processes: int, sizes: int | None = None) -> Tally:
     """Run trials in one or several processes, and return what came of all of them.
 
     Args:
@@ -60,25 +60,29 @@ def run_session(device: str, seed: int, seconds: float, most: int, processes: in
         seconds: The time after which no setting is begun.
         most: The number of settings of all processes after which none is begun; 0 for any number.
         processes: The number of processes; one is this process. They are spread over the GPUs.
+        sizes: The seed of the sizes to draw from, which all processes share; the seed when None.
     """
+    sizes = seed if sizes is None else sizes
     each = -(-most // processes)
     if processes == 1:
-        return _worker(device, seed, seconds, each, seed)
+        return _worker(device, seed, seconds, each, sizes, 0)
     total = Tally()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        tasks = [pool.submit(_worker, device, seed + number, seconds, each, seed) for number in range(processes)]
+        tasks = [
+            pool.submit(_worker, device, seed + number, seconds, each, sizes, number) for number in range(processes)
+        ]
         for task in tasks:
             total.add(task.result())
     return total
 
 
-def _worker(device: str, seed: int, seconds: float, most: int, family: int) -> Tally:
+def _worker(device: str, seed: int, seconds: float, most: int, sizes: int, number: int) -> Tally:
     torch.set_num_threads(1)
     if device == "cuda":
-        torch.cuda.set_device((seed - family) % torch.cuda.device_count())
+        torch.cuda.set_device(number % torch.cuda.device_count())
     tally = Tally()
     with _process_group(device):
-        for outcome in trials(device, seed, seconds, most, family):
+        for outcome in trials(device, seed, seconds, most, sizes):
             _count(tally, outcome)
             if len(tally.wrong) == _MOST_WRONG:
                 break  # the process may be what is broken
