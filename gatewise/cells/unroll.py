@@ -23,6 +23,9 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 
+OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""The product of two matrices, plus a bias where there is one."""
+
 # Coefficients of the adjoint are computed for a block of steps at once, in memory that the next block uses again. A GPU
 # wants many steps in a block, so that its operators are few beside those of the steps; a CPU wants a block that stays
 # in its cache. (At least so many steps; more while they have at most so many elements.)
@@ -91,6 +94,7 @@ def forward(
     lengths: Tensor | None = None,
     keep: bool = False,
     projected: bool = False,
+    over_tokens: OverTokens | None = None,
 ) -> Unrolled:
     """Run one direction of one layer over a batch of sequences.
 
@@ -103,12 +107,14 @@ def forward(
         lengths: Steps of each row [B], integers in [0, T], any device; None when every row has T. Never waited for.
         keep: Whether to return what `backward` needs.
         projected: Whether x holds the products of the input with the input weights already [T, B, 4H].
+        over_tokens: Makes the product that goes over all tokens; `torch.mm` and `torch.addmm` when None.
 
     Returns:
         Output, final states and what was kept. A row of length 0 hands its initial state through.
     """
     reading = Reading.of(x, lengths, reverse)
-    sums = _sums_given(_read(reading, x), weights) if projected else _projected(_read(reading, x), weights)
+    x = _read(reading, x)
+    sums = _sums_given(x, weights) if projected else _projected(x, weights, over_tokens or _in_plain_torch)
     h, c = reading.started(h0), reading.started(c0).to(lstm.state_dtype(x.dtype))
     w_hh, w_hr = weights.w_hh.t(), None if weights.w_hr is None else weights.w_hr.t()
     own = not torch.is_grad_enabled()
@@ -145,7 +151,7 @@ def backward(
     lengths: Tensor | None = None,
     needs: Needs = Needs(),  # noqa: B008  an immutable tuple
     projected: bool = False,
-    over_tokens: Callable[[Tensor, Tensor], Tensor] = torch.mm,
+    over_tokens: OverTokens | None = None,
 ) -> Gradients:
     """Return the gradients of one direction of one layer, from those of its outputs.
 
@@ -163,16 +169,18 @@ def backward(
         lengths: As given to `forward`.
         needs: Which gradients to compute; products for others are skipped.
         projected: As given to `forward`; the gradient of x is then that of the products.
-        over_tokens: Makes the products that go over all tokens, which are those of the weights' gradients.
+        over_tokens: Makes the products that go over all tokens; `torch.mm` when None.
     """
     reading = Reading.of(x, lengths, reverse)
     dh = _hidden_gradient(reading, y, dy, dh_n)
     rows, dc0 = _chain(reading, weights, kept, reading.started(c0).to(kept.c.dtype), dh, dc_n)
     # [T, B, 5, H] -> [T, B, 4H], a view whose rows lie 5H apart, which matrix products take as it is.
     dz = rows[:, :, : lstm.CELL].flatten(2).to(x.dtype)
+    over_tokens = over_tokens or _in_plain_torch
     dx = None
     if needs.x:
-        dx = reading.turned(dz.contiguous() if projected else torch.mm(dz.flatten(0, 1), weights.w_ih).view(x.shape))
+        dx = dz.contiguous() if projected else over_tokens(dz.flatten(0, 1), weights.w_ih, None).view(x.shape)
+        dx = reading.turned(dx)
     x = x[..., :0] if projected else x
     return Gradients(
         dx,
@@ -207,13 +215,14 @@ def _read(reading: Reading, sequence: Tensor) -> Tensor:
     return reading.turned(reading.masked(sequence))
 
 
-def _projected(x: Tensor, weights: DirectionWeights) -> Tensor:
-    flat = x.flatten(0, 1)
-    if weights.b_ih is None:
-        product = torch.mm(flat, weights.w_ih.t())
-    else:
-        product = torch.addmm(weights.b_ih + weights.b_hh, flat, weights.w_ih.t())
+def _projected(x: Tensor, weights: DirectionWeights, over_tokens: OverTokens) -> Tensor:
+    bias = None if weights.b_ih is None else weights.b_ih + weights.b_hh
+    product = over_tokens(x.flatten(0, 1), weights.w_ih.t(), bias)
     return product.view(*x.shape[:2], product.shape[1])
+
+
+def _in_plain_torch(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
 def _sums_given(products: Tensor, weights: DirectionWeights) -> Tensor:
@@ -308,18 +317,18 @@ def _weight_gradients(
     kept: Kept,
     dz: Tensor,
     dh: Tensor,
-    over_tokens: Callable[[Tensor, Tensor], Tensor],
+    over_tokens: OverTokens,
 ) -> tuple[Tensor, ...]:
     of_gates = dz.flatten(0, 1)
     h = _previous(reading.turned(y), reading.started(h0))
     gradients = [
-        over_tokens(of_gates.t(), _read(reading, x).flatten(0, 1)),
-        over_tokens(of_gates.t(), reading.masked(h).flatten(0, 1)),
+        over_tokens(of_gates.t(), _read(reading, x).flatten(0, 1), None),
+        over_tokens(of_gates.t(), reading.masked(h).flatten(0, 1), None),
     ]
     if weights.b_ih is not None:
         of_bias = of_gates.sum(0)
         gradients += [of_bias, of_bias.clone()]
     if weights.w_hr is not None:
         m = lstm.hidden(kept.z, kept.c).to(x.dtype)
-        gradients.append(over_tokens(dh.flatten(0, 1).t(), reading.masked(m).flatten(0, 1)))
+        gradients.append(over_tokens(dh.flatten(0, 1).t(), reading.masked(m).flatten(0, 1), None))
     return tuple(gradients)

@@ -97,7 +97,10 @@ def in_one_buffer(flat: Sequence[Tensor], per_direction: int) -> bool:
     pointer = storage.data_ptr()
     places, needed = _places(tuple([tensor.shape for tensor in flat]), per_direction, first.element_size())
     # Separate tensors can be neighbours in memory by chance; then the first one's storage ends before the last one.
-    if storage.nbytes() < needed or [tensor.data_ptr() - pointer for tensor in flat] != places:
+    # Where there are no biases, the buffer ends with zeros in their place; elsewhere other layers' weights lie there.
+    if storage.nbytes() < needed or (per_direction < 4 and storage.nbytes() > needed):
+        return False
+    if [tensor.data_ptr() - pointer for tensor in flat] != places:
         return False
     return all(tensor.is_contiguous() for tensor in flat)
 

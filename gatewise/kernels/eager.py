@@ -153,7 +153,12 @@ def _run(layer: stack.Layer, products: tuple[torch.Tensor, ...] | None, directio
         lengths=layer.lengths,
         keep=keep,
         projected=products is not None,
+        over_tokens=_over_tokens,
     )
+
+
+def _over_tokens(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return deep_products.mm(left, right, bias=bias)
 
 
 def _kept(
@@ -190,7 +195,7 @@ def _layer_backward(
             lengths=layer.lengths,
             needs=needs,
             projected=products is not None,
-            over_tokens=deep_products.mm if layer.x.is_cuda else torch.mm,
+            over_tokens=_over_tokens,
         )
         for direction, weights in enumerate(layer.weights)
     ]

@@ -3,6 +3,7 @@
 import torch
 
 from gatewise.contract.weights import cudnn_order, in_one_buffer
+from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 
 
 def in_a_buffer(weights):
@@ -29,6 +30,16 @@ def test_any_other_place_is_told_apart():
     shifted = torch.cat([torch.zeros(1), buffer])[1:]
     parts = shifted.split([tensor.numel() for tensor in weights])
     assert not in_one_buffer([part.view(tensor.shape) for part, tensor in zip(parts, weights, strict=True)], 4)
+
+
+def test_a_layer_without_biases_is_no_buffer_of_its_own_where_others_follow():
+    # cuDNN reads two biases behind the matrices, where the buffer of a stack has the matrices of the next layer.
+    weights = [parameter.detach() for parameter in torch.nn.LSTM(4, 4, num_layers=2, bias=False).parameters()]
+    views, buffer = in_a_buffer([*weights, torch.zeros(2 * 2 * 16)])
+    assert in_one_buffer(views[:4], 2)
+    assert not in_one_buffer(views[:2], 2)
+    found = weight_buffer(views[:2], 2)
+    assert torch.equal(found, torch.cat([buffer[: 2 * 64], torch.zeros(2 * 16)]))
 
 
 def test_neighbours_in_memory_are_not_one_buffer():

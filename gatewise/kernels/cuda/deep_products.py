@@ -72,10 +72,11 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def mm(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the product of two matrices [M, K] and [K, N], in `out` if it is given."""
+def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Return the product of two matrices [M, K] and [K, N], plus a bias [N] if any, in `out` if it is given."""
     first, *others = parts(left, right)
-    out = torch.mm(*first) if out is None else torch.mm(*first, out=out)
+    into = {} if out is None else {"out": out}
+    out = torch.mm(*first, **into) if bias is None else torch.addmm(bias, *first, **into)
     for factors in others:
         out.addmm_(*factors)
     return out

@@ -15,6 +15,7 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import history, products
 from gatewise.kernels.persistent.activation import activate
@@ -100,7 +101,7 @@ def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratc
         with scratch.frame(), products.in_precision_of(problem):
             for share, weights, own in zip(gates, w_ih, both, strict=True):
                 with scratch.frame():
-                    torch.mm(_inputs(layer, own, scratch), weights, out=share[: stretch.time * batch])
+                    deep_products.mm(_inputs(layer, own, scratch), weights, share[: stretch.time * batch])
         outputs = _shares([y[own.start : own.stop] for own in both], size)
         h0, c0 = plain_nan(columns_widened(h.flatten(0, 1), scratch), scratch), c
         h, c = into[1:3] if is_last else [scratch.new_empty(directions, batch, size) for _ in range(2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gatewise.kernels.cuda import deep_products
@@ -91,7 +90,7 @@ def make_sums(call: Call, at: Place, gates: list[Tensor], room: list[Tensor] | N
     size, past = call.h0.shape[2], _in_one_part(call, at, room)
     for direction, (weights, sums) in enumerate(zip(call.layer.weights, gates, strict=True)):
         with scratch.frame():
-            torch.mm(at.inputs[direction], gates_widened(weights.w_ih, size, scratch).t(), out=sums)
+            deep_products.mm(at.inputs[direction], gates_widened(weights.w_ih, size, scratch).t(), sums)
         with scratch.frame():
             w_hh = gates_widened(weights.w_hh, size, scratch).t()
             for part in past[direction]:
@@ -139,7 +138,7 @@ def add_to_inputs(call: Call, at: Place, dgates: list[Tensor], dx: Tensor, scrat
                     continue
                 with scratch.frame():
                     wide = scratch.new_empty(rows.shape[0], w_ih.shape[1])
-                    torch.mm(dsums, w_ih, out=wide)
+                    deep_products.mm(dsums, w_ih, wide)
                     if begun:
                         rows.add_(wide[:, :features])
                     else:

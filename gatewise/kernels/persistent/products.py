@@ -53,7 +53,7 @@ def input_sums(
         keep: Where they are kept instead, or None.
     """
     with scratch.frame():
-        torch.mm(x, gates_widened(weights.w_ih, size, scratch, keep).t(), out=out)
+        deep_products.mm(x, gates_widened(weights.w_ih, size, scratch, keep).t(), out)
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -93,7 +93,10 @@ def input_gradient(
         for direction, (share, own) in enumerate(zip(dsums, weights, strict=True)):
             with scratch.frame():
                 matrix = kept[direction] if kept else gates_widened(own.w_ih, size, scratch)
-                torch.mm(share, matrix, out=total) if direction == 0 else total.addmm_(share, matrix)
+                if direction == 0:
+                    deep_products.mm(share, matrix, total)
+                else:
+                    deep_products.addmm(total, share, matrix)
         if wide:
             fitted(total, rows, features, into=into)
 

@@ -75,9 +75,9 @@ def backward(
 def _input_sums(form: Form, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
     # The library adds a bias to rows for nothing; to columns the element-wise launches add it.
     if bias is None or form.column_major:
-        torch.mm(x, w_ih.t(), out=out)
+        deep_products.mm(x, w_ih.t(), out)
     else:
-        torch.addmm(bias, x, w_ih.t(), out=out)
+        deep_products.mm(x, w_ih.t(), out, bias)
 
 
 def _bias(b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor | None:
@@ -93,9 +93,9 @@ def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) 
     products = [(share.flatten(0, 1), matrix) for share, matrix in zip(dgates, matrices, strict=True)]
     if problem.dtype == torch.float32 and not problem.allow_tf32:
         products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
-    torch.mm(*products[0], out=total)
+    deep_products.mm(*products[0], total)
     for factors in products[1:]:
-        total.addmm_(*factors)
+        deep_products.addmm(total, *factors)
     return total.view(time, batch, features)
 
 

@@ -159,8 +159,8 @@ def test_what_exceeds_a_budget_is_held_to_one_of_more_nudges(budgets_of):
     assert asked == [0, 1, 8]
 
 
-@pytest.mark.parametrize("kernel", ["aten", "eager"])
-def test_the_kernel_aten_is_held_to_pytorch_without_cudnn(monkeypatch, kernel):
+@pytest.mark.parametrize(("kernel", "dtype"), [("aten", "float32"), ("eager", "float64"), ("eager", "float32")])
+def test_the_kernel_aten_and_float64_are_held_to_pytorch_without_cudnn(monkeypatch, kernel, dtype):
     original, found = verdict.budgets, []
 
     def budgets(*given, **options):
@@ -168,9 +168,17 @@ def test_the_kernel_aten_is_held_to_pytorch_without_cudnn(monkeypatch, kernel):
         return original(*given, **options)
 
     monkeypatch.setattr(verdict, "budgets", budgets)
-    trial(Setting(time=2, kernel=kernel))
-    assert found[0] == (kernel != "aten")
+    trial(Setting(time=2, kernel=kernel, dtype=dtype))
+    assert found[0] == (kernel == "eager" and dtype == "float32")
     assert torch.backends.cudnn.enabled
+
+
+def test_numbers_too_small_to_be_normal_may_be_taken_for_zero():
+    tiny = 2.0**-130
+    small = torch.full((4,), tiny)
+    assert verdict._underflow(small, 2 * tiny) > 1
+    assert verdict._underflow(small.half(), 1.0) == 2**-23
+    assert verdict._underflow(small, 1.0) < 2**-124
 
 
 def test_tensors_that_cannot_be_judged_are_counted(budgets_of):
@@ -195,6 +203,16 @@ def test_the_command_counts_and_records(tmp_path, capsys):
     assert main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
     assert "3 settings, 0 wrong" in capsys.readouterr().out
     assert record.read_text().count('"wrong": 0') == 1
+
+
+def test_settings_of_another_seed_can_have_the_same_sizes():
+    from gatewise.testing.trials.draw import sizes
+
+    def widths(seed, of_sizes):
+        return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 9, of_sizes)}
+
+    assert widths(1, 7) <= set(sizes(7, "cpu").widths)
+    assert not widths(1, 8) <= set(sizes(7, "cpu").widths)
 
 
 @pytest.mark.parametrize("given", [["--seconds", "nan"], ["--processes", "0"], ["--most", "-1"], ["--seed", "-1"]])
