@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -19,7 +20,7 @@ from gatewise.selection.timing import captured
 
 STEPS = 8
 _SHARE = 0.05  # of a weight's norm that a step of `descent` moves it
-_NUDGES = 2
+_NUDGES = 4
 _FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
 _NEARLY_SURELY = 4.0
 
@@ -85,35 +86,45 @@ class Nudge:
 class Rival:
     """The loss of plain PyTorch, and how far others may be from it.
 
-        allowed = 2 * (distance from its own loss that begins with weights moved by one rounding + one rounding
-                       + the band of sums)
+        allowed = 2 * (largest distance so far from its own loss that begins with weights moved by one rounding
+                       + one rounding of the loss)
 
-    The band of sums is there for a loss that is added up in float32 over N tokens, in any order: the roundings are
-    nearly surely within 4 sqrt(N) units (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis,
-    2019, theorem 2.4).
+    Two of its own losses can cross, so several are looked at, and a distance that was there once stays allowed.
 
     Args:
         losses: Trains from the given weights, or from those that a nudge has moved, and returns the loss of each step.
         rounding: The spacing of the precision's numbers, relative to them.
-        tokens: N; 0 for a loss that is not a sum in float32.
+        loss_rounding: The same of the loss.
         name: The name of what it computes with.
     """
 
     def __init__(
-        self, losses: Callable[[Nudge | None], Curve], rounding: float, tokens: int = 0, name: str = "nn.LSTM"
+        self, losses: Callable[[Nudge | None], Curve], rounding: float, loss_rounding: float, name: str = "nn.LSTM"
     ) -> None:
         self._name = name
         self._curve = losses(None)
         nudged = [losses(Nudge(rounding, seed)) for seed in range(1, _NUDGES + 1)]
-        band = rounding + _NEARLY_SURELY * math.sqrt(tokens) * _FLOAT32
+        apart = [max(abs(curve[step] - own) for curve in nudged) for step, own in enumerate(self._curve)]
         self._allowed = tuple(
-            2 * (max(abs(curve[step] - own) for curve in nudged) + band * abs(own))
-            for step, own in enumerate(self._curve)
+            2 * (distance + loss_rounding * abs(own))
+            for distance, own in zip(itertools.accumulate(apart, max), self._curve, strict=True)
         )
 
     def beside(self, curve: Curve) -> Finding:
         """Hold another curve to this one."""
         return Finding(curve, self._curve, self._allowed, self._name)
+
+
+def rounding_of_sum(tokens: int) -> float:
+    """Return what a loss may be off by, as a share, that float32 adds up over tokens: in any order, nearly surely.
+
+    The roundings of a sum over N numbers are within 4 sqrt(N) units (Higham and Mary, A New Approach to Probabilistic
+    Rounding Error Analysis, 2019, theorem 2.4, whose probability is 1 - 2 exp(-4^2 / 2)); the result is one more.
+
+    Args:
+        tokens: N.
+    """
+    return (2 + _NEARLY_SURELY * math.sqrt(tokens)) * _FLOAT32
 
 
 def not_finite(curve: Curve) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gatewise.benchmarks.agreement import YARDSTICK
 from gatewise.benchmarks.cases import LanguageModelCase
-from gatewise.benchmarks.curve import Curve, Finding, Nudge, Rival, followed
+from gatewise.benchmarks.curve import Curve, Finding, Nudge, Rival, followed, rounding_of_sum
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.rivals import Way
 from gatewise.benchmarks.training_step import TrainingStep, new_model
@@ -49,7 +49,9 @@ class Curves:
         """Hold the loss of a way, in the loop in which it is timed, to that of nn.LSTM in the usual loop."""
         if precision.name not in self._rivals:
             self._rivals[precision.name] = Rival(
-                lambda nudge: self._losses(YARDSTICK, precision, nudge), precision.rounding, self._case.words
+                lambda nudge: self._losses(YARDSTICK, precision, nudge),
+                precision.rounding,
+                rounding_of_sum(self._case.words),
             )
         return self._rivals[precision.name].beside(self._losses(way, precision))
 

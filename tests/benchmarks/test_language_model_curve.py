@@ -71,6 +71,11 @@ def test_what_goes_wrong_in_the_fourth_call_is_seen(settings, lost: str, loop: L
     assert f"after {4 if lost == 'gradient' else 3} steps of training" in str(found)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+def test_sixteen_bits_hide_no_lost_gradient(settings, precision: str) -> None:
+    assert not curves(settings).finding(spoiled("gradient", wrong_from=2), PRECISIONS[precision]).agrees
+
+
 def test_a_replay_that_repeats_nothing_is_seen(settings) -> None:
     """The loss then stays where the capture left it."""
     found = curves(settings, lambda work: lambda: None).finding(WAYS["nn.LSTM, graph"], PRECISIONS["fp32"])

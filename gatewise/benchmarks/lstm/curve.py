@@ -15,7 +15,7 @@ def rival(side: Side, rounding: float) -> Rival:
         side: nn.LSTM's side.
         rounding: The spacing of the precision's numbers, relative to them.
     """
-    return Rival(lambda nudge: losses(side, nudge=nudge), rounding)
+    return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding)
 
 
 def losses(side: Side, *, replayed: bool = False, nudge: Nudge | None = None) -> Curve:
