@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from gatewise.attention.call import Inputs
 from gatewise.attention.problem import Problem
 from gatewise.benchmarks import attention, attention_curve
-from gatewise.benchmarks.record import MEASURED, WRONG
+from gatewise.benchmarks.record import MEASURED, WRONG, read_lines
+from gatewise.cli.bench import app
 from gatewise.contract.errors import KernelRefused
 from gatewise.testing.attention import make_inputs
 
@@ -52,7 +54,7 @@ def test_a_lost_gradient_is_seen(lost: str) -> None:
         pytest.param(lambda y: y.detach() + 0.0 * y, 4, id="no gradient from the fourth step on"),
     ],
 )
-def test_a_way_that_does_not_learn_gets_no_time(monkeypatch, change, steps: int) -> None:
+def test_a_way_that_does_not_learn_gets_no_time(monkeypatch, tmp_path, change, steps: int) -> None:
     calls = []
 
     def spoiled(inputs: Inputs) -> torch.Tensor:
@@ -62,7 +64,9 @@ def test_a_way_that_does_not_learn_gets_no_time(monkeypatch, change, steps: int)
 
     monkeypatch.setattr(attention, "ways", lambda: {attention.PLAIN: attention.plain, "reference": spoiled})
     monkeypatch.setattr(attention, "QUICK_SIZES", ((5, 7),))
-    right, wrong = attention.run(CPU, (torch.float32,), quick=True, budget=0.0)
+    words = ["attention", "--quick", "--device", "cpu", "--seconds", "0", "--results", str(tmp_path)]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    right, wrong = read_lines(tmp_path / "attention_quick.jsonl", attention.AttentionRecord)
     assert right.status == MEASURED
     assert right.note.endswith("; the loss of 8 steps of training is that of plain torch")
     assert (wrong.status, wrong.median, wrong.peak_bytes) == (WRONG, None, None)
