@@ -24,11 +24,16 @@ def rival() -> Rival:
     return Rival(losses, ROUNDING / 8, ROUNDING)
 
 
-def test_the_allowance_is_twice_the_largest_spread_so_far_and_one_rounding() -> None:
-    assert rival().beside((2.0,) * 3).allowed == pytest.approx((4 * ROUNDING, *[1.0 + 4 * ROUNDING] * 2))
-    assert rival().beside((2.0, 1.0, 1.0)).agrees
+def test_the_allowance_is_twice_the_largest_spread_and_one_rounding() -> None:
+    assert rival().beside((2.0,) * 3).allowed == pytest.approx([1.0 + 4 * ROUNDING] * 3)
+    assert rival().beside((1.0, 1.0, 3.0)).agrees
     assert not rival().beside((2.0, 2.0, 0.99)).agrees
-    assert not rival().beside((2.0 + 5 * ROUNDING, 2.0, 2.0)).agrees
+    assert not rival().beside((3.01, 2.0, 2.0)).agrees
+
+
+def test_a_rival_that_is_no_number_allows_nothing() -> None:
+    broken = Rival(lambda nudge: (2.0, math.nan if nudge and nudge.seed == 3 else 2.0), ROUNDING, ROUNDING)
+    assert not broken.beside((2.0, 2.0)).agrees
 
 
 def test_a_loss_may_be_added_up_in_any_order() -> None:

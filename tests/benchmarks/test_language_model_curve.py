@@ -130,7 +130,7 @@ def test_with_dropout_what_is_timed_is_trained_too(settings, observer) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS.values(), ids=lambda own: own.name)
 @pytest.mark.parametrize("hidden", [72, 540])
 def test_every_way_learns_on_a_gpu(settings, precision: Precision, hidden: int) -> None:
-    case = dataclasses.replace(settings.case, hidden_size=hidden, initial_scale=0.1)
+    case = dataclasses.replace(settings.case, hidden_size=hidden, initial_scale=0.1, time=12, batch=9)
     settings = dataclasses.replace(settings, case=case, device=torch.device("cuda"))
     batches = language_model._batches(settings, 300)
     held = Curves(case, 300, starting_weights(case, 300, settings.device, 1), batches)

@@ -28,8 +28,8 @@ Errors = dict[str, float]
 _FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
 _NEARLY_SURELY = 4.0
 
-# Elements of attention's feature maps that are kept at once.
-_MAP = 2**28
+# Bytes of each of attention's feature maps that are kept at once.
+_MAP = 2**31
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def plain_gradient(model: PlainSeq2Seq, case: TranslationCase, batch: PairBatch,
     """
     device = batch.source.device
     loss = torch.zeros((), dtype=precision.dtype, device=device)
-    rows = max(1, _MAP // (case.source * case.target * case.hidden_size))
+    rows = max(1, _MAP // (case.source * case.target * case.hidden_size * precision.dtype.itemsize))
     with precision.applied():
         for first in range(0, case.batch, rows):
             piece = _rows(batch, slice(first, first + rows))

@@ -56,7 +56,7 @@ def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replay
 def test_a_rival_that_adds_up_pieces_learns_alike(case, check, monkeypatch) -> None:
     own = check.side(PLAIN)
     whole = check.learning(own, own.launch)
-    monkeypatch.setattr(agreement, "_MAP", 3 * case.source * case.target * case.hidden_size)  # three rows at a time
+    monkeypatch.setattr(agreement, "_MAP", 12 * case.source * case.target * case.hidden_size)  # three rows at a time
     again = Check(case, TRANSLATION_PRECISIONS["fp32"], CPU)
     pieces = again.learning(own, own.launch)
     assert pieces.theirs != whole.theirs
