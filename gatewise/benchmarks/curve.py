@@ -106,8 +106,8 @@ class Rival:
         self._curve = losses(None)
         nudged = [losses(Nudge(rounding, seed)) for seed in range(1, _NUDGES + 1)]
         apart = [abs(loss - own) for curve in nudged for loss, own in zip(curve, self._curve, strict=True)]
-        # A NaN compares false with everything: left to `max`, it would get lost.
-        largest = math.nan if any(map(math.isnan, apart)) else max(apart)
+        # Where one of them is infinite or no number, nothing can be held to it.
+        largest = max(apart) if all(map(math.isfinite, apart)) else math.nan
         self._allowed = tuple(2 * (largest + loss_rounding * abs(own)) for own in self._curve)
 
     def beside(self, curve: Curve) -> Finding:

@@ -31,8 +31,9 @@ def test_the_allowance_is_twice_the_largest_spread_and_one_rounding() -> None:
     assert not rival().beside((3.01, 2.0, 2.0)).agrees
 
 
-def test_a_rival_that_is_no_number_allows_nothing() -> None:
-    broken = Rival(lambda nudge: (2.0, math.nan if nudge and nudge.seed == 3 else 2.0), ROUNDING, ROUNDING)
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_rival_that_is_no_number_allows_nothing(loss: float) -> None:
+    broken = Rival(lambda nudge: (2.0, loss if nudge and nudge.seed == 3 else 2.0), ROUNDING, ROUNDING)
     assert not broken.beside((2.0, 2.0)).agrees
 
 
