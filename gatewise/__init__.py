@@ -9,14 +9,10 @@ Example:
 
 from types import ModuleType as _ModuleType
 
-from gatewise import _program  # noqa: F401 - first of all, for who presses Ctrl-C while the rest is imported
+from gatewise import _program  # first of all, for who presses Ctrl-C while the rest is imported
 
 # isort: split
-from gatewise import functional
 from gatewise._version import __version__
-from gatewise.contract.capture import for_cuda_graph
-from gatewise.contract.decision import Decision
-from gatewise.contract.device import Device
 from gatewise.contract.errors import (
     ArgumentError,
     CheckpointError,
@@ -36,8 +32,14 @@ from gatewise.contract.errors import (
     TrainingDiverged,
     UnexpectedKernel,
 )
-from gatewise.nn import LSTM, LSTMCell, accelerate, verify
-from gatewise.selection import explain, kernel_names, use_kernel
+
+if not _program.LISTING:  # torch takes seconds to load, and a list of commands needs nothing of it
+    from gatewise import functional
+    from gatewise.contract.capture import for_cuda_graph
+    from gatewise.contract.decision import Decision
+    from gatewise.contract.device import Device
+    from gatewise.nn import LSTM, LSTMCell, accelerate, verify
+    from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
     "LSTM",

@@ -1,4 +1,4 @@
-"""Ctrl-C while the program `gatewise` loads: one line, and nothing to clean up.
+"""The program `gatewise` while it loads: Ctrl-C is one line, with nothing to clean up, and help does without torch.
 
 `gatewise` and `python -m gatewise` import this package, and with it torch, before any code of theirs runs; that takes
 seconds. Where the package is imported by another program, nothing here does anything.
@@ -25,6 +25,11 @@ def is_program() -> bool:
         words = sys.orig_argv
         return "gatewise" in words[words.index("-m") + 1 :][:1] if "-m" in words else False
     return os.path.splitext(os.path.basename(first))[0] == "gatewise"  # noqa: PTH119, PTH122 - pathlib is not loaded yet
+
+
+def lists_commands() -> bool:
+    """Return whether this process is the program and no more than lists its commands or prints its version."""
+    return is_program() and sys.argv[1:2] in ([], ["--help"], ["-h"], ["--version"])
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -58,5 +63,6 @@ def _exchange(before: Any, after: Any) -> None:
 
 
 PROGRAM = is_program()
+LISTING = lists_commands()
 if PROGRAM:
     _exchange(signal.default_int_handler, leave)

@@ -2,7 +2,8 @@
 
 A case is a source and a number of decoder steps: as many as the source has positions where plain PyTorch fits in
 memory, fewer for long sources, and one step, which is what a decoder with input feeding calls. Every way is held
-against float64 first, on a batch of two; a way that does not agree is not timed.
+against float64 first, on a batch of two, and then trained a few steps on the whole batch beside plain PyTorch, called
+from Python and replayed; a way that does not agree is not timed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from gatewise.attention import attend, kernel_names
 from gatewise.attention.call import Inputs
 from gatewise.attention.choice import decide
 from gatewise.attention.problem import Problem
+from gatewise.benchmarks import attention_curve
+from gatewise.benchmarks.curve import Rival
 from gatewise.benchmarks.record import AGREED, MEASURED, REFUSED, WRONG, Run
 from gatewise.contract.device import Device
 from gatewise.selection.timing import captured, peak_memory, time_callable
@@ -139,6 +142,7 @@ def _case(
     # Every length is S: the most work there is, and the same for all; the mask is applied all the same.
     inputs = _leaves(make_inputs(problem, [problem.source] * problem.batch), device)
     above = make_gradients(problem)[0].to(device)
+    theirs: Rival | None = None
     for way, compute in ways().items():
         status, note, error, allowed = found[way]
         record = AttentionRecord(
@@ -155,7 +159,26 @@ def _case(
             error=error,
             allowed=allowed,
         )
-        yield record if status != AGREED else _measured(record, compute, inputs, above, device, budget)
+        if status == AGREED:
+            theirs = theirs or attention_curve.rival(plain, inputs)
+            record = _learning(record, compute, inputs, theirs, device)
+        yield record if record.status != AGREED else _measured(record, compute, inputs, above, device, budget)
+
+
+def _learning(
+    record: AttentionRecord, compute: Callable[[Inputs], Tensor], inputs: Inputs, theirs: Rival, device: torch.device
+) -> AttentionRecord:
+    """Return a record that is wrong where the way does not learn as plain PyTorch does, as it is timed."""
+    for replayed in (False, True) if device.type == "cuda" else (False,):
+        finding = theirs.beside(attention_curve.losses(compute, inputs, replayed=replayed))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the graph's own memory
+        if not finding.agrees:
+            how = "replayed" if replayed else "called from Python"
+            return dataclasses.replace(record, status=WRONG, note=f"{how}: {finding}")
+        note = f"{record.note.partition('; ')[0]}; {finding}"
+        record = dataclasses.replace(record, note=note)
+    return record
 
 
 def _measured(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from gatewise.benchmarks import rivals
+from gatewise.benchmarks import curve, rivals
 from gatewise.benchmarks.agreement import Judge
 from gatewise.benchmarks.cases import QUICK_LANGUAGE_MODEL, LanguageModelCase
+from gatewise.benchmarks.language_model_curve import Curves
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.outcome import Outcome, first_line
 from gatewise.benchmarks.precision import Precision
@@ -97,6 +98,7 @@ class _Tables:
         self._batches = _batches(settings, vocabulary)
         self._start = starting_weights(settings.case, vocabulary, settings.device, _SEED)
         self._judge: Judge | None = None
+        self._curves = Curves(settings.case, vocabulary, self._start, self._batches)
 
     def run(self, precision: Precision, ways: Sequence[Way], observer: Observer, finished: list[Record]) -> None:
         """Check and time every way in one precision; what is finished is added even when Ctrl-C ends it."""
@@ -130,11 +132,19 @@ class _Tables:
             record = dataclasses.replace(record, error=finding.error, allowed=finding.allowed)
             if not finding.agrees:
                 return record, None
+            learning = self._curves.finding(way, precision)
+            record = dataclasses.replace(record, note=f"{finding}; {learning}")
+            if not learning.agrees:
+                return dataclasses.replace(record, status=WRONG, note=str(learning)), None
             step = self._new_step(way, precision)
             with precision.applied():
                 step.settle()
                 record = dataclasses.replace(record, peak_bytes=peak_memory(step, self._settings.device))
-            return (self._record(way, precision, REFUSED, step.refusal), None) if step.refusal else (record, step)
+                if step.refusal:
+                    return self._record(way, precision, REFUSED, step.refusal), None
+                # No two ways drop the same, so with dropout there is no curve to compare with.
+                wrong = curve.not_finite(curve.followed(step)) if self._settings.case.dropout else ""
+            return (dataclasses.replace(record, status=WRONG, note=wrong), None) if wrong else (record, step)
         except KernelRefused as refusal:
             return self._record(way, precision, REFUSED, self._reason(way, precision, refusal)), None
         except RuntimeError as error:  # out of memory, or a library's own error: the other ways still run

@@ -81,15 +81,21 @@ class TrainingStep:
             self()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def __call__(self) -> None:
-        """Train on the next batch; gradients are freed at the end, so that models beside each other fit."""
+    def __call__(self) -> Tensor:
+        """Train on the next batch and return its loss before the update, which a replay's next call overwrites.
+
+        Gradients are freed at the end, so that models beside each other fit.
+        """
         if self._loop is Loop.PLAIN:
-            self.losses().sum().div(self._case.batch).backward()
+            loss = self.losses().sum().div(self._case.batch)
+            loss.backward()
+            loss = loss.detach()
             self.update()
         else:
-            _, self._state = self._train(next(self._batches), self._state)
+            loss, self._state = self._train(next(self._batches), self._state)
         if self._loop is not Loop.GRAPH:
             self._optimizer.zero_grad(set_to_none=True)
+        return loss
 
     def losses(self) -> Tensor:
         """Run the model on the next batch and return the loss of every token [T*B]."""

@@ -41,8 +41,9 @@ def bench_language_model(
     """Train the PTB language model with its LSTM computed every way there is, and compare.
 
     Each row is timed over whole training steps: forward, loss, backward, clip,
-    SGD. Before that, what it computes is held against float64; a row that does
-    not agree turns red and gets no speed.
+    SGD. Before that, what it computes is held against float64, and its loss
+    over a few steps against that of torch.nn.LSTM; a row that does not agree
+    turns red, gets no speed, and the command fails.
     """
     where = device_named(device)
     refuse_overwriting({"--plot": plot}, {"--train": train})

@@ -66,7 +66,7 @@ def launch(
     """Find recipe and folder, train, and say how to go on.
 
     Args:
-        task: What to train.
+        task: The task to train.
         recipe_path: A TOML file, or None for the defaults.
         flags: Options by dotted key; None for those that were not given.
         settings: ``key=value``; they win over `flags`.
@@ -121,7 +121,7 @@ class _Request:
     """What `launch` was asked for.
 
     Attributes:
-        task: What to train.
+        task: The task to train.
         asked: The recipe.
         specified: Whether anything was said about the recipe, apart from kernels.
         kernels: Kernels that were named, by dotted key.

@@ -58,6 +58,25 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "words/s" in ran.stdout
 
 
+def test_a_way_that_stops_learning_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first calls, which are held to float64, are right."""
+
+    class Tired(rivals.CellLoop):
+        calls = 0
+
+        def forward(self, x, state):
+            self.calls += 1
+            y, state = super().forward(x, state)
+            return (y if self.calls < 4 else y.detach() + 0.0 * y), state
+
+    monkeypatch.setattr(rivals, "ways", lambda: [Way("tired", Tired)])
+    ran = call(*QUICK)
+    assert ran.exit_code == 1
+    assert "tired: wrong. after 4 steps of training the loss is" in " ".join(ran.stdout.split())
+    record = json.loads(Path("benchmarks/results/lm_quick.jsonl").read_text())
+    assert (record["status"], record["words_per_second"]) == ("wrong", None)
+
+
 def test_calls_and_runs_are_what_is_recorded(tmp_path: Path) -> None:
     assert call(*QUICK[:-2], "--runs", "2", "--calls", "3", "--way", "nn.LSTMCell").exit_code == 0
     (line,) = (tmp_path / "benchmarks" / "results" / "lm_quick.jsonl").read_text().splitlines()

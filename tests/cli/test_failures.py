@@ -46,6 +46,21 @@ def test_ctrl_c_while_the_program_loads_is_one_line(tmp_path, way, imported):
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "Interrupted.\n")
 
 
+@pytest.mark.parametrize("way", ["script", "module"])
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--version"]], ids=str)
+def test_help_and_version_do_without_torch(tmp_path, way, words):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    (tmp_path / "gatewise").write_text(SCRIPT)
+    start = [tmp_path / "gatewise"] if way == "script" else ["-m", "gatewise"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    answer = subprocess.run(
+        [sys.executable, *start, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    expected = package.__version__ if words == ["--version"] else "Train a model: lm, nmt or classify."
+    assert expected in answer.stdout + answer.stderr
+    assert "torch was imported" not in answer.stdout + answer.stderr
+
+
 def test_other_programs_that_import_gatewise_keep_their_ctrl_c(tmp_path):
     (tmp_path / "torch.py").write_text(
         "import signal; print(signal.getsignal(signal.SIGINT).__name__); raise SystemExit"
@@ -54,6 +69,20 @@ def test_other_programs_that_import_gatewise_keep_their_ctrl_c(tmp_path):
     program = [sys.executable, "-c", "import gatewise"]
     answer = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     assert answer.stdout == "default_int_handler\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/usr/bin/gatewise"], True),
+        (["/usr/bin/gatewise", "--help", "train"], True),
+        (["/usr/bin/gatewise", "train", "--help"], False),
+        (["/usr/bin/pytest", "--help"], False),
+    ],
+)
+def test_only_the_program_without_a_command_lists_commands(monkeypatch, words, expected):
+    monkeypatch.setattr(sys, "argv", words)
+    assert _program.lists_commands() is expected
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ class _Cell:
     ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
         """Return the rows, and the sides whose loss is nn.LSTM's in each way in which they are timed."""
         learning: dict[str, Side] = {}
-        theirs = curve.Rival(rival, precision.rounding) if sides else None
+        theirs = curve.rival(rival, precision.rounding) if sides else None
         for kernel, side in sides.items():
             assert theirs is not None
             try:

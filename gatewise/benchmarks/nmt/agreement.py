@@ -28,8 +28,8 @@ Errors = dict[str, float]
 _FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
 _NEARLY_SURELY = 4.0
 
-# Elements of attention's feature maps that are kept at once.
-_MAP = 2**28
+# Bytes of each of attention's feature maps that are kept at once.
+_MAP = 2**31
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,11 +73,34 @@ def plain_result(
         start: Weights, by the names of `Seq2Seq`.
         precision: In which.
     """
-    device = batch.source.device
+    model = plain_model(case, start, batch.source.device, precision)
+    loss = plain_gradient(model, case, batch, precision)
+    nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+    gradients = {f"gradient of {seq2seq_name(name)}": gradient_of(weight) for name, weight in model.named_parameters()}
+    return {"loss": loss, **gradients}
+
+
+def plain_model(
+    case: TranslationCase, start: Mapping[str, Tensor], device: torch.device, precision: Precision
+) -> PlainSeq2Seq:
+    """Return the plain program's model with given weights, by the names of `Seq2Seq`."""
     model = PlainSeq2Seq(case).to(device, precision.dtype).train()
     model.load(start)
+    return model
+
+
+def plain_gradient(model: PlainSeq2Seq, case: TranslationCase, batch: PairBatch, precision: Precision) -> Tensor:
+    """Add the gradient of a batch, some rows at a time, to what the weights hold, and return the loss.
+
+    Args:
+        model: The plain program's model.
+        case: Its sizes.
+        batch: What to compute on; its sentences all have the same length.
+        precision: In which.
+    """
+    device = batch.source.device
     loss = torch.zeros((), dtype=precision.dtype, device=device)
-    rows = max(1, _MAP // (case.source * case.target * case.hidden_size))
+    rows = max(1, _MAP // (case.source * case.target * case.hidden_size * precision.dtype.itemsize))
     with precision.applied():
         for first in range(0, case.batch, rows):
             piece = _rows(batch, slice(first, first + rows))
@@ -85,9 +108,7 @@ def plain_result(
                 part = model(piece) * (piece.source.shape[1] / case.batch)
             part.backward()
             loss += part.detach()
-    nn.utils.clip_grad_norm_(model.parameters(), case.clip)
-    gradients = {f"gradient of {seq2seq_name(name)}": gradient_of(weight) for name, weight in model.named_parameters()}
-    return {"loss": loss, **gradients}
+    return loss
 
 
 def gradient_of(weight: Tensor) -> Tensor:

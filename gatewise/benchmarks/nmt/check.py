@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from gatewise.benchmarks.nmt import agreement, sentences
+from gatewise.benchmarks.curve import Finding, Rival, followed
+from gatewise.benchmarks.nmt import agreement, curve, sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
+from gatewise.benchmarks.nmt.peaks import clear
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.ways import Way, awake, starting_weights
 from gatewise.benchmarks.precision import FLOAT64, Precision
@@ -33,6 +35,8 @@ class Check:
     def __init__(self, case: TranslationCase, precision: Precision, device: torch.device) -> None:
         self._case = dataclasses.replace(case, dropout=0.0)
         self._precision = precision
+        self._device = device
+        self._rival: Rival | None = None
         self.batches = sentences.draw(case, _BATCHES, device)
         self.start = awake(starting_weights(case, device))
         moved = agreement.nudge(self.start, precision.rounding)
@@ -55,6 +59,19 @@ class Check:
     def finding(self, side: Side, replayed: bool = False) -> agreement.Finding:
         """Return the worst error of a step of a side."""
         return agreement.finding(agreement.errors(side.evidence(replayed), self._truth), self._allowed)
+
+    def learning(self, side: Side, step: Callable[[], Tensor]) -> Finding:
+        """Train a side a few steps from the start, and hold its loss to that of the plain program.
+
+        Args:
+            side: A way that `side` made; its weights are others afterwards.
+            step: Trains it on its next batch in the way in which it is timed, and returns the loss.
+        """
+        if self._rival is None:
+            self._rival = curve.rival(self._case, self.batches, self.start, self._precision)
+            clear(self._device)
+        side.restart(self.start)
+        return self._rival.beside(followed(step))
 
     def _plain(self, start: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:
         return agreement.plain_result(self._case, self.batches[0], start, precision)

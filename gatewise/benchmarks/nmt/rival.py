@@ -118,6 +118,14 @@ class PlainSeq2Seq(nn.Module):
         )
 
 
+def plain_optimizer(model: PlainSeq2Seq, case: TranslationCase) -> torch.optim.Adam:
+    """Return the fused Adam of the usual loop, whose learning rate lies on the model's device."""
+    weights = list(model.parameters())
+    device = weights[0].device
+    rate = torch.tensor(case.learning_rate, device=device)
+    return torch.optim.Adam(weights, lr=rate, fused=True, capturable=device.type == "cuda")
+
+
 class PlainStep:
     """One step of the usual loop: forward, loss, backward, clip, update.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from gatewise.benchmarks.nmt.agreement import gradient_of
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.planned import apply_plan, training_options
-from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, seq2seq_name
+from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, PlainStep, plain_optimizer, seq2seq_name
 from gatewise.benchmarks.nmt.ways import Way, new_model
 from gatewise.benchmarks.precision import Precision
 from gatewise.data import PairBatch
@@ -50,32 +50,24 @@ class Side:
         budget: int | None = None,
     ) -> None:
         self.way = way
+        self._all_batches = batches
         self._batches = itertools.cycle(batches)
-        self._first = batches[0]
         device = batches[0].source.device
         self.plan: Plan | None = None
         self.model = new_model(way, case, device).to(precision.dtype).train()
         if isinstance(self.model, PlainSeq2Seq):
-            if start is not None:
-                self.model.load(start)
             self._weights = {seq2seq_name(name): weight for name, weight in self.model.named_parameters()}
-            rate = torch.tensor(case.learning_rate, device=device)
-            graphs = device.type == "cuda"
-            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
-                self.model.parameters(), lr=rate, fused=True, capturable=graphs
-            )
+            self._optimizer: torch.optim.Optimizer = plain_optimizer(self.model, case)
             step = PlainStep(self.model, self._optimizer, case.clip, precision.autocast)
         else:
             if way.planned:
                 self.plan = apply_plan(self.model, case, precision, device, budget)
             self._weights = dict(self.model.named_parameters())
-            if start is not None:
-                with torch.no_grad():
-                    for name, weight in self._weights.items():
-                        weight.copy_(start[name])
             options = training_options(case, precision)
             self._optimizer = build_optimizer(self.model.parameters(), options)
             step = Step(MeanLoss(self.model), self._optimizer, options.clip, options.precision, device)
+        if start is not None:
+            self._load(start)
         self._step = step
         self._replayed = ReplayedStep(step, cuda_graph, lambda sentence: None, list(self._weights.values()))
 
@@ -100,6 +92,23 @@ class Side:
     def forget(self) -> None:
         """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
+
+    def restart(self, start: Mapping[str, Tensor]) -> None:
+        """Begin anew on the first batch, from given weights and moments of zero; what was recorded stays valid.
+
+        Args:
+            start: Weights by the names of `Seq2Seq`.
+        """
+        self._load(start)
+        for moments in self._optimizer.state.values():
+            for moment in moments.values():
+                moment.zero_()
+        self._batches = itertools.cycle(self._all_batches)
+
+    @torch.no_grad()
+    def _load(self, start: Mapping[str, Tensor]) -> None:
+        for name, weight in self._weights.items():
+            weight.copy_(start[name].view_as(weight))
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -127,7 +136,7 @@ class Side:
             if replayed:
                 self.record()
                 step = self._replayed
-            loss, _ = step(self._first, None)
+            loss, _ = step(self._all_batches[0], None)
             found = {"loss": loss.detach().clone()}
             found |= {f"gradient of {name}": gradient_of(weight) for name, weight in self._weights.items()}
         self.forget()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gatewise.benchmarks.curve import followed, not_finite
 from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
@@ -209,9 +210,14 @@ class _Cell:
                     row = self._weighed(row, side, before)
                 replayed = check.finding(side, replayed=True)
                 finding = max(finding, replayed, key=lambda each: each.error / each.allowed)
-            row = dataclasses.replace(row, note=f"{finding}.", error=finding.error, allowed=finding.allowed)
+            row = dataclasses.replace(row, error=finding.error, allowed=finding.allowed)
             if not finding.agrees:
-                return dataclasses.replace(row, status=WRONG, peak_bytes={}, parts={}), None
+                return _wrong(row, str(finding)), None
+            for how, step in _steps(side, device).items():
+                learning = check.learning(side, step)
+                if not learning.agrees:
+                    return _wrong(row, f"{how}: {learning}"), None
+                row = dataclasses.replace(row, note=f"{finding}; {learning}.")
             if side.plan is not None:
                 note = f"{row.note} Planned: {ways_of(side.plan)}."
                 row = dataclasses.replace(row, note=note, predicted_bytes=predicted_bytes(side.plan))
@@ -223,6 +229,10 @@ class _Cell:
                 side = Side(way, self._case, self._precision, check.batches, check.start, self._budget)
                 if replays:
                     row = self._weighed(row, side, before)
+                # No two ways drop the same, so with dropout there is no curve to compare with.
+                for how, step in _steps(side, device).items():
+                    if wrong := not_finite(followed(step)):
+                        return _wrong(row, f"{how}: {wrong}"), None
             return row, side
         except (KernelRefused, OutOfMemoryPredicted) as refusal:
             return dataclasses.replace(row, status=REFUSED, note=_reason(refusal)), None
@@ -284,6 +294,11 @@ def _steps(side: Side, device: torch.device) -> dict[str, Callable[[], Tensor]]:
     if device.type != "cuda" or side.refusal:
         return {EAGER: side.launch}
     return {EAGER: side.launch, GRAPH: side.replay}
+
+
+def _wrong(row: TranslationRecord, why: str) -> TranslationRecord:
+    """Return a row of which nothing is reported but why."""
+    return dataclasses.replace(row, status=WRONG, note=f"{why}.", peak_bytes={}, parts={})
 
 
 def _short(timing: Timing) -> Timing:
