@@ -3,9 +3,9 @@
 Where the tiles of a product are fewer than the multiprocessors, cuBLAS divides its depth, in blocks of 64 terms, into
 parts of equal length. Where one block is left over it can be left out: with 1,441 steps of 8 rows the gradient of the
 weights lacked 8 of 11,528 terms and was 4 percent wrong. `benchmarks/deep_products.py` looks for such products; in all
-that it found on an H200 (cuBLAS of CUDA 13.0), the number of blocks less one was a multiple of a number of parts that
-leaves the GPU room for all tiles. So a product of such a depth is made in two: first the last terms, whose rounding is
-small beside the whole, then those before, in a number of blocks that no number of parts divides with one left over.
+that it found on an H100 and an H200 (cuBLAS of CUDA 13.0) the number of blocks less one was a multiple of a number of
+parts for whose tiles the GPU has room. So a product of such a depth is made in two: first the last terms, whose rounding
+is small beside the whole, then those before, in a number of blocks that no number of parts divides with one left over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gatewise.contract.device import Device
 
 BLOCK = 64  # terms
 DEEP = 2048  # terms; no shallower product has been seen to be wrong
-_TILE = (256, 128)  # rows and columns of the largest tile, or columns and rows
+_TILE = 256  # rows and columns of the largest tile
 _LEAST_BLOCKS = 8  # of a part; 24 is the least that has been seen
 
 
@@ -36,7 +36,7 @@ def depths(rows: int, depth: int, columns: int, multiprocessors: int) -> tuple[i
     """
     if depth < DEEP:
         return (depth,)
-    most = multiprocessors // _fewest_tiles(rows, columns)
+    most = multiprocessors // (math.ceil(rows / _TILE) * math.ceil(columns / _TILE))
     if _is_whole(math.ceil(depth / BLOCK), most):
         return (depth,)
     blocks = depth // BLOCK
@@ -44,11 +44,6 @@ def depths(rows: int, depth: int, columns: int, multiprocessors: int) -> tuple[i
         blocks -= 1
     rest = depth - blocks * BLOCK
     return (*(depths(rows, rest, columns, multiprocessors) if rest else ()), blocks * BLOCK)
-
-
-def _fewest_tiles(rows: int, columns: int) -> int:
-    upright, across = _TILE, _TILE[::-1]
-    return min(math.ceil(rows / high) * math.ceil(columns / wide) for high, wide in (upright, across))
 
 
 def _is_whole(blocks: int, most: int) -> bool:

@@ -28,6 +28,7 @@ WRONG = [
     (4096, 64515, 256),
     (6000, 18435, 32),
     (8, 83264, 1),
+    (800, 18242, 2048),
 ]
 
 
@@ -49,7 +50,7 @@ def test_what_remains_of_the_depth_comes_first():
     [
         pytest.param((256, 6272, 64), id="98 blocks: 97 is divided by nothing"),
         pytest.param((256, 2047, 64), id="not deep"),
-        pytest.param((4096, 11528, 1024), id="a tile for nearly every multiprocessor"),
+        pytest.param((8192, 11528, 1024), id="a tile for nearly every multiprocessor"),
     ],
 )
 def test_other_products_are_made_at_once(size):
