@@ -4,8 +4,9 @@ Where the tiles of a product are fewer than the multiprocessors, cuBLAS divides 
 parts of equal length. Where one block is left over it can be left out: with 1,441 steps of 8 rows the gradient of the
 weights lacked 8 of 11,528 terms and was 4 percent wrong. `benchmarks/deep_products.py` looks for such products; in all
 that it found on an H100 and an H200 (cuBLAS of CUDA 13.0) the number of blocks less one was a multiple of a number of
-parts for whose tiles the GPU has room. So a product of such a depth is made in two: first the last terms, whose rounding
-is small beside the whole, then those before, in a number of blocks that no number of parts divides with one left over.
+parts for whose tiles the GPU has room. So a product of such a depth is made in two: first the last terms, whose
+rounding is small beside the whole, then those before, in a number of blocks that no number of parts divides with one
+left over.
 """
 
 from __future__ import annotations

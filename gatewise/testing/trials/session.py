@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -22,6 +23,7 @@ from gatewise.testing.trials.shrink import shrunk
 _MOST_SHRUNK = 2
 _MOST_WRONG = 40
 _SHRINKING = 60  # settings tried at most for each failure
+_SHRINKING_SECONDS = 20.0
 
 
 @dataclasses.dataclass
@@ -110,7 +112,11 @@ def _short(lines: Sequence[str]) -> str:
 def _smallest(outcome: Outcome) -> Setting:
     """Return a small setting that fails in the same way; the setting itself where it does not fail by itself."""
 
+    end = time.monotonic() + _SHRINKING_SECONDS
+
     def fails(setting: Setting) -> bool:
+        if time.monotonic() > end:
+            return False
         (found,) = outcomes_of([setting])
         return found.kind == outcome.kind
 
