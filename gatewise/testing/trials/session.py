@@ -111,7 +111,6 @@ def _short(lines: Sequence[str]) -> str:
 
 def _smallest(outcome: Outcome) -> Setting:
     """Return a small setting that fails in the same way; the setting itself where it does not fail by itself."""
-
     end = time.monotonic() + _SHRINKING_SECONDS
 
     def fails(setting: Setting) -> bool:
