@@ -10,13 +10,13 @@ import time
 import pytest
 import torch
 from echo_model import Diary, Echoes, train
-from several import processes_that_start_fast
 
 from gatewise.contract.errors import NotFinite
 from gatewise.data import TokenStream
 from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT
+from tests.programs import processes_that_start_fast
 
 OPTIONS = {
     "plain": {"checkpoint_steps": 7},
