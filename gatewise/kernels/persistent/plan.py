@@ -311,7 +311,7 @@ def candidates(
 def _of_one_group(
     hidden: int, device: Device, backward: bool, value_bytes: int, exact: bool, one_row: bool
 ) -> tuple[Tiling, ...]:
-    """Return every tiling of which a block fits on the device: the same for every batch, of which many are asked for."""
+    """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):

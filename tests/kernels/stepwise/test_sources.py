@@ -21,7 +21,9 @@ def compiled(name, architecture, dtype, form, width, table=0):
 
 # The sources ask of an architecture only whether it is 9.0 or later, and of a dtype only how it is read and written.
 @pytest.mark.parametrize(
-    ("name", "architecture", "dtype"), pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES]), ids=str
+    ("name", "architecture", "dtype"),
+    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES]),
+    ids=str,
 )
 def test_compiles(name, architecture, dtype):
     form = Form() if name == "projection" else COLUMNS[dtype]
