@@ -5,7 +5,7 @@ import torch
 
 from gatewise import testing
 from gatewise.kernels import ALL
-
+from gatewise.testing import check
 
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 CASES = [case.problem(dtype=dtype) for case in testing.CASES for dtype in DTYPES]
@@ -46,6 +46,25 @@ def admitted(kernel, device):
         return problem
 
     return check
+
+
+@pytest.fixture(scope="session")
+def known_budgets():
+    return {}
+
+
+@pytest.fixture
+def budgets_once(monkeypatch, known_budgets):
+    """Have the budgets of a problem, whose inputs depend on it alone, computed for one of the kernels or forms only."""
+    compute = check.budgets
+
+    def remembered(problem, inputs, gradients, exact, device):
+        key = problem, str(device)
+        if key not in known_budgets:
+            known_budgets[key] = compute(problem, inputs, gradients, exact, device)
+        return known_budgets[key]
+
+    monkeypatch.setattr(check, "budgets", remembered)
 
 
 @pytest.fixture(autouse=True)
