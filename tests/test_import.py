@@ -41,16 +41,11 @@ def found():
     return json.loads(done.stdout)
 
 
-in_one_process = pytest.mark.xdist_group("import")
-
-
-@in_one_process
 def test_import_brings_no_heavy_module_and_starts_no_cuda(found) -> None:
     assert not {name.partition(".")[0] for name in found["loaded"]} & set(HEAVY)
     assert not found["cuda"]
 
 
-@in_one_process
 def test_import_costs_little(found, record_property: Callable[[str, object], None]) -> None:
     # The time is a report (`pytest --junit-xml`). What is asserted is what is loaded, busy machine or not.
     record_property("seconds_on_top_of_torch", found["seconds"])
@@ -58,19 +53,16 @@ def test_import_costs_little(found, record_property: Callable[[str, object], Non
     assert others == [], "modules that torch alone would not have loaded"
 
 
-@in_one_process
 def test_importing_our_kernels_loads_no_compiler(found) -> None:
     assert {"gatewise.kernels.persistent.kernel", "gatewise.kernels.stepwise"} <= set(found["with kernels"])
     assert not {"cuda.core", "gatewise.kernels.cuda.driver"} & set(found["with kernels"])
 
 
-@in_one_process
 def test_attention_is_there_and_loaded_when_it_is_used(found) -> None:
     assert "gatewise.attention" not in found["loaded"]
     assert found["attention"] == ["attend", "Attention", False]
 
 
-@in_one_process
 def test_public_names_are_the_declared_ones(found) -> None:
     bound = set(found["bound"])
     submodules = {name for name in bound if inspect.ismodule(getattr(gatewise, name))}

@@ -63,9 +63,6 @@ def history(folder):
     ]
 
 
-pytestmark = pytest.mark.xdist_group("processes")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """What two processes found in runs of each kind, and the folders of these."""
