@@ -12,7 +12,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11 python,\
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 VENV ?= .venv
-# Test workers; each runs torch on one thread.
+# Test workers; each runs torch on one thread, and whole files, so that what the tests of a file share is made once.
 WORKERS ?= auto
 # More options for pip, such as PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu", which saves some
 # gigabytes on a Linux machine without an NVIDIA GPU.
@@ -44,7 +44,7 @@ demo: $(TRAIN_READY) ## train a small language model on this machine and sample 
 	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu"
 
 lint: $(DEV_READY) ## style, formatting, types and import order
 	$(RUN) -m ruff check .

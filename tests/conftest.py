@@ -1,5 +1,7 @@
 """What every test relies on: no preference from outside, and GPU tests that say why they are skipped."""
 
+import gc
+
 import pytest
 import torch
 
@@ -11,6 +13,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    # Modules and tests stay to the end: each `gc.collect()` of the tests need not look through all of them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.files import append_line, refuse_overwriting, replacing, same_file, write_bytes
+from tests.programs import processes_that_start_fast
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs devices, FIFOs and links")
 
@@ -101,17 +101,26 @@ def test_a_device_stays_a_device_and_a_full_one_is_an_error(monkeypatch):
         assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
 
 
+def _between(folder, out, name):
+    """Print, write to a path, and print, where standard output is a file."""
+    os.chdir(folder)
+    with out.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+    with open(1, "w", closefd=False) as sys.stdout:
+        print("before")
+        write_bytes(Path(name), b"between\n")
+        print("behind")
+
+
 @POSIX
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "link"])
 def test_standard_output_that_is_a_file_keeps_what_stands_before_and_behind(tmp_path, name):
     (tmp_path / "link").symlink_to("/dev/stdout")
-    program = (
-        "import sys; from pathlib import Path; from gatewise.files import write_bytes\n"
-        f"print('before'); write_bytes(Path({name!r}), b'between\\n'); print('behind')"
-    )
     out = tmp_path / "out.txt"
-    with out.open("wb") as file:
-        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, stdout=file, check=True)
+    process = processes_that_start_fast().Process(target=_between, args=(tmp_path, out, name))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert out.read_bytes() == b"before\nbetween\nbehind\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "out.txt"]
 

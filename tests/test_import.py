@@ -18,53 +18,53 @@ import gatewise
 HEAVY = ("triton", "cuda", "typer", "rich", "tokenizers", "safetensors", "tensorboard", "matplotlib", "keras", "h5py")
 
 
-def in_new_process(program: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-
-
-def test_import_brings_no_heavy_module_and_starts_no_cuda() -> None:
-    # What torch itself loads is not our doing.
-    program = f"""
-import json, sys, torch
-before = set(sys.modules)
-import gatewise
-heavy = {{name.partition(".")[0] for name in set(sys.modules) - before}} & set({HEAVY!r})
-print(json.dumps([sorted(heavy), torch.cuda.is_initialized()]))
-"""
-    heavy, initialised = json.loads(in_new_process(program))
-    assert heavy == []
-    assert not initialised
-
-
-def test_import_costs_little(record_property: Callable[[str, object], None]) -> None:
-    # The time is a report (`pytest --junit-xml`). What is asserted is what is loaded, busy machine or not.
-    program = """
+# Each step finds what the steps before it left; torch is first, because what it loads is not our doing.
+PROGRAM = """
 import json, sys, time, torch
-before = set(sys.modules)
-start = time.perf_counter()
+found, before, start = {}, set(sys.modules), time.perf_counter()
 import gatewise
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, sorted(n for n in set(sys.modules) - before if n.partition(".")[0] != "gatewise")]))
+found["seconds"] = time.perf_counter() - start
+found["loaded"] = sorted(set(sys.modules) - before)
+found["cuda"] = torch.cuda.is_initialized()
+found["bound"] = [name for name in vars(gatewise) if not name.startswith("_")]
+import gatewise.kernels.persistent.kernel, gatewise.kernels.stepwise
+found["with kernels"] = sorted(set(sys.modules) - before)
+found["attention"] = [gatewise.attention.attend.__name__, gatewise.nn.Attention.__name__, hasattr(gatewise, "atention")]
+print(json.dumps(found))
 """
-    seconds, others = json.loads(in_new_process(program))
-    record_property("seconds_on_top_of_torch", seconds)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What a process of its own found while it imported the package, which takes it seconds."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+def test_import_brings_no_heavy_module_and_starts_no_cuda(found) -> None:
+    assert not {name.partition(".")[0] for name in found["loaded"]} & set(HEAVY)
+    assert not found["cuda"]
+
+
+def test_import_costs_little(found, record_property: Callable[[str, object], None]) -> None:
+    # The time is a report (`pytest --junit-xml`). What is asserted is what is loaded, busy machine or not.
+    record_property("seconds_on_top_of_torch", found["seconds"])
+    others = [name for name in found["loaded"] if name.partition(".")[0] != "gatewise"]
     assert others == [], "modules that torch alone would not have loaded"
 
 
-def test_attention_is_there_and_loaded_when_it_is_used() -> None:
-    program = """
-import sys, gatewise
-loaded = "gatewise.attention" in sys.modules
-print(loaded, gatewise.attention.attend.__name__, gatewise.nn.Attention.__name__, hasattr(gatewise, "atention"))
-"""
-    assert in_new_process(program).split() == ["False", "attend", "Attention", "False"]
+def test_importing_our_kernels_loads_no_compiler(found) -> None:
+    assert {"gatewise.kernels.persistent.kernel", "gatewise.kernels.stepwise"} <= set(found["with kernels"])
+    assert not {"cuda.core", "gatewise.kernels.cuda.driver"} & set(found["with kernels"])
 
 
-def test_public_names_are_the_declared_ones() -> None:
-    program = "import json, gatewise; print(json.dumps([n for n in vars(gatewise) if not n.startswith('_')]))"
-    bound = set(json.loads(in_new_process(program)))
+def test_attention_is_there_and_loaded_when_it_is_used(found) -> None:
+    assert "gatewise.attention" not in found["loaded"]
+    assert found["attention"] == ["attend", "Attention", False]
+
+
+def test_public_names_are_the_declared_ones(found) -> None:
+    bound = set(found["bound"])
     submodules = {name for name in bound if inspect.ismodule(getattr(gatewise, name))}
     assert bound - submodules <= set(gatewise.__all__)
     assert all(hasattr(gatewise, name) for name in gatewise.__all__)

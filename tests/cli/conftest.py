@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.programs import begun_picture
+
 pytest.importorskip("typer")
 pytest.importorskip("safetensors")
 
@@ -47,10 +49,9 @@ def drawn():
 
 @pytest.fixture(autouse=True)
 def pictures_are_not_drawn(request, monkeypatch):
-    """Write only the beginning of a picture: drawing the curves takes most of the time of a small run."""
+    """Write only the beginning of pictures where a test is not about them."""
     if "drawn" not in request.fixturenames:
-        begun = lambda figure, path, **options: path.write_bytes(b"\x89PNG")  # noqa: E731
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun)
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun_picture)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 
 from gatewise.training import RunFolder
 
-pytestmark = pytest.mark.xdist_group("evaluate")
 HEAD = "sequence,time,x,label,level\n"
 
 

@@ -229,6 +229,7 @@ def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
     summaries = TensorBoardSummaries(tmp_path / "tensorboard")
     with failures._threads_that_write():
         summaries.started(0, [])
+        summaries._writer.flush()  # its thread may be about to write a file into the folder that is to go
         shutil.rmtree(tmp_path / "tensorboard")
         expected = r"tensorboard cannot be written: No such file or directory\. Make room"
         with pytest.raises(CheckpointError, match=expected):

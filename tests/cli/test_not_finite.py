@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import subprocess
-import sys
+import signal
 import tomllib
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from test_train_nmt import SIZES, parallel
 from gatewise.cli.reference import on_reference
 from gatewise.functional import plan
 from gatewise.kernels.aten import aten
-from gatewise.models import Seq2Seq
+from gatewise.models import LanguageModel, Seq2Seq
 from gatewise.training import RunFolder, read_tensors, write_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
 from gatewise.training.recorded_step import STEP
+from tests.programs import together
 
 
 @pytest.fixture(autouse=True)
@@ -264,45 +265,35 @@ def test_the_reference_replaces_kernels_that_layers_name():
     assert model.attention.kernel == "recompute"
 
 
-PROGRAM = """
-import os, signal, sys, torch
-from gatewise.cli import main
-from gatewise.models import LanguageModel
+def failing(how):
+    """Let the model of the second process fail at its eighth step."""
+    plain, calls = LanguageModel.loss, []
 
-plain, calls, how = LanguageModel.loss, [], os.environ["HOW"]
+    def loss(self, batch, state=None):
+        calls.append(None)
+        found, state = plain(self, batch, state)
+        if os.environ["RANK"] == "1" and self.training and len(calls) >= 8 and self.lstm.kernel != "eager":
+            if how == "raises":
+                raise ValueError("the data is broken")
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = found * torch.nan
+        return found, state
 
-def loss(self, batch, state=None):
-    calls.append(None)
-    found, state = plain(self, batch, state)
-    if os.environ["RANK"] == "1" and self.training and len(calls) >= 8 and self.lstm.kernel != "eager":
-        if how == "raises":
-            raise ValueError("the data is broken")
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = found * torch.nan
-    return found, state
-
-LanguageModel.loss = loss
-main()
-"""
+    LanguageModel.loss = loss
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "killed", "nan"])
 def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_path, how):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
-    answer = subprocess.run(
-        [*launcher, *map(str, ["train", "lm", *small, "--output", "run"])],
-        cwd=tmp_path, env=os.environ | {"HOW": how, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert answer.returncode == 1
+    change = functools.partial(failing, how)
+    first, second = together(["train", "lm", *small, "--output", "run"], tmp_path, change)
+    assert (first.status, second.status) == (1, -signal.SIGKILL if how == "killed" else 1)
     said = {
         "raises": "error: process 1 failed: ValueError: the data is broken",
         "killed": "error: process 1 failed: it ended without a word",
         "nan": "error: step 8 of training (epoch 1, batch 8) was not finite on the kernel aten (loss nan",
     }[how]
-    assert answer.stderr.count(said) == (2 if how == "nan" else 1), answer.stderr
+    told = [program.err.count(said) for program in (first, second)]
+    assert told == ([1, 1] if how == "nan" else [1, 0]), first.err + second.err
     assert RunFolder(tmp_path / "run").try_lock() == ""
     assert read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"] == 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gatewise.training import RunFolder, run_lock
+from tests.programs import together
 
 FLOCK = pytest.mark.skipif(run_lock.fcntl is None, reason="needs flock")
 
@@ -133,15 +131,12 @@ def test_a_start_without_an_output_takes_the_next_folder(gatewise, small, held):
 
 
 @FLOCK
-@pytest.mark.slow
-def test_of_several_processes_one_holds_the_folder_and_one_says_so(small, held):
+def test_of_several_processes_one_holds_the_folder_and_one_says_so(small, held, tmp_path):
     folder, process = held
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [sys.executable, *launcher, "-m", "gatewise", "train", "lm", *map(str, small), "--epochs", "1", "--output"]
-    options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 120}
-    answer = subprocess.run([*words, str(folder)], check=False, **options)
-    assert answer.returncode != 0
-    assert answer.stderr.count(f"which is held by process {process.pid}") == 1
-    answer = subprocess.run([*words, str(folder.parent / "other")], check=False, **options)
-    assert answer.returncode == 0, answer.stderr
+    words = ["train", "lm", *small, "--epochs", 1, "--output"]
+    both = together([*words, folder], tmp_path)
+    assert [program.status for program in both] == [1, 1]
+    assert sum(program.err.count(f"which is held by process {process.pid}") for program in both) == 1
+    both = together([*words, folder.parent / "other"], tmp_path)
+    assert [program.status for program in both] == [0, 0], both[0].err + both[1].err
     assert RunFolder(folder.parent / "other").result.exists()

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -18,6 +17,7 @@ import torch
 from gatewise.data import SequenceBatches
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.programs import Program, together
 
 
 def weights(folder):
@@ -326,39 +326,24 @@ def test_the_digits_without_scikit_learn_say_what_to_install(gatewise, monkeypat
     assert "the digits to learn from needs `scikit-learn`, which is not installed. Run: pip install" in answer.err
 
 
-def command(*words, processes=1):
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    )
-    return [sys.executable, *launcher, "-m", "gatewise", *map(str, words)]
-
-
-@pytest.mark.slow
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--set", "checkpoint_steps=1", "--epochs", 6]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     assert gatewise(*options, "--output", "whole").status == 0
-    words = command(*options, "--output", "parts")
-    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    while not RunFolder(tmp_path / "parts").model.exists() and process.poll() is None:
+    program = Program([*options, "--output", "parts"], tmp_path)
+    while not RunFolder(tmp_path / "parts").model.exists() and program.status is None:
         time.sleep(0.005)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    program.process.kill()
+    assert program.ended().status == -signal.SIGKILL
     assert gatewise("train", "classify", "--output", "parts", "--resume").status == 0
     assert RunFolder(tmp_path / "whole").model.read_bytes() == RunFolder(tmp_path / "parts").model.read_bytes()
 
 
-@pytest.mark.slow
-def test_torchrun_has_the_losses_and_scores_of_one_process(gatewise, small, tmp_path):
+def test_two_processes_have_the_losses_and_scores_of_one(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--dropout", 0]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     assert gatewise(*options, "--output", "1").status == 0
-    run = command(*options, "--output", "2", processes=2)
-    answer = subprocess.run(
-        run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=240
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("valid loss") == 1, "only the first process reports"
+    first, second = together([*options, "--output", "2"], tmp_path)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert (first.out.count("valid loss"), second.out) == (1, ""), "only the first process reports"
     one, two = (json.loads(RunFolder(tmp_path / name).result.read_text()) for name in ("1", "2"))
     assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-4)
     assert one["test_confusion"] == two["test_confusion"]

@@ -18,6 +18,7 @@ import torch
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.programs import Program, together
 
 
 def weights(folder):
@@ -218,51 +219,37 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
     assert "valid ppl" not in answer.out
 
 
-def command(*words, processes=1):
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    )
-    return [sys.executable, *launcher, "-m", "gatewise", *map(str, words)]
-
-
-@pytest.mark.slow
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 8]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     assert gatewise(*options, "--output", "whole").status == 0
-    process = subprocess.Popen(
-        command(*options, "--output", "parts"), cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
-    )
-    while not RunFolder(tmp_path / "parts").model.exists() and process.poll() is None:
+    program = Program([*options, "--output", "parts"], tmp_path)
+    while not RunFolder(tmp_path / "parts").model.exists() and program.status is None:
         time.sleep(0.005)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    program.process.kill()
+    assert program.ended().status == -signal.SIGKILL
     assert gatewise("train", "lm", "--output", "parts", "--resume").status == 0
     assert RunFolder(tmp_path / "whole").model.read_bytes() == RunFolder(tmp_path / "parts").model.read_bytes()
 
 
-@pytest.mark.slow
-def test_torchrun_has_the_losses_of_one_process(gatewise, small, tmp_path):
+def test_two_processes_have_the_losses_of_one(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--dropout", 0]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     assert gatewise(*options, "--output", "1").status == 0
-    run = command(*options, "--output", "2", processes=2)
-    answer = subprocess.run(
-        run, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=240
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("valid ppl") == 1, "only the first process reports"
+    first, second = together([*options, "--output", "2"], tmp_path)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert (first.out.count("valid ppl"), second.out) == (1, ""), "only the first process reports"
     results = [json.loads(RunFolder(tmp_path / name).result.read_text()) for name in ("1", "2")]
     for name in ("valid_perplexity", "test_perplexity"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
 
 
+# The one test of commands that starts torchrun itself, which takes seconds.
 @pytest.mark.slow
 def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    words = ["train", "lm", *small, "--output", "run"]
-    process = subprocess.Popen(command(*words, "--epochs", 1000, processes=2), **options)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "gatewise", "train", "lm", *map(str, small), "--output", "run", "--epochs", "1000"]
+    process = subprocess.Popen([*launcher, *words], **options)
     while not RunFolder(tmp_path / "run").model.exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 
@@ -18,6 +16,7 @@ from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.programs import Program, together
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("sacrebleu")
@@ -310,34 +309,25 @@ def test_a_run_without_its_vocabularies_or_of_other_text_does_not_go_on(gatewise
     assert "held its vocabularies" in answer.err
 
 
-@pytest.mark.slow
 def test_two_processes_train_one_model(small, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "gatewise", "train", "nmt", *small, "--output", "run", "--device", "cpu"]
-    done = subprocess.run([*command, *map(str, words)], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    first, second = together(["train", "nmt", *small, "--output", "run", "--device", "cpu"], tmp_path)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
     result = json.loads(RunFolder(tmp_path / "run").result.read_text())
     assert result["test_bleu"] >= 0
-    assert "2 processes" in done.stdout
+    assert "2 processes" in first.out
+    assert second.out == ""
     # 10 of 150 sentences, at least, of which each process translates its share.
     answers = (tmp_path / "run" / "test.translated").read_text("utf-8").splitlines()
-    assert f"test {len(answers)}" in done.stdout
+    assert f"test {len(answers)}" in first.out
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(gatewise, small, tmp_path):
     words = ["train", "nmt", *small, "--output", "killed", "--set", "checkpoint_steps=1", "--epochs", 4]
-    process = subprocess.Popen([sys.executable, "-m", "gatewise", *map(str, words)], cwd=tmp_path)
-    run = RunFolder(tmp_path / "killed")
-    try:
-        for _ in range(600):
-            if run.model.exists():
-                break
-            time.sleep(0.1)
-    finally:
-        process.kill()
-        process.wait()
+    program = Program(words, tmp_path)
+    while not RunFolder(tmp_path / "killed").model.exists() and program.status is None:
+        time.sleep(0.005)
+    program.process.kill()
+    assert program.ended().status == -signal.SIGKILL
     assert gatewise("train", "nmt", "--output", "killed", "--resume").status == 0
     assert gatewise("train", "nmt", *small, "--output", "whole", "--epochs", 4).status == 0
     assert same(weights("whole"), weights("killed"))

@@ -7,28 +7,19 @@ from emulation import emulate
 
 from gatewise.feeding import attend_launches, backward_loop, decoder, launches
 
-_STRUCTS = {
-    "feeding_cell": "Cell",
-    "feeding_gates": "Gates",
-    "feeding_cell_gradient": "CellGradient",
-    "feeding_attended": "Attended",
-    "feeding_attended_gradient": "AttendedGradient",
-}
-
 
 class LaunchesOnCpu(launches.Launches):
     def _launch(self, entry, arguments, grid=None):
         blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // launches.THREADS), launches.THREADS)
         together = grid is not None
-        emulate(launches.SOURCE, self._macros, entry, _STRUCTS[entry], arguments, blocks, threads, together=together)
+        emulate(launches.SOURCE, self._macros, entry, arguments, blocks, threads, together=together)
 
 
 class AtOnceOnCpu(attend_launches.AtOnce):
     def _launch(self, entry, arguments):
         setattr(arguments, "from", self._source)
-        struct = "AttendGradient" if entry.endswith("gradient") else "Attend"
         blocks, threads = self._shape.grid[0], self._shape.threads
-        emulate(attend_launches.SOURCE, self._macros, entry, struct, arguments, blocks, threads, together=True)
+        emulate(attend_launches.SOURCE, self._macros, entry, arguments, blocks, threads, together=True)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Sources of CUDA kernels on the CPU, compiled by the C++ compiler of the machine.
 
 Everything but the launch and a few instructions is what runs on a GPU: the layout of the argument structs, the strides,
-the arithmetic, and, where threads of a block work together, their barriers and exchanges, each thread being one of the
-machine's.
+the arithmetic, and, where threads of a block work together, their barriers and exchanges. They take turns, each as far
+as it can go, in one order and then in the other, so that who reads what another has not written yet finds it missing.
 """
 
 import ctypes
@@ -15,32 +15,74 @@ from pathlib import Path
 from gatewise.kernels.cuda.toolchain import SHARED
 
 _WORDS = """
-#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
 using std::tanh; using std::exp;
 struct Index { unsigned x, y, z; };
-static thread_local Index blockIdx, threadIdx;
-static Index blockDim;
+static Index blockIdx, threadIdx, blockDim;
 #define __device__
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
-struct Warp { std::barrier<> all{32}; float lanes[32]; };
-static std::vector<std::unique_ptr<Warp>> warps;
-static std::unique_ptr<std::barrier<>> block;
-inline void __syncthreads() { block->arrive_and_wait(); }
+constexpr unsigned STACK_BYTES = 1 << 16;
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
+    bool done;
+};
+static std::vector<Thread> block_threads;
+static ucontext_t whose_turn;
+static bool moved;
+struct Barrier {
+    unsigned count, arrived, passed;
+    void wait() {
+        const unsigned mine = passed;
+        moved = true;
+        if (++arrived == count) arrived = 0, passed++;
+        while (passed == mine) swapcontext(&block_threads[threadIdx.x].context, &whose_turn);
+    }
+};
+struct Warp { Barrier all; float lanes[32]; };
+static std::vector<Warp> warps;
+static Barrier block;
+inline void __syncthreads() { block.wait(); }
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
-    Warp& warp = *warps[threadIdx.x / 32];
+    Warp& warp = warps[threadIdx.x / 32];
     warp.lanes[threadIdx.x % 32] = value;
-    warp.all.arrive_and_wait();
+    warp.all.wait();
     const float found = warp.lanes[threadIdx.x % 32 ^ mask];
-    warp.all.arrive_and_wait();
+    warp.all.wait();
     return found;
+}
+static bool run_block(unsigned threads, void (*one)()) {
+    block = {threads, 0, 0};
+    warps.assign(threads / 32, {{32, 0, 0}, {}});
+    if (block_threads.size() < threads) block_threads.resize(threads);
+    for (unsigned thread = 0; thread < threads; thread++) {
+        Thread& own = block_threads[thread];
+        own.done = false;
+        getcontext(&own.context);
+        own.context.uc_stack.ss_sp = own.stack.get();
+        own.context.uc_stack.ss_size = STACK_BYTES;
+        makecontext(&own.context, one, 0);
+    }
+    moved = true;
+    for (unsigned left = threads, turn = 0; left; turn++) {
+        if (!moved) return false;  // they wait for each other
+        moved = false;
+        for (unsigned n = 0; n < threads; n++) {
+            threadIdx = {turn % 2 ? threads - 1 - n : n, 0, 0};
+            Thread& own = block_threads[threadIdx.x];
+            if (own.done) continue;
+            swapcontext(&whose_turn, &own.context);
+            if (own.done) left--, moved = true;
+        }
+    }
+    return true;
 }
 inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
@@ -60,42 +102,48 @@ _INSTRUCTIONS = {
     "tanh.approx.f32": "{out} = std::tanh({into});",
 }
 _ASSEMBLY = re.compile(r'asm\("([a-z0-9.]+) %0, %1;" : "=\w"\((\w+)\) : "\w"\((\w+)\)\);')
+_ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) a\)')
 _RUN = """
-extern "C" void run_{entry}(const {struct}* arguments, unsigned blocks, unsigned threads, bool together) {{
+static const {struct}* arguments_of_{entry};
+static void one_{entry}() {{
+    {entry}(*arguments_of_{entry});
+    block_threads[threadIdx.x].done = true;
+    swapcontext(&block_threads[threadIdx.x].context, &whose_turn);
+}}
+extern "C" bool run_{entry}(const {struct}* arguments, unsigned blocks, unsigned threads, bool together) {{
     blockDim = {{threads, 1, 1}};
-    warps.clear();
-    for (unsigned warp = 0; together && warp < threads / 32; warp++) warps.push_back(std::make_unique<Warp>());
+    arguments_of_{entry} = arguments;
     for (unsigned x = 0; x < blocks; x++) {{
-        block = std::make_unique<std::barrier<>>(threads);
-        std::vector<std::thread> running;
-        auto one = [=](unsigned thread) {{
-            blockIdx = {{x, 0, 0}};
+        blockIdx = {{x, 0, 0}};
+        if (together && !run_block(threads, one_{entry})) return false;
+        for (unsigned thread = 0; !together && thread < threads; thread++) {{
             threadIdx = {{thread, 0, 0}};
             {entry}(*arguments);
-        }};
-        for (unsigned thread = 0; thread < threads; thread++)
-            if (together) running.emplace_back(one, thread); else one(thread);
-        for (auto& each : running) each.join();
+        }}
     }}
+    return true;
 }}
 """
 
 
-def emulate(source, macros, entry, struct, arguments, blocks, threads, *, together):
+def emulate(source, macros, entry, arguments, blocks, threads, *, together):
     """Run a kernel of a source on the CPU; `together`: whether the threads of a block exchange anything."""
-    library = _compiled(source, macros, entry, struct)
-    getattr(library, f"run_{entry}")(ctypes.byref(arguments), blocks, threads, together)
+    run = getattr(_compiled(source, macros), f"run_{entry}")
+    run.restype = ctypes.c_bool
+    assert run(ctypes.byref(arguments), blocks, threads, together), f"threads of {entry} wait for each other for ever"
 
 
 @functools.cache
-def _compiled(source, macros, entry, struct):
+def _compiled(source, macros):
+    """Compile all kernels of a source at once."""
     folder = Path(tempfile.mkdtemp())
     for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
         (folder / path.name).write_text(_ASSEMBLY.sub(_in_c, path.read_text()))
-    text = _WORDS + (folder / source.name).read_text() + _RUN.format(entry=entry, struct=struct)
-    (folder / "kernel.cpp").write_text(text)
+    text = (folder / source.name).read_text()
+    runs = [_RUN.format(entry=entry, struct=struct) for entry, struct in _ENTRY.findall(text)]
+    (folder / "kernel.cpp").write_text("".join([_WORDS, text, *runs]))
     options = [f"-D{macro}={value}" for macro, value in macros]
-    command = ["g++", "-O1", "-shared", "-fPIC", "-pthread", "-std=c++20", f"-I{folder}", *options]
+    command = ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 

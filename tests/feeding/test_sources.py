@@ -11,8 +11,11 @@ from gatewise.kernels.cuda import toolchain
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+# The sources ask of an architecture only whether it is 9.0 or later, so that each dtype meets some of both kinds.
+KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*DTYPES][number % 2 :: 2]]
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), KINDS, ids=str)
 def test_compiles(architecture, dtype):
     binary, taken = toolchain.compile_afresh(SOURCE, architecture, dict(macros_of(dtype, 16 // dtype.itemsize)))
     assert all(name in binary for name in (b"feeding_cell", b"feeding_cell_gradient", b"feeding_attended_gradient"))

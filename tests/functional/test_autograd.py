@@ -13,12 +13,12 @@ from gatewise.kernels.eager import eager
 
 def make(kernel, **options):
     torch.manual_seed(0)
-    module = torch.nn.LSTM(3, 4, dtype=torch.float64, **options)
+    module = torch.nn.LSTM(2, 3, dtype=torch.float64, **options)
     rows = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
-    hidden = options.get("proj_size") or 4
-    x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+    hidden = options.get("proj_size") or 3
+    x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     h0 = torch.randn(rows, 2, hidden, dtype=torch.float64, requires_grad=True)
-    c0 = torch.randn(rows, 2, 4, dtype=torch.float64, requires_grad=True)
+    c0 = torch.randn(rows, 2, 3, dtype=torch.float64, requires_grad=True)
     weights = [parameter.detach().requires_grad_() for parameter in module.parameters()]
 
     def call(x, h0, c0, *weights, **more):

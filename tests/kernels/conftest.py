@@ -5,6 +5,22 @@ import torch
 
 from gatewise import testing
 from gatewise.kernels import ALL
+from gatewise.testing import check
+
+DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+CASES = [case.problem(dtype=dtype) for case in testing.CASES for dtype in DTYPES]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out hundreds of tests that would be skipped: those of kernels that refuse every case on a CPU, there."""
+    for_gpus = [kernel for kernel in ALL if all(testing.why_not(kernel, problem, "cpu") for problem in CASES)]
+
+    def left_out(item):
+        given = item.callspec.params if hasattr(item, "callspec") and "admitted" in item.fixturenames else {}
+        return given.get("device") == "cpu" and given.get("kernel") in for_gpus
+
+    config.hook.pytest_deselected(items=[item for item in items if left_out(item)])
+    items[:] = [item for item in items if not left_out(item)]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -30,6 +46,25 @@ def admitted(kernel, device):
         return problem
 
     return check
+
+
+@pytest.fixture(scope="session")
+def known_budgets():
+    return {}
+
+
+@pytest.fixture
+def budgets_once(monkeypatch, known_budgets):
+    """Have the budgets of a problem, whose inputs depend on it alone, computed for one of the kernels or forms only."""
+    compute = check.budgets
+
+    def remembered(problem, inputs, gradients, exact, device):
+        key = problem, str(device)
+        if key not in known_budgets:
+            known_budgets[key] = compute(problem, inputs, gradients, exact, device)
+        return known_budgets[key]
+
+    monkeypatch.setattr(check, "budgets", remembered)
 
 
 @pytest.fixture(autouse=True)

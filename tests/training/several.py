@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 
 from gatewise.training.processes import join_processes
+from tests.programs import free_port, of_several, processes_that_start_fast
 
 COUNT = 2
 
@@ -33,13 +32,6 @@ class Recorder:
         return replay
 
 
-def processes_that_start_fast():
-    """Return a context whose processes are forked from one that has imported everything, but computed nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"])
-    return context
-
-
 def together(folder, jobs, device="cpu", context=None, seconds=120.0):
     """Do jobs one after the other, each in both processes at once.
 
@@ -53,9 +45,7 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
     Returns:
         What the jobs returned, by name, one value a process; a job that failed, and those behind it, are missing.
     """
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = context or processes_that_start_fast()
     workers = [context.Process(target=_work, args=(rank, port, folder, jobs, device, seconds)) for rank in range(COUNT)]
     for worker in workers:
@@ -76,9 +66,7 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
 
 def _work(rank, port, folder, jobs, device, seconds):
     faulthandler.dump_traceback_later(0.9 * seconds)  # who is killed has told where it was
-    os.environ.update(
-        WORLD_SIZE=str(COUNT), RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port)
-    )
+    os.environ.update(of_several(rank, COUNT, port))
     with join_processes(device) as processes:
         for name, (job, arguments) in jobs.items():
             try:

@@ -11,7 +11,7 @@ import time
 import pytest
 from echo_model import Echoes, train
 from faulty_model import faulty_model
-from several import COUNT, processes_that_start_fast, together
+from several import COUNT, together
 from test_resumption import files_of
 
 from gatewise.contract.errors import KernelFault, ProcessFailed, TrainingDiverged
@@ -20,6 +20,7 @@ from gatewise.training.failure_channel import FailureChannel
 from gatewise.training.loop import CHECKPOINT
 from gatewise.training.processes import join_processes
 from gatewise.training.recorded_step import read_step
+from tests.programs import free_port, of_several, processes_that_start_fast
 
 KILLED = "it ended without a word, as a process does that is killed"
 
@@ -59,8 +60,7 @@ def refused(processes, error, **options):
 
 def _work(rank, port, folder, how, failing):
     """Be one of the processes; write what is printed, and what this process was told, into files."""
-    os.environ.update(WORLD_SIZE=str(COUNT), RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="localhost",
-                      MASTER_PORT=str(port))  # fmt: skip
+    os.environ.update(of_several(rank, COUNT, port))
     os.dup2(os.open(folder / f"printed.{rank}", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     if how == "busy":
         failure_channel.GRACE_SECONDS = 0.5
@@ -79,9 +79,7 @@ def _work(rank, port, folder, how, failing):
 def ended(folder, how, failing):
     """Return, by rank, how the processes ended: exit status, the first error printed, and the one raised."""
     context = processes_that_start_fast()
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     workers = [context.Process(target=_work, args=(rank, port, folder, how, failing)) for rank in range(COUNT)]
     for worker in workers:
         worker.start()

@@ -10,13 +10,13 @@ import time
 import pytest
 import torch
 from echo_model import Diary, Echoes, train
-from several import processes_that_start_fast
 
 from gatewise.contract.errors import NotFinite
 from gatewise.data import TokenStream
 from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT
+from tests.programs import processes_that_start_fast
 
 OPTIONS = {
     "plain": {"checkpoint_steps": 7},
@@ -121,7 +121,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
         process.start()
         while not checkpoint.exists() or read_tensors(checkpoint, CHECKPOINT)[1]["step"] < step:
             assert process.exitcode is None, f"ended before step {step}"
-            time.sleep(0.001)
+            time.sleep(0.003)
         time.sleep(chance.uniform(0.0, 0.005))
         os.kill(process.pid, signal.SIGKILL)
         process.join()

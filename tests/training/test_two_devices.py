@@ -81,7 +81,6 @@ def distance(ones, others):
     return sum(((one - other).astype(float) ** 2).sum() for one, other in zip(ones, others, strict=True)) ** 0.5
 
 
-pytestmark = pytest.mark.xdist_group("two devices")
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 SECONDS = 120
 

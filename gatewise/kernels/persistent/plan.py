@@ -142,16 +142,19 @@ class Tiling:
     @property
     def chunk(self) -> int:
         """Spans that one poll loads: as many as leave registers for a second poll in flight."""
-        sizes = [size for size in (4, 3, 2) if self.spans % size == 0 or size < self.spans]
-        return next((size for size in sizes if self._polls_in_registers(size) >= 2), 1)
+        return self._polls[0]
 
     @property
     def ahead(self) -> int:
         """Polls in flight: as many as there are registers for, together at most ten loads of 16 bytes a lane."""
-        return max(1, min(4, 10 // self.chunk, self._polls_in_registers(self.chunk)))
+        return self._polls[1]
 
-    def _polls_in_registers(self, chunk: int) -> int:
-        return (_register_limit(self.warps) - self.registers) // (4 * chunk)
+    @property
+    def _polls(self) -> tuple[int, int]:
+        free, spans = (_register_limit(self.warps) - self.registers) // 4, self.spans
+        sizes = (size for size in (4, 3, 2) if spans % size == 0 or size < spans)
+        chunk = next((size for size in sizes if free // size >= 2), 1)
+        return chunk, max(1, min(4, 10 // chunk, free // chunk))
 
     def macros(self, float16: bool, ragged: bool) -> dict[str, int]:
         """The template parameters of the source."""
@@ -234,7 +237,8 @@ class Tiling:
 
     @property
     def _poll_rounds(self) -> int:
-        return math.ceil(self.spans * self.rows / 8 / (self.chunk * self.ahead))
+        chunk, ahead = self._polls
+        return math.ceil(self.spans * self.rows / 8 / (chunk * ahead))
 
     def step_seconds(self) -> float:
         """Predicted time of one step of every group."""
@@ -292,31 +296,49 @@ def candidates(
     exact: bool = False,
 ) -> list[Tiling]:
     """Return every tiling that fits on the device with so many directions at once."""
+    found = []
+    for cut in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, exact and batch == 1):
+        if cut.rows >= batch + 8 and cut.rows > 8:
+            continue
+        groups = math.ceil(batch / cut.rows)
+        together = min(groups, multiprocessors(device, cut.split) // (cut.blocks * directions))
+        if together > 0:
+            found.append(dataclasses.replace(cut, groups=groups, together=together, directions=directions))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _of_one_group(
+    hidden: int, device: Device, backward: bool, value_bytes: int, exact: bool, one_row: bool
+) -> tuple[Tiling, ...]:
+    """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
-        if rows >= batch + 8 and rows > 8:
-            continue
-        sizes = hidden_of(hidden_size), units, rows, warps
-        one_row = exact and batch == 1
-        cut = Tiling(*sizes, 1, split, backward, value_bytes=value_bytes, exact=exact, one_row=one_row)
-        groups = math.ceil(batch / rows)
-        together = min(groups, multiprocessors(device, split) // (cut.blocks * directions))
-        if together == 0:
-            continue
-        cut = dataclasses.replace(cut, groups=groups, together=together, directions=directions)
-        found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
-    return found
+        cut = Tiling(
+            hidden, units, rows, warps, 1, split, backward, value_bytes=value_bytes, exact=exact, one_row=one_row
+        )
+        if _whole_tiles(cut):
+            found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
+    return tuple(found)
 
 
 def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
     # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
-    parted = [dataclasses.replace(cut, resident=tiles) for tiles in range(cut.tiles, 0, -1)]
-    whole = parted[0]
+    whole = dataclasses.replace(cut, resident=cut.tiles)
     rooms = (3, 6) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
-    placed = [next((one for one in parted if _registers_fit(one, loads)), parted[-1]) for loads in rooms]
+    placed = []
+    for loads in rooms:
+        one = whole
+        while one.resident > 1 and not _registers_fit(one, loads):
+            one = dataclasses.replace(one, resident=one.resident - 1)
+        placed.append(one)
     return list(dict.fromkeys(placed))
+
+
+def _whole_tiles(cut: Tiling) -> bool:
+    return not (cut.backward and cut.split * cut.units % 16)
 
 
 def _registers_fit(cut: Tiling, loads: int) -> bool:
@@ -330,10 +352,11 @@ def _register_limit(warps: int) -> int:
 
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
-    whole = not (cut.backward and cut.split * cut.units % 16)
+    if not (_whole_tiles(cut) and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)):
+        return False
     # With fewer loads in flight a warp waits for memory once for each of them.
-    in_flight = cut.ahead * cut.chunk >= min(3, cut.spans * cut.rows // 8)
-    return whole and in_flight and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)
+    chunk, ahead = cut._polls
+    return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
 
 
 def multiprocessors(device: Device, split: int) -> int:

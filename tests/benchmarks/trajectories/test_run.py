@@ -1,6 +1,7 @@
 """Cases are trained on every kind of layer from the same weights, and a wrong kernel is found."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from gatewise.benchmarks.trajectories.run import run_case
 from gatewise.benchmarks.trajectories.tasks import MODELS, batches
 from gatewise.benchmarks.trajectories.train import train
 from gatewise.kernels.eager import eager
+from tests.programs import processes_that_start_fast
 
 CPU = torch.device("cpu")
 SMALL = Case("small", "classes", 7, 8, 12, rate=0.05, bidirectional=True)
@@ -64,8 +66,10 @@ def test_a_right_kernel_passes_and_a_wrong_one_does_not(monkeypatch):
     assert "around step" in row["note"]
 
 
-@pytest.mark.slow
-def test_two_processes_train_together():
+def test_two_processes_train_together(monkeypatch):
+    processes_that_start_fast()  # says what the server imports
+    forked = functools.partial(torch.multiprocessing.start_processes, start_method="forkserver")
+    monkeypatch.setattr(torch.multiprocessing, "spawn", forked)
     # The same batch in both processes is that of one: the gradients are averaged.
     case = dataclasses.replace(SMALL, processes=2, batch=4)
     together, alone = train(case, "eager", 0, 3, CPU), train(dataclasses.replace(case, processes=1), "eager", 0, 3, CPU)

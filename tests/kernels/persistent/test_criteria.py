@@ -1,8 +1,5 @@
 """Every refusal of the persistent kernel: each criterion rejects its own violation and says so."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -95,8 +92,3 @@ def test_states_its_work_and_what_it_keeps():
     assert [spec.nbytes for spec in persistent.kept(PROBLEM, H200)] == [20 * 8 * (1024 + 256) * 2]
     assert persistent.kept(PROBLEM.replace(needs_grad=False), H200) == ()
     assert "units x" in persistent.algorithm(PROBLEM, H200)
-
-
-def test_importing_it_loads_no_compiler():
-    code = "import sys, gatewise.kernels.persistent.kernel; assert 'cuda.core' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -29,6 +29,7 @@ class Unrefused:
         return ()
 
 
+@pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_agrees_with_the_oracle(form, case, on_cpu):
