@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from gatewise.cells import lstm, unroll
+from gatewise.cells import unroll
+from gatewise.cells.cell import Cell
+from gatewise.cells.lstm import LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -27,6 +29,8 @@ from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 _FORWARD_LAUNCHES, _FORWARD_VIEWS = 7, 4
 _BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
 _LAYER_OPERATORS = 12
+
+_CELL: Cell = LSTM()
 
 
 class _Eager:
@@ -53,9 +57,9 @@ class _Eager:
         """Operators grow with the number of steps, whatever their size."""
         layers = problem.num_layers * problem.num_directions
         steps, tokens = layers * problem.time, layers * problem.time * problem.batch
-        half = lstm.state_dtype(problem.dtype) != problem.dtype
+        half = unroll.state_dtype(problem.dtype) != problem.dtype
         projected = problem.proj_size > 0
-        state_bytes = lstm.state_dtype(problem.dtype).itemsize
+        state_bytes = unroll.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
         on_gpu = device.kind == "cuda"
         flops = problem.matmul_flops * (exact_slowdown(problem) if on_gpu else 1.0)
@@ -73,7 +77,7 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         launches = _BACKWARD_LAUNCHES + half + projected
-        blocks = -(-problem.time // unroll.block_steps(problem.batch, problem.hidden_size, device.kind)) * layers
+        blocks = -(-problem.time // unroll.block_steps(_CELL, problem.batch, problem.hidden_size, device.kind)) * layers
         bulk = blocks * unroll.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
         backward = Work(
             matmul_flops=2 * flops,
@@ -82,12 +86,12 @@ class _Eager:
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
             exchanges=waiting,
-            workspace_bytes=unroll.backward_workspace(problem, device.kind),
+            workspace_bytes=unroll.backward_workspace(_CELL, problem, device.kind),
         )
         if not problem.rebuilds_gates:
             return forward + backward
         # The forward pass is run again, a direction at a time, and what it keeps lives beside the backward's own.
-        kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem))
+        kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem, _CELL))
         repeated = dataclasses.replace(backward, workspace_bytes=kept + backward.workspace_bytes)
         return forward + forward + repeated
 
@@ -101,7 +105,7 @@ class _Eager:
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         directions = problem.num_layers * problem.num_directions
         outputs = (output,) * (problem.num_layers - 1)
-        return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
+        return outputs if problem.lean else outputs + unroll.Kept.specs(problem, _CELL) * directions
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         """Run every layer and direction, one after another."""
@@ -138,16 +142,17 @@ def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     products = _projected(problem, layer)
     keep = problem.needs_grad and not problem.rebuilds_gates
     runs = [_run(layer, products, direction, keep) for direction in range(len(layer.weights))]
-    kept = tuple(tensor for run in runs if run.kept is not None for tensor in run.kept)
+    kept = tuple(tensor for run in runs if run.kept is not None for tensor in (run.kept.sums, *run.kept.states))
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
-    return Result(y, torch.stack([run.h_n for run in runs]), torch.stack([run.c_n for run in runs]), kept)
+    return Result(y, torch.stack([run.h_n for run in runs]), torch.stack([run.states_n[0] for run in runs]), kept)
 
 
 def _run(layer: stack.Layer, products: tuple[torch.Tensor, ...] | None, direction: int, keep: bool) -> unroll.Unrolled:
     return unroll.forward(
+        _CELL,
         layer.x if products is None else products[direction],
         layer.h0[direction],
-        layer.c0[direction],
+        (layer.c0[direction],),
         layer.weights[direction],
         reverse=direction == 1,
         lengths=layer.lengths,
@@ -169,7 +174,8 @@ def _kept(
     direction: int,
 ) -> unroll.Kept:
     if not problem.lean:
-        return unroll.Kept(*result.kept[2 * direction : 2 * direction + 2])
+        sums, *states = result.kept[2 * direction : 2 * direction + 2]
+        return unroll.Kept(sums, tuple(states))
     again = _run(layer, products, direction, True).kept
     assert again is not None  # for the type checker: it was asked for
     return again
@@ -182,15 +188,16 @@ def _layer_backward(
     products = _projected(problem, layer)
     runs = [
         unroll.backward(
+            _CELL,
             layer.x if products is None else products[direction],
             layer.h0[direction],
-            layer.c0[direction],
+            (layer.c0[direction],),
             weights,
             result.y[..., direction * size : (direction + 1) * size],
             _kept(problem, layer, products, result, direction),
             None if gradients.y is None else gradients.y[..., direction * size : (direction + 1) * size],
             None if gradients.h_n is None else gradients.h_n[direction],
-            None if gradients.c_n is None else gradients.c_n[direction],
+            (None if gradients.c_n is None else gradients.c_n[direction],),
             reverse=direction == 1,
             lengths=layer.lengths,
             needs=needs,
@@ -203,7 +210,7 @@ def _layer_backward(
     return stack.LayerGradients(
         stack.summed(of_x) if products is None else _side_by_side(of_x),
         stack.stacked([run.h0 for run in runs]),
-        stack.stacked([run.c0 for run in runs]),
+        stack.stacked([None if run.states0 is None else run.states0[0] for run in runs]),
         tuple(gradient for run in runs for gradient in run.weights),
     )
 

@@ -1,32 +1,47 @@
-"""A direction unrolled over time: against torch.nn.LSTM in float64, autograd, and numerical derivatives."""
+"""A direction unrolled over time: against PyTorch's layers in float64, autograd, and numerical derivatives."""
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 import torch
 
-from gatewise.cells import lstm, unroll
+from gatewise.cells import unroll
+from gatewise.cells.gru import GRU
+from gatewise.cells.lstm import LSTM
+from gatewise.cells.pointwise import pointwise_of
+from gatewise.cells.trace import traced
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
+from tests.cells.statements import ALL, LIBRARY, name
+
+MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
+
+each_cell = pytest.mark.parametrize("cell", ALL, ids=name)
 
 
 @st.composite
-def directions(draw):
+def directions(draw, cells):
     """Inputs of one direction of one layer, float64."""
+    cell = draw(st.sampled_from(cells))
     time, batch = draw(st.integers(0, 7)), draw(st.integers(1, 4))
     input_size, hidden_size = draw(st.sampled_from([1, 3, 31])), draw(st.sampled_from([1, 2, 3, 31]))
-    proj_size = draw(st.sampled_from([0, 1])) if hidden_size > 1 else 0
+    may_project = hidden_size > 1 and not traced(cell).reads_hidden
+    proj_size = draw(st.sampled_from([0, 1])) if may_project else 0
     bias = draw(st.booleans())
     lengths = draw(st.none() | st.lists(st.integers(0, time), min_size=batch, max_size=batch))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    return build(time, batch, input_size, hidden_size, proj_size, bias, lengths, generator), draw(st.booleans())
+    return (
+        cell,
+        build(cell, time, batch, input_size, hidden_size, proj_size, bias, lengths, generator),
+        draw(st.booleans()),
+    )
 
 
-def build(time, batch, input_size, hidden_size, proj_size, bias, lengths, generator):
+def build(cell, time, batch, input_size, hidden_size, proj_size, bias, lengths, generator):
     def drawn(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    state, gates = proj_size or hidden_size, 4 * hidden_size
+    state, gates = proj_size or hidden_size, len(cell.gates) * hidden_size
     weights = DirectionWeights(
         drawn(gates, input_size) * 0.5,
         drawn(gates, state) * 0.5,
@@ -35,147 +50,171 @@ def build(time, batch, input_size, hidden_size, proj_size, bias, lengths, genera
         drawn(proj_size, hidden_size) if proj_size else None,
     )
     lengths = None if lengths is None else torch.tensor(lengths)
-    return drawn(time, batch, input_size), drawn(batch, state), drawn(batch, hidden_size), weights, lengths
+    states = tuple(drawn(batch, hidden_size) for _ in cell.states)
+    return drawn(time, batch, input_size), drawn(batch, state), states, weights, lengths
 
 
-def torchs(x, h0, c0, weights, lengths, reverse):
-    """One row at a time through torch.nn.LSTM; a reverse direction is a reversed row."""
-    projected = weights.w_hr is not None
-    module = torch.nn.LSTM(
-        x.shape[2],
-        c0.shape[1],
-        bias=weights.b_ih is not None,
-        proj_size=h0.shape[1] if projected else 0,
-        dtype=torch.float64,
-    )
+def torchs(cell, x, h0, states0, weights, lengths, reverse):
+    """One row at a time through PyTorch's layer; a reverse direction is a reversed row."""
+    options = {"proj_size": h0.shape[1]} if weights.w_hr is not None else {}
+    hidden_size = weights.w_hh.shape[0] // len(cell.gates)
+    module = MODULES[cell](x.shape[2], hidden_size, bias=weights.b_ih is not None, dtype=torch.float64, **options)
     parameters = dict(zip((name for name, _ in module.named_parameters()), weights.tensors(), strict=True))
-    y, h_n, c_n = [], [], []
+    y, finals = [], []
     for row in range(x.shape[1]):
         length = x.shape[0] if lengths is None else int(lengths[row])
-        h, c = h0[None, row : row + 1], c0[None, row : row + 1]
+        state = tuple(one[None, row : row + 1] for one in (h0, *states0))
         out = x.new_zeros(x.shape[0], 1, h0.shape[1])
         if length:
             steps = x[:length, row : row + 1]
-            arguments = (steps.flip(0) if reverse else steps, (h, c))
-            some, (h, c) = torch.func.functional_call(module, parameters, arguments)
+            arguments = (steps.flip(0) if reverse else steps, state if states0 else state[0])
+            some, state = torch.func.functional_call(module, parameters, arguments)
+            state = state if states0 else (state,)
             out = torch.cat([some.flip(0) if reverse else some, out[length:]])
         y.append(out)
-        h_n.append(h[0])
-        c_n.append(c[0])
-    return torch.cat(y, 1), torch.cat(h_n), torch.cat(c_n)
+        finals.append([one[0] for one in state])
+    return torch.cat(y, 1), *(torch.cat(rows) for rows in zip(*finals, strict=True))
 
 
-def leaves_of(x, h0, c0, weights):
-    return [tensor.requires_grad_() for tensor in (x, h0, c0, *weights.tensors())]
+def leaves_of(x, h0, states0, weights):
+    return [tensor.requires_grad_() for tensor in (x, h0, *states0, *weights.tensors())]
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(directions())
+def outputs_of(run):
+    return run.y, run.h_n, *run.states_n
+
+
+def gradients_of(cell, x, h0, states0, weights, run, above, **options):
+    dy, dh, *dstates = above
+    found = unroll.backward(cell, x, h0, states0, weights, run.y, run.kept, dy, dh, dstates, **options)
+    return found.x, found.h0, *found.states0, *found.weights
+
+
+def assert_all_close(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(directions(LIBRARY))
 def test_forward_and_backward_are_torchs(drawn):
-    (x, h0, c0, weights, lengths), reverse = drawn
-    leaves = leaves_of(x, h0, c0, weights)
-    expected = torchs(x, h0, c0, weights, lengths, reverse)
+    cell, (x, h0, states0, weights, lengths), reverse = drawn
+    leaves = leaves_of(x, h0, states0, weights)
+    expected = torchs(cell, x, h0, states0, weights, lengths, reverse)
     above = [torch.randn_like(output) for output in expected]
     # Without any step of any row, y is torch.zeros and hangs on nothing.
     outputs, given = zip(*(pair for pair in zip(expected, above, strict=True) if pair[0].requires_grad), strict=True)
     expected_gradients = torch.autograd.grad(outputs, leaves, given, materialize_grads=True)
+    options = {"reverse": reverse, "lengths": lengths}
     with torch.no_grad():
-        run = unroll.forward(x, h0, c0, weights, reverse=reverse, lengths=lengths, keep=True)
-        found = unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, reverse=reverse, lengths=lengths)
-    for mine, theirs in zip(run[:3], expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    for mine, theirs in zip((*found[:3], *found.weights), expected_gradients, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        run = unroll.forward(cell, x, h0, states0, weights, keep=True, **options)
+        found = gradients_of(cell, x, h0, states0, weights, run, above, **options)
+    assert_all_close(outputs_of(run), expected)
+    assert_all_close(found, expected_gradients)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(directions())
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(directions(ALL))
 def test_autograd_through_forward_gives_the_adjoint(drawn):
-    (x, h0, c0, weights, lengths), reverse = drawn
-    leaves = leaves_of(x, h0, c0, weights)
-    recorded = unroll.forward(x, h0, c0, weights, reverse=reverse, lengths=lengths, keep=True)
-    above = [torch.randn_like(output) for output in recorded[:3]]
-    expected = torch.autograd.grad(recorded[:3], leaves, above, materialize_grads=True)
+    cell, (x, h0, states0, weights, lengths), reverse = drawn
+    leaves, options = leaves_of(x, h0, states0, weights), {"reverse": reverse, "lengths": lengths}
+    recorded = outputs_of(unroll.forward(cell, x, h0, states0, weights, keep=True, **options))
+    above = [torch.randn_like(output) for output in recorded]
+    expected = torch.autograd.grad(recorded, leaves, above, materialize_grads=True)
     with torch.no_grad():
-        plain = unroll.forward(x, h0, c0, weights, reverse=reverse, lengths=lengths, keep=True)
-        found = unroll.backward(x, h0, c0, weights, plain.y, plain.kept, *above, reverse=reverse, lengths=lengths)
-    for mine, theirs in zip(recorded[:3], plain[:3], strict=True):
-        torch.testing.assert_close(mine.detach(), theirs)
-    for mine, theirs in zip((*found[:3], *found.weights), expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        plain = unroll.forward(cell, x, h0, states0, weights, keep=True, **options)
+        found = gradients_of(cell, x, h0, states0, weights, plain, above, **options)
+    assert_all_close([output.detach() for output in recorded], outputs_of(plain))
+    assert_all_close(found, expected)
 
 
 @pytest.mark.parametrize("lengths", [None, [2, 3, 0]], ids=["dense", "lengths"])
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("proj_size", [0, 1])
-def test_numerical_first_and_second_derivatives(lengths, reverse, proj_size):
+@pytest.mark.parametrize(("cell", "proj_size", "reverse"), [(LSTM(), 1, True), (LSTM(), 0, False), (GRU(), 0, True)])
+def test_numerical_first_and_second_derivatives(cell, lengths, reverse, proj_size):
     generator = torch.Generator().manual_seed(1)
-    x, h0, c0, weights, lengths = build(3, 3, 2, 2, proj_size, True, lengths, generator)
+    x, h0, states0, weights, lengths = build(cell, 3, 3, 2, 2, proj_size, True, lengths, generator)
 
-    def run(x, h0, c0, *tensors):
+    def run(x, h0, *others):
+        states, tensors = others[: len(states0)], others[len(states0) :]
         given = DirectionWeights.from_tensors(tensors)
-        return unroll.forward(x, h0, c0, given, reverse=reverse, lengths=lengths)[:3]
+        return outputs_of(unroll.forward(cell, x, h0, states, given, reverse=reverse, lengths=lengths))
 
-    leaves = leaves_of(x, h0, c0, weights)
+    leaves = leaves_of(x, h0, states0, weights)
     assert torch.autograd.gradcheck(run, leaves)
     assert torch.autograd.gradgradcheck(run, leaves)
 
 
+@pytest.mark.parametrize("cell", LIBRARY, ids=name)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_garbage_in_padding_does_not_reach_autograd(reverse):
+def test_garbage_in_padding_does_not_reach_autograd(cell, reverse):
     generator = torch.Generator().manual_seed(2)
-    x, h0, c0, weights, lengths = build(4, 3, 3, 5, 0, True, [2, 0, 4], generator)
+    x, h0, states0, weights, lengths = build(cell, 4, 3, 3, 5, 0, True, [2, 0, 4], generator)
     above = None
     results = []
     for garbage in (0.0, float("nan")):
         real = (torch.arange(4)[:, None] < lengths).unsqueeze(2)
-        leaves = [t.detach().clone().requires_grad_() for t in (torch.where(real, x, garbage), h0, c0)]
-        tensors = [t.detach().clone().requires_grad_() for t in weights.tensors()]
-        given = DirectionWeights.from_tensors(tensors)
-        outputs = unroll.forward(*leaves, given, reverse=reverse, lengths=lengths)[:3]
-        above = above or [torch.randn_like(output) for output in outputs]
-        results.append((*outputs, *torch.autograd.grad(outputs, [*leaves, *tensors], above)))
+        given = torch.where(real, x, garbage), h0, *states0, *weights.tensors()
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in given]
+        count = 2 + len(states0)
+        made = DirectionWeights.from_tensors(leaves[count:])
+        run = unroll.forward(cell, *leaves[:2], leaves[2:count], made, reverse=reverse, lengths=lengths)
+        above = above or [torch.randn_like(output) for output in outputs_of(run)]
+        results.append((*outputs_of(run), *torch.autograd.grad(outputs_of(run), leaves, above)))
     for clean, dirty in zip(*results, strict=True):
         assert torch.equal(clean, dirty)
 
 
+@each_cell
 @pytest.mark.parametrize("lengths", [None, [9, 4, 0]], ids=["dense", "lengths"])
-def test_blocks_of_steps_do_not_show(lengths, monkeypatch):
+def test_blocks_of_steps_do_not_show(cell, lengths, monkeypatch):
     generator = torch.Generator().manual_seed(3)
-    x, h0, c0, weights, lengths = build(9, 3, 3, 5, 2, True, lengths, generator)
-    run = unroll.forward(x, h0, c0, weights, lengths=lengths, keep=True)
-    above = [torch.randn_like(output) for output in run[:3]]
-    whole = unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, lengths=lengths)
+    x, h0, states0, weights, lengths = build(cell, 9, 3, 3, 5, 0, True, lengths, generator)
+    run = unroll.forward(cell, x, h0, states0, weights, lengths=lengths, keep=True)
+    above = [torch.randn_like(output) for output in outputs_of(run)]
+    whole = gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths)
     for steps in (1, 2, 4):
         monkeypatch.setitem(unroll._BLOCKS, "cpu", (steps, 1))
-        assert unroll.block_steps(3, 5, "cpu") == steps
-        parts = unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, lengths=lengths)
-        for mine, theirs in zip((*parts[:3], *parts.weights), (*whole[:3], *whole.weights), strict=True):
-            torch.testing.assert_close(mine, theirs)
+        assert unroll.block_steps(cell, 3, 5, "cpu") == steps
+        assert_all_close(gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths), whole)
 
 
-def test_backward_may_run_twice_and_leaves_what_was_kept():
+@each_cell
+def test_backward_may_run_twice_and_leaves_what_was_kept(cell):
     generator = torch.Generator().manual_seed(4)
-    x, h0, c0, weights, _ = build(5, 3, 3, 5, 0, True, None, generator)
-    run = unroll.forward(x, h0, c0, weights, keep=True)
-    copies = [tensor.clone() for tensor in run.kept]
-    above = [torch.randn_like(output) for output in run[:3]]
-    first, second = (unroll.backward(x, h0, c0, weights, run.y, run.kept, *above, needs=Needs()) for _ in range(2))
-    assert torch.equal(first.x, second.x)
-    for tensor, copy in zip(run.kept, copies, strict=True):
+    x, h0, states0, weights, _ = build(cell, 5, 3, 3, 5, 0, True, None, generator)
+    run = unroll.forward(cell, x, h0, states0, weights, keep=True)
+    kept = (run.kept.sums, *run.kept.states)
+    copies = [tensor.clone() for tensor in kept]
+    above = [torch.randn_like(output) for output in outputs_of(run)]
+    first, second = (gradients_of(cell, x, h0, states0, weights, run, above, needs=Needs()) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    for tensor, copy in zip(kept, copies, strict=True):
         assert torch.equal(tensor, copy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_a_half_run_rounds_only_the_operands_of_products(dtype):
-    generator = torch.Generator().manual_seed(5)
-    x, h0, c0, weights, _ = build(40, 3, 3, 31, 0, True, None, generator)
+    cell, generator = LSTM(), torch.Generator().manual_seed(5)
+    x, h0, states0, weights, _ = build(cell, 40, 3, 3, 31, 0, True, None, generator)
     half = DirectionWeights(*(None if tensor is None else tensor.to(dtype) for tensor in weights))
     with torch.no_grad():
-        run = unroll.forward(x.to(dtype), h0.to(dtype), c0.to(dtype), half, keep=True)
-    assert (run.y.dtype, run.h_n.dtype, run.c_n.dtype) == (dtype, dtype, dtype)
-    assert (run.kept.z.dtype, run.kept.c.dtype) == (dtype, lstm.state_dtype(dtype))
-    replayed = c0.to(dtype).float()
-    for z, c in zip(run.kept.z, run.kept.c, strict=True):
-        _, replayed = lstm.step(z, replayed)
+        run = unroll.forward(cell, x.to(dtype), h0.to(dtype), [states0[0].to(dtype)], half, keep=True)
+    assert {tensor.dtype for tensor in outputs_of(run)} == {dtype}
+    assert (run.kept.sums.dtype, run.kept.states[0].dtype) == (dtype, unroll.state_dtype(dtype))
+    replayed = states0[0].to(dtype).float()
+    for sums, c in zip(run.kept.sums, run.kept.states[0], strict=True):
+        _, replayed = pointwise_of(traced(cell)).step(sums.float(), replayed, replayed)
         assert torch.equal(replayed, c)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_small_increments_of_a_half_hidden_state_are_not_lost(dtype):
+    # The update gate of a GRU lets 1/512 of the candidate, which is 1, through: h approaches 1 from 0.
+    cell, steps = GRU(), 512
+    x = torch.zeros(steps, 1, 1, dtype=dtype)
+    bias = torch.tensor([0.0, torch.logit(torch.tensor(511 / 512)).item(), 40.0], dtype=dtype)
+    weights = DirectionWeights(*(torch.zeros(3, 1, dtype=dtype) for _ in range(2)), bias, torch.zeros_like(bias))
+    with torch.no_grad():
+        run = unroll.forward(cell, x, torch.zeros(1, 1, dtype=dtype), (), weights)
+    share = torch.sigmoid(-bias[1].double()).item()
+    assert abs(run.h_n.item() - (1 - (1 - share) ** steps)) < 2 * torch.finfo(dtype).eps

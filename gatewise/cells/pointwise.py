@@ -1,0 +1,234 @@
+"""The operators of a cell's step and of its adjoint, as Python functions written from its operations.
+
+A function is written once for each cell and calls nothing but operators of PyTorch on whole tensors, which autograd
+differentiates to any order.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.cells.adjoint import adjoint_of
+from gatewise.cells.trace import Operand, Operation, Step, before, is_number
+
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+class Pointwise(NamedTuple):
+    """The functions of a cell that go over the units of a layer.
+
+    Attributes:
+        step: From the sums [B, S*H], the hidden state before the step, and the other states before it, to a tuple of
+            the hidden state after it and the other states.
+        hidden: From the sums [..., S*H], all states before the step and the states after it, to the hidden state after
+            the step.
+        source: The Python source of both.
+    """
+
+    step: Callable[..., tuple[Tensor, ...]]
+    hidden: Callable[..., Tensor]
+    source: str
+
+
+@functools.lru_cache(maxsize=256)
+def pointwise_of(step: Step) -> Pointwise:
+    """Return the functions of a step."""
+    states = [before(name) for name in ("h", *step.states)]
+    forward = _Writer(step, known=())
+    forward.needs((step.hidden, *step.after))
+    outputs = ", ".join(map(forward.name, (step.hidden, *step.after)))
+    again = _Writer(step, known=step.after)
+    again.needs((step.hidden,))
+    given = ", ".join(["sums", *states])
+    source = "\n".join(
+        [
+            f"def step({given}):",
+            *forward.lines(),
+            f"    return ({outputs},)",
+            "",
+            f"def hidden({', '.join([given, *map(again.name, step.after)])}):",
+            *again.lines(),
+            f"    return {again.name(step.hidden)}",
+        ]
+    )
+    made = _made(source)
+    return Pointwise(made["step"], made["hidden"], source)
+
+
+@functools.lru_cache(maxsize=256)
+def coefficients_of(step: Step) -> Callable[..., None]:
+    """Return the function that computes the coefficients of a step's adjoint, for any number of steps at once.
+
+    Its arguments are the sums [..., S*H], the states before the step [..., H], the hidden one first, the other states
+    after it [..., H], and the columns to write: for each state after the step, the hidden one first, a tensor
+    [..., R, H] with R the number of `Adjoint.rows`.
+    """
+    adjoint = adjoint_of(step)
+    writer = _Writer(step, known=step.after)
+    expressions = [expression for _, expression in adjoint.shared] + [one for row in adjoint.table for one in row]
+    shared = {name for name, _ in adjoint.shared}
+    writer.needs(sorted({str(one) for some in expressions for one in some.free_symbols} - shared))
+    given = ["sums", *(before(name) for name in ("h", *step.states)), *map(writer.name, step.after), "columns"]
+    lines = [f"def coefficients({', '.join(given)}):", *writer.lines()]
+    printed = _printer(writer.name)
+    lines += [f"    {name} = {printed.doprint(expression)}" for name, expression in adjoint.shared]
+    for row, (name, entries) in enumerate(zip(adjoint.rows, adjoint.table, strict=True)):
+        lines.append(f"    # {name}")
+        lines += [
+            f"    {_written(entry, f'columns[{column}].select(-2, {row})', printed)}"
+            for column, entry in enumerate(entries)
+        ]
+    source = "\n".join(lines)
+    return _made(source)["coefficients"]
+
+
+def _made(source: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"torch": torch, "larger": _larger, "at_least": _at_least}
+    exec(compile(source, "<functions of a recurrent cell>", "exec"), namespace)
+    return namespace
+
+
+def _larger(first: Tensor | float, second: Tensor | float) -> Tensor:
+    """Return 1 where the first value is larger, 1/2 where both are equal, and 0 elsewhere."""
+    difference = torch.as_tensor(first - second)
+    return (torch.sign(difference) + 1) / 2
+
+
+def _at_least(first: Tensor | float, second: Tensor | float) -> Tensor:
+    """Return 1 where the first value is larger or both are equal, and 0 elsewhere."""
+    difference = torch.as_tensor(first - second)
+    return (difference >= 0).to(difference.dtype)
+
+
+class _Writer:
+    """Lines of Python that compute operations of a step from its sums and states.
+
+    Args:
+        step: The step.
+        known: Names of results that are given, so that they are not computed.
+    """
+
+    def __init__(self, step: Step, known: Iterable[str]) -> None:
+        self._step, self._known = step, frozenset(known)
+        self._made_by = {operation.name: operation for operation in step.operations}
+        self._wanted: set[str] = set()
+        self._uses: collections.Counter[str] = collections.Counter()
+
+    def name(self, value: Operand) -> str:
+        """Return a value as it is written in Python."""
+        if is_number(value):
+            return repr(int(value)) if float(value).is_integer() else repr(value)
+        return f"sum_{value}" if value in self._step.sums else str(value)
+
+    def needs(self, names: Sequence[str]) -> None:
+        """Have these values computed, and those that they are computed from."""
+        self._uses.update(names)
+        pending = list(names)
+        while pending:
+            operation = self._made_by.get(pending.pop())
+            if operation is None or operation.name in self._known or operation.name in self._wanted:
+                continue
+            self._wanted.add(operation.name)
+            operands = [str(operand) for operand in operation.operands if not is_number(operand)]
+            self._uses.update(operands)
+            pending += operands
+
+    def lines(self) -> list[str]:
+        """Return the lines, in an order in which each value is there when it is read."""
+        found, activated = self._sums()
+        for operation in self._step.operations:
+            if operation.name not in self._wanted or operation.name in activated or self._is_fused(operation):
+                continue
+            found.append(f"    {operation.name} = {self._expression(operation)}")
+        return found
+
+    def _sums(self) -> tuple[list[str], set[str]]:
+        """Return lines that take the sums apart, and the names of activations that are made of several at once."""
+        places = {name: place for place, name in enumerate(self._step.sums)}
+        read = [name for name in self._step.sums if self._uses[name]]
+        if not read:
+            return [], set()
+        lines = [f"    size = sums.shape[-1] // {len(places)}"]
+        alike: dict[str, list[Operation]] = collections.defaultdict(list)
+        for operation in self._step.operations:
+            if operation.name in self._wanted and len(operation.operands) == 1 and operation.operands[0] in places:
+                alike[operation.function].append(operation)
+        activated: set[str] = set()
+        for function, operations in alike.items():
+            by_place = {places[str(one.operands[0])]: one.name for one in operations}
+            first, last = min(by_place), max(by_place)
+            width = last - first + 1
+            # One operator over neighbouring gates takes less time than one for each, though it passes over others.
+            if len(operations) < 2 or width > 2 * len(operations):
+                continue
+            names = ", ".join(by_place.get(place, "_") for place in range(first, last + 1))
+            span = "sums" if width == len(places) else f"sums.narrow(-1, {first} * size, {width} * size)"
+            lines.append(f"    {names} = torch.{function}({span}).split(size, -1)")
+            activated.update(by_place.values())
+        passed = [str(self._made_by[name].operands[0]) for name in activated]
+        done = {name for name in passed if self._uses[name] == 1}
+        lines += [
+            f"    {self.name(name)} = sums.narrow(-1, {places[name]} * size, size)" for name in read if name not in done
+        ]
+        return lines, activated
+
+    def _is_fused(self, operation: Operation) -> bool:
+        """Whether a product is part of the sum that alone reads it."""
+        return any(self._fused(one) == operation.name for one in self._step.operations if one.name in self._wanted)
+
+    def _fused(self, operation: Operation) -> str:
+        """Return the product that a sum or difference makes itself, by `torch.addcmul`; empty if there is none."""
+        if operation.function not in ("add", "sub") or is_number(operation.operands[0]):
+            return ""
+        product = self._made_by.get(str(operation.operands[1]))
+        if product is None or product.function != "mul" or product.name not in self._wanted:
+            return ""
+        alone = self._uses[product.name] == 1 and not any(map(is_number, product.operands))
+        return product.name if alone else ""
+
+    def _expression(self, operation: Operation) -> str:
+        names = [self.name(operand) for operand in operation.operands]
+        if fused := self._fused(operation):
+            factors = ", ".join(map(self.name, self._made_by[fused].operands))
+            return f"torch.addcmul({names[0]}, {factors}{', value=-1' if operation.function == 'sub' else ''})"
+        if operation.function in _SYMBOLS:
+            return f" {_SYMBOLS[operation.function]} ".join(names)
+        return f"torch.{operation.function}({', '.join(names)})"
+
+
+def _printer(name: Callable[[str], str]) -> Any:
+    from sympy.printing.str import StrPrinter
+
+    class Printer(StrPrinter):
+        """Expressions as Python writes them, powers as products."""
+
+        def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
+            return name(str(expr))
+
+        def _print_Pow(self, expr: Any, rational: bool = False) -> str:  # noqa: N802
+            base, exponent = expr.as_base_exp()
+            if not exponent.is_Integer:
+                raise NotImplementedError(f"the power {expr}")
+            text = self.parenthesize(base, 100)
+            product = "*".join([text] * abs(int(exponent)))
+            return f"({product})" if exponent > 0 else f"(1/({product}))"
+
+    return Printer({"full_prec": False})
+
+
+def _written(entry: Any, into: str, printer: Any) -> str:
+    """Return the line that writes an expression to a tensor that is there."""
+    if entry.is_Number:
+        return f"{into}.fill_({printer.doprint(entry)})"
+    if entry.is_Symbol:
+        return f"{into}.copy_({printer.doprint(entry)})"
+    if entry.is_Mul and len(entry.args) > 1 and not entry.args[0].is_Number:
+        first, rest = entry.args[0], entry.func(*entry.args[1:])
+        return f"torch.mul({printer.doprint(first)}, {printer.doprint(rest)}, out={into})"
+    return f"{into}.copy_({printer.doprint(entry)})"

@@ -1,0 +1,200 @@
+"""A cell's step as a list of operations, recorded by calling it once with values that remember what is done to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gatewise.cells.cell import Cell
+from gatewise.contract.errors import ArgumentError, sentence
+
+Operand = str | float
+"""The name of a value, or a number."""
+
+
+class Operation(NamedTuple):
+    """One operation of a step.
+
+    Attributes:
+        name: The name of its result.
+        function: The name of a function, as PyTorch names it.
+        operands: Names of values and numbers.
+    """
+
+    name: str
+    function: str
+    operands: tuple[Operand, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """The operations of a cell's step, in the order in which they are made.
+
+    Attributes:
+        sums: The names of the sums of gates that the step reads, as `Cell.sums`.
+        states: The names of the states that are carried beside the hidden state.
+        operations: The operations. They read sums, `before(state)` and results of earlier ones.
+        hidden: The name of the hidden state after the step.
+        after: The names of the other states after the step, in the order of `states`.
+    """
+
+    sums: tuple[str, ...]
+    states: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    hidden: str
+    after: tuple[str, ...]
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the step reads the hidden state before it other than through the recurrent product."""
+        return any(before("h") in operation.operands for operation in self.operations)
+
+
+def before(state: str) -> str:
+    """Return the name of a state before the step."""
+    return f"{state}_before"
+
+
+@functools.lru_cache(maxsize=256)
+def traced(cell: Cell) -> Step:
+    """Return the operations of a cell's step.
+
+    Args:
+        cell: The cell.
+
+    Raises:
+        ArgumentError: The step does something that cannot be recorded; the message names the line.
+    """
+    tape: list[Operation] = []
+    sums = {name: _Value(tape, name) for name in cell.sums}
+    states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
+    try:
+        hidden, after = cell.called(sums, states)
+    except _Untraceable as error:
+        raise ArgumentError(_refusal(cell, error)) from None
+    outputs = [_lifted(tape, value) for value in (hidden, *after)]
+    return Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]))
+
+
+class _Untraceable(Exception):
+    """An operation that cannot be recorded."""
+
+
+class _Value:
+    """A number of one hidden unit whose operations are recorded."""
+
+    def __init__(self, tape: list[Operation], name: str) -> None:
+        self._tape, self.name = tape, name
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> _Value:
+        name = _TORCH_NAMES.get(function)
+        if function is torch.clamp:
+            return _clamped(*args, **(kwargs or {}))
+        if name is None or kwargs:
+            raise _Untraceable(f"torch.{getattr(function, '__name__', function)}")
+        return _recorded(name, *args)
+
+    def __bool__(self) -> bool:
+        raise _Untraceable("a branch that depends on a value")
+
+    def __float__(self) -> float:
+        raise _Untraceable("a conversion of a value to a Python number")
+
+    def __neg__(self) -> _Value:
+        return _recorded("neg", self)
+
+    def __add__(self, other: Any) -> _Value:
+        return _recorded("add", self, other)
+
+    def __radd__(self, other: Any) -> _Value:
+        return _recorded("add", other, self)
+
+    def __sub__(self, other: Any) -> _Value:
+        return _recorded("sub", self, other)
+
+    def __rsub__(self, other: Any) -> _Value:
+        return _recorded("sub", other, self)
+
+    def __mul__(self, other: Any) -> _Value:
+        return _recorded("mul", self, other)
+
+    def __rmul__(self, other: Any) -> _Value:
+        return _recorded("mul", other, self)
+
+    def __truediv__(self, other: Any) -> _Value:
+        return _recorded("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> _Value:
+        return _recorded("div", other, self)
+
+
+# What PyTorch calls the functions that can be recorded.
+_TORCH_NAMES: dict[Callable, str] = {
+    torch.sigmoid: "sigmoid",
+    torch.tanh: "tanh",
+    torch.relu: "relu",
+    torch.exp: "exp",
+    torch.log: "log",
+    torch.sqrt: "sqrt",
+    torch.neg: "neg",
+    torch.add: "add",
+    torch.sub: "sub",
+    torch.mul: "mul",
+    torch.div: "div",
+    torch.maximum: "maximum",
+    torch.minimum: "minimum",
+}
+
+
+def _recorded(function: str, *operands: Any) -> _Value:
+    tape = next(operand._tape for operand in operands if isinstance(operand, _Value))
+    operation = Operation(f"v{len(tape)}", function, tuple(map(_operand, operands)))
+    known = next((one for one in tape if one[1:] == operation[1:]), None)
+    if known is None:
+        tape.append(operation)
+    return _Value(tape, (known or operation).name)
+
+
+def _clamped(value: _Value, min: Any = None, max: Any = None) -> _Value:
+    for function, limit in (("clamp_min", min), ("clamp_max", max)):
+        value = value if limit is None else _recorded(function, value, limit)
+    return value
+
+
+def _operand(value: Any) -> Operand:
+    if isinstance(value, _Value):
+        return value.name
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Untraceable(f"an operand of type {type(value).__name__}")
+    return float(value)
+
+
+def _lifted(tape: list[Operation], value: Any) -> str:
+    if not isinstance(value, _Value):
+        found = type(value).__name__
+        raise ArgumentError(sentence("step", "a function that returns values computed from its arguments", found))
+    if value.name.startswith("v"):
+        return value.name
+    return _recorded("mul", value, 1.0).name  # a state or a sum that is handed through has a name of its own
+
+
+def _refusal(cell: Cell, error: _Untraceable) -> str:
+    file = inspect.getsourcefile(type(cell))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f", in line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line}" if frames else ""
+    allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp"}))
+    expectation = f"made of + - * / and {allowed}, without branches on values"
+    return sentence(f"{type(cell).__name__}.step", expectation, f"{error}{where}")
+
+
+def is_number(operand: Operand) -> bool:
+    """Whether an operand is a number rather than the name of a value."""
+    return isinstance(operand, float) and not math.isnan(operand)

@@ -1,0 +1,89 @@
+"""What a statement's operations are, and what is refused by its line."""
+
+import pytest
+import torch
+
+from gatewise.cells.cell import Cell
+from gatewise.cells.gru import GRU
+from gatewise.cells.lstm import LSTM
+from gatewise.cells.pointwise import pointwise_of
+from gatewise.cells.trace import traced
+from gatewise.contract.errors import ArgumentError
+
+
+def stating(step, **attributes):
+    return type("Stated", (Cell,), {"gates": ("a", "b"), "step": step, **attributes})()
+
+
+def test_the_operations_of_the_lstm():
+    step = traced(LSTM())
+    assert (step.sums, step.states, step.reads_hidden) == (("i", "f", "g", "o"), ("c",), False)
+    assert sorted(operation.function for operation in step.operations) == sorted(
+        ["sigmoid"] * 3 + ["tanh"] * 2 + ["mul"] * 3 + ["add"]
+    )
+
+
+def test_gates_whose_sums_are_apart_have_two():
+    cell = GRU()
+    assert cell.sums == ("r", "z", "n_input", "n_recurrent")
+    assert cell.recurrent_sums == (0, 1, 3)
+    assert traced(cell).reads_hidden
+
+
+def test_what_is_computed_twice_is_computed_once():
+    step = traced(stating(lambda self, gate, state: (torch.sigmoid(gate.a) * torch.sigmoid(gate.a) + gate.b, {})))
+    assert [operation.function for operation in step.operations] == ["sigmoid", "mul", "add"]
+
+
+def test_a_step_that_hands_values_through_has_results_of_its_own():
+    cell = stating(lambda self, gate, state: (gate.a, {"c": state.c}), states=("c",))
+    sums, h, c = torch.randn(2, 6), torch.randn(2, 3), torch.randn(2, 3)
+    hidden, after = pointwise_of(traced(cell)).step(sums, h, c)
+    assert torch.equal(hidden, sums[:, :3])
+    assert torch.equal(after, c)
+
+
+def test_the_lstm_takes_seven_operators():
+    source = pointwise_of(traced(LSTM())).source.split("def hidden")[0]
+    assert source.count("torch.") + source.count(" * c_before") + source.count("v6 * v7") == 6
+    assert "torch.sigmoid(sums).split" in source
+    assert "torch.addcmul" in source
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda self, gate, state: (torch.cumsum(gate.a, 0), {}), "torch.cumsum"),
+        (lambda self, gate, state: (gate.a if gate.a else gate.b, {}), "a branch that depends on a value"),
+        (lambda self, gate, state: (gate.a * float(gate.b), {}), "a conversion of a value to a Python number"),
+        (lambda self, gate, state: (gate.a * "2", {}), "an operand of type str"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_by_its_line(step, what):
+    with pytest.raises(ArgumentError, match=r"`Stated\.step` must be made of") as raised:
+        traced(stating(step))
+    assert what in str(raised.value)
+
+
+def test_the_line_is_named():
+    class Branching(Cell):
+        gates = ("a",)
+
+        def step(self, gate, state):
+            if gate.a:
+                return gate.a, {}
+            return -gate.a, {}
+
+    with pytest.raises(ArgumentError, match=r"in line \d+ of .*test_trace.py: if gate.a:"):
+        traced(Branching())
+
+
+def test_a_step_returns_values():
+    with pytest.raises(ArgumentError, match="got float"):
+        traced(stating(lambda self, gate, state: (1.0, {})))
+
+
+def test_cells_of_one_class_and_attributes_are_equal():
+    assert LSTM() == LSTM()
+    assert hash(LSTM()) == hash(LSTM())
+    assert LSTM() != GRU()
