@@ -41,7 +41,7 @@ class Leaky(Cell):
     apart = ("a",)
 
     def step(self, gate, state):
-        a = torch.sigmoid(gate.a.input - 0.5 * gate.a.recurrent) + torch.relu(gate.a.recurrent) / 4
+        a = torch.sigmoid(gate.a.input - 0.5 * gate.a.recurrent) + torch.relu(torch.tanh(gate.a.recurrent)) / 4
         h = a * state.h + (1 - a) * torch.sqrt(torch.sigmoid(-gate.g)) + 0.1 * state.first
         return h, {"first": state.first}
 
