@@ -20,6 +20,7 @@ class Cell:
     hidden state and the states that `step` returns to the next time step.
 
     Attributes:
+        name: The name of the cell in decisions and reports.
         gates: The names of the gates, in the order in which their rows stand in the weight matrices.
         states: The names of the states that are carried from step to step beside the hidden state `h`.
         apart: The names of the gates of which `step` reads two sums, `gate.<name>.input` = `W_ih x + b_ih` and
@@ -34,6 +35,7 @@ class Cell:
         ...         return a * state.h + (1 - a) * torch.tanh(gate.g), {}
     """
 
+    name: ClassVar[str] = ""
     gates: ClassVar[tuple[str, ...]] = ()
     states: ClassVar[tuple[str, ...]] = ()
     apart: ClassVar[tuple[str, ...]] = ()
@@ -76,6 +78,9 @@ class Cell:
             setattr(gate, name, value)
         hidden, after = self.step(gate, types.SimpleNamespace(**states))
         return hidden, tuple(after[name] for name in self.states)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)

@@ -24,6 +24,7 @@ class GRU(Cell):
     (2014), in the form of cuDNN.
     """
 
+    name = "gru"
     gates = ("r", "z", "n")
     apart = ("n",)
 

@@ -23,6 +23,7 @@ class LSTM(Cell):
     the projection of Sak et al. (2014).
     """
 
+    name = "lstm"
     gates = ("i", "f", "g", "o")
     states = ("c",)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gatewise.cells.cell import Cell
-from gatewise.contract.errors import ArgumentError, sentence
 
 Operand = str | float
 """The name of a value, or a number."""
@@ -70,17 +69,21 @@ def traced(cell: Cell) -> Step:
         cell: The cell.
 
     Raises:
-        ArgumentError: The step does something that cannot be recorded; the message names the line.
+        NotTraceable: The step does something that cannot be recorded; the message names the line.
     """
     tape: list[Operation] = []
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
     try:
         hidden, after = cell.called(sums, states)
+        outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
-        raise ArgumentError(_refusal(cell, error)) from None
-    outputs = [_lifted(tape, value) for value in (hidden, *after)]
+        raise NotTraceable(_refusal(cell, error)) from None
     return Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]))
+
+
+class NotTraceable(TypeError):
+    """A cell's step cannot be recorded; the message names the line and what is allowed."""
 
 
 class _Untraceable(Exception):
@@ -180,7 +183,7 @@ def _operand(value: Any) -> Operand:
 def _lifted(tape: list[Operation], value: Any) -> str:
     if not isinstance(value, _Value):
         found = type(value).__name__
-        raise ArgumentError(sentence("step", "a function that returns values computed from its arguments", found))
+        raise _Untraceable(f"a result of type {found}")
     if value.name.startswith("v"):
         return value.name
     return _recorded("mul", value, 1.0).name  # a state or a sum that is handed through has a name of its own
@@ -192,7 +195,7 @@ def _refusal(cell: Cell, error: _Untraceable) -> str:
     where = f", in line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line}" if frames else ""
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp"}))
     expectation = f"made of + - * / and {allowed}, without branches on values"
-    return sentence(f"{type(cell).__name__}.step", expectation, f"{error}{where}")
+    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{where}."
 
 
 def is_number(operand: Operand) -> bool:

@@ -10,12 +10,15 @@ The legend used everywhere in gatewise (shapes in brackets, `[T, B, I]`):
 | `H` | hidden units |
 | `P` | features of a projected hidden state; 0 without projection |
 | `R` | features of the hidden state: `P` with projection, otherwise `H` |
+| `G` | gates of the cell |
+| `S` | states of the cell beside the hidden state |
 | `L` | layers |
 | `D` | directions, 1 or 2 |
 | `N` | tokens of a packed batch: the sum of the lengths |
 | `h`, `c` | hidden state, cell state |
 
-Gates stand in the order `i f g o` (input, forget, cell candidate, output), as in PyTorch and cuDNN.
+Gates stand in the order of PyTorch and cuDNN: `i f g o` for the LSTM (input, forget, cell candidate, output), `r z n`
+for the GRU (reset, update, candidate).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import enum
 
 import torch
 
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.hashing import hash_once
 
 NORMAL, LEAN = "normal", "lean"
@@ -59,13 +63,14 @@ class Problem:
         needs_grad: Whether a backward pass may follow, so that something must be kept for it.
         allow_tf32: Whether float32 products may be rounded to TF32 in this call (the user's PyTorch settings).
         traced: Whether the call is being compiled, so that only tensors can be kept for backward.
-        projected: Whether x holds the first layer's input products `W_ih x` already, D * 4H features, instead of its
+        projected: Whether x holds the first layer's input products `W_ih x` already, D * G * H features, instead of its
             input; `input_size` is 0 then.
         lean: Whether a forward pass that keeps something for backward must keep little: nothing that can be computed
             again from x, the outputs and the cell states.
         captured: Whether the call is recorded in a CUDA graph, whose replays cost the CPU nothing.
         announced: Whether the calls that warm up the capture choose as it does (`gatewise.for_cuda_graph`), so that the
             kernel it takes has been set up by then, whichever it is.
+        cell: The cell.
     """
 
     time: int
@@ -86,6 +91,7 @@ class Problem:
     lean: bool = False
     captured: bool = False
     announced: bool = False
+    cell: Cell = LSTM()  # noqa: RUF009  an immutable statement
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -106,6 +112,16 @@ class Problem:
         """Features of the output, D * R."""
         return self.num_directions * self.state_size
 
+    @property
+    def gate_rows(self) -> int:
+        """Rows of the weight matrices, G * H."""
+        return len(self.cell.gates) * self.hidden_size
+
+    @property
+    def states_size(self) -> int:
+        """Features of the states beside the hidden state, S * H."""
+        return len(self.cell.states) * self.hidden_size
+
     def layer_input_size(self, layer: int) -> int:
         """Features that layer `layer` (from 0) reads."""
         return self.input_size if layer == 0 else self.output_size
@@ -113,7 +129,7 @@ class Problem:
     @property
     def x_size(self) -> int:
         """Features of x: I, or those of its products with the input weights."""
-        return 4 * self.hidden_size * self.num_directions if self.projected else self.input_size
+        return self.gate_rows * self.num_directions if self.projected else self.input_size
 
     @property
     def weights_per_direction(self) -> int:
@@ -124,7 +140,7 @@ class Problem:
     def parameter_count(self) -> int:
         """Elements of all the weights."""
         per_direction = [
-            4 * self.hidden_size * (self.layer_input_size(layer) + self.state_size + 2 * self.bias)
+            self.gate_rows * (self.layer_input_size(layer) + self.state_size + 2 * self.bias)
             + self.proj_size * self.hidden_size
             for layer in range(self.num_layers)
         ]
@@ -133,7 +149,7 @@ class Problem:
     @property
     def matmul_flops(self) -> float:
         """Floating-point operations of every matrix product of a forward pass; a multiply-add counts two."""
-        biases = 8 * self.hidden_size * self.num_layers * self.num_directions * self.bias
+        biases = 2 * self.gate_rows * self.num_layers * self.num_directions * self.bias
         return 2.0 * self.time * self.batch * (self.parameter_count - biases)
 
     @property
@@ -155,6 +171,7 @@ class Problem:
         sizes = f"T {self.time}, B {self.batch}, I {self.input_size}, H {self.hidden_size}"
         extras = [
             f"P {self.proj_size}" if self.proj_size else "",
+            self.cell.name if self.cell != LSTM() else "",
             f"{self.num_layers} layers" if self.num_layers != 1 else "",
             "2 directions" if self.bidirectional else "",
             "" if self.bias else "no bias",

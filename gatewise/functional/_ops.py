@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell, cell_named
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import KernelRefused
 from gatewise.contract.problem import LEAN, Layout, Problem
@@ -37,21 +38,22 @@ def traced_lstm(
     dropout: float,
     kernel: str,
     memory: str,
+    cell: Cell,
 ) -> tuple[Tensor, State]:
     """Make the call through the registered operators; the kernel is fixed while the graph is being built."""
     check_options(bidirectional, dropout, memory)
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
     if state is None:
-        found = traced_signature(flat, bidirectional)
+        found = traced_signature(flat, bidirectional, len(cell.gates))
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
-        c0 = x.new_zeros(rows, batch, found.hidden_size)
+        c0 = x.new_zeros(rows, batch, len(cell.states) * found.hidden_size)
     else:
         h0, c0 = state
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
     y, h_n, c_n, _ = lstm_forward(
-        x, h0, c0, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory
+        x, h0, c0, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory, cell.name
     )
     return y, State(h_n, c_n)
 
@@ -78,9 +80,11 @@ def lstm_forward(
     needs_grad: bool,
     kernel: str,
     memory: str,
+    cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
-    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, memory)
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, memory, cell
+    problem, inputs = _prepared(x, h0, c0, weights, *options)
     inputs = with_masks(problem, inputs)
     result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
     kept = [*inputs.masks, *result.kept] if needs_grad else []
@@ -101,15 +105,17 @@ def _lstm_forward_fake(
     needs_grad: bool,
     kernel: str,
     memory: str,
+    cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    found = traced_signature(weights, bidirectional)
+    stated = cell_named(cell)
+    found = traced_signature(weights, bidirectional, len(stated.gates))
     if batch_sizes is None:
         check_input(x, found, packed=False)
     dropped = dropout if found.num_layers > 1 else 0.0
     output = (*x.shape[:-1], (1 + bidirectional) * (found.proj_size or found.hidden_size))
     kept: list[Tensor] = []
     if needs_grad and x.device.type != "meta":
-        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory)
+        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated)
         name = _chosen(problem, x.device, kernel)
         masks = found.num_layers - 1 if dropped else 0
         kept = [x.new_empty(output, dtype=torch.bool) for _ in range(masks)]
@@ -136,9 +142,10 @@ def lstm_backward(
     dropout: float,
     kernel: str,
     memory: str,
+    cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the backward pass of the kernel that `lstm_forward` chose."""
-    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True, memory)
+    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True, memory, cell)
     problem = problem.replace(dropout=dropout if problem.num_layers > 1 else 0.0)
     masks = problem.num_layers - 1 if problem.dropout else 0
     inputs = inputs._replace(masks=tuple(kept[:masks]))
@@ -166,21 +173,21 @@ def _lstm_backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory = inputs
+    x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell = inputs
     y, _, _, kept = output
     if not needs_grad:
         return
     ctx.set_materialize_grads(False)
     # On a CPU y is the caller's to change in place, as in `_autograd`.
     ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y if y.is_cuda else y.clone(), *weights, *kept)
-    ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory)
+    ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory, cell)
 
 
 def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, dkept: object) -> tuple:
     x, h0, c0, lengths, batch_sizes, y, *rest = ctx.saved_tensors
     weights, kept = rest[: ctx.count], rest[ctx.count :]
     gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options)
-    return (*gradients, *[None] * 7)
+    return (*gradients, *[None] * 8)
 
 
 lstm_forward.register_autograd(_backward, setup_context=_setup_context)
@@ -213,6 +220,7 @@ def _prepared(
     dropout: float,
     needs_grad: bool,
     memory: str,
+    cell: str,
 ) -> tuple[Problem, Inputs]:
     return prepare(
         x,
@@ -225,6 +233,7 @@ def _prepared(
         needs_grad=needs_grad,
         traced=True,
         memory=memory,
+        cell=cell_named(cell),
     )
 
 
@@ -236,6 +245,7 @@ def _fake_problem(
     batch_sizes: Tensor | None,
     dropout: float,
     memory: str,
+    cell: Cell,
 ) -> Problem:
     layout = Layout.DENSE
     if batch_sizes is not None:
@@ -258,6 +268,7 @@ def _fake_problem(
         allow_tf32=x.device.type == "cuda" and found.dtype == torch.float32 and tf32_allowed(),
         traced=True,
         lean=memory == LEAN,
+        cell=cell,
     )
 
 

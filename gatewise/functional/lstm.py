@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.errors import KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import Inputs
@@ -98,12 +99,27 @@ def call(
     dropout: float,
     kernel: str,
     memory: str,
+    cell: Cell = LSTM(),  # noqa: B008  an immutable statement
 ) -> Output:
-    """Do what `lstm` does, where x, state and the weights in torch's flat order are known to be tensors."""
+    """Do what `lstm` does for any shipped cell, where x, state and the weights are known to be tensors.
+
+    Args:
+        x: As in `lstm`; and so all others but `flat` and `cell`.
+        state: The initial hidden state and the other states side by side [L*D, B, S*H]; None for zeros.
+        flat: The weights in torch's flat order.
+        lengths: As in `lstm`.
+        batch_sizes: As in `lstm`.
+        bidirectional: As in `lstm`.
+        dropout: As in `lstm`.
+        kernel: As in `lstm`.
+        memory: As in `lstm`.
+        cell: The cell.
+    """
     if x.is_meta or torch.compiler.is_compiling():
         if not x.is_meta:
             x, state, flat = _as_autocast(x, state, flat)
-        return Output(*traced_lstm(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory))
+        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
+        return Output(*traced_lstm(x, state, flat, *options))
     autocast = torch._C._is_any_autocast_enabled()
     if autocast:
         x, state, flat = _as_autocast(x, state, flat)
@@ -117,7 +133,7 @@ def call(
     asked = False  # whether autograd could record the call by itself
     beside = lengths if lengths is not None and lie_beside(lengths, x) else None
     if batch_sizes is None and not transformed and beside is lengths:
-        way = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, beside is not None)
+        way = plan(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, beside is not None)
         problem, recorded = way.problem, way.recorded
         h0, c0 = zeros(problem, x) if state is None else state
         if beside is not None:
@@ -140,6 +156,7 @@ def call(
             dropout=dropout,
             needs_grad=needs_grad,
             memory=memory,
+            cell=cell,
         )
         if transformed:
             _check_transformable(kernel)

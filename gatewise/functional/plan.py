@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.kernel import Kernel
@@ -52,6 +53,7 @@ def plan(
     needs_grad: bool,
     kernel: str,
     memory: str,
+    cell: Cell,
     ragged: bool = False,
 ) -> Plan:
     """Return the plan of a call without lengths, or with such as `lie_beside` x; arguments and errors as of `prepare`.
@@ -75,6 +77,7 @@ def plan(
             wanted,
             memory,
             state_of_capture() if x.is_cuda else "",
+            cell,
             ragged,
         )
     except TypeError:  # an option that nothing can be looked up by
@@ -95,9 +98,12 @@ def _plan(
     wanted: Preference,
     memory: str,
     capture: str,
+    cell: Cell,
     ragged: bool = False,
 ) -> Plan:
-    problem = described(x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture)
+    problem = described(
+        x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture, cell
+    )
     if ragged:
         problem = with_lengths(problem, on_device=True, all_empty=False)
     way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")

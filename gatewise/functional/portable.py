@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise._version import __version__
+from gatewise.cells import LSTM, cell_named
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Result, Saved
@@ -41,6 +42,7 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= {f"{name}.{index}": tensor for index, tensor in enumerate(group)}
     problem = {name: getattr(saved.problem, name) for name in _FIELDS}
     problem |= {"dtype": str(saved.problem.dtype).removeprefix("torch."), "layout": saved.problem.layout.name}
+    problem |= {"cell": saved.problem.cell.name}
     facts = {
         "kernel": saved.kernel,
         "problem": problem,
@@ -71,6 +73,7 @@ def rebuild(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
     """
     problem = dict(facts["problem"])
     problem |= {"dtype": getattr(torch, problem["dtype"]), "layout": Layout[problem["layout"]]}
+    problem |= {"cell": cell_named(problem.get("cell", LSTM.name))}
     groups = {
         name: tuple(tensors[f"{name}.{index}"] for index in range(count)) for name, count in facts["counts"].items()
     }

@@ -40,8 +40,9 @@ class Signature:
         num_layers: L.
         bidirectional: Whether D is 2.
         bias: Whether both biases exist.
-        dtype: Of every weight.
-        device: Of every weight.
+        dtype: The dtype of every weight.
+        device: The device of every weight.
+        gates: G, the number of gates of the cell.
     """
 
     input_size: int
@@ -52,6 +53,7 @@ class Signature:
     bias: bool
     dtype: torch.dtype
     device: torch.device
+    gates: int = 4
 
     @property
     def per_direction(self) -> int:
@@ -60,7 +62,7 @@ class Signature:
 
     def shapes(self, layer: int) -> list[tuple[int, ...]]:
         """The shapes that the tensors of one direction of a layer must have."""
-        gates, state = 4 * self.hidden_size, self.proj_size or self.hidden_size
+        gates, state = self.gates * self.hidden_size, self.proj_size or self.hidden_size
         features = self.input_size if layer == 0 else state * (1 + self.bidirectional)
         shapes: list[tuple[int, ...]] = [(gates, features), (gates, state)]
         if self.bias:
@@ -90,33 +92,36 @@ def nested_like(weights: NestedWeights | Sequence[Tensor], flat: Sequence[Tensor
     return [[None if tensor is None else next(values) for tensor in direction] for direction in weights]
 
 
-def signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
+def signature(flat: Sequence[Tensor], bidirectional: bool, gates: int = 4) -> Signature:
     """Read the structure of flat weights and check that every shape, dtype and device agrees with it.
 
     Args:
         flat: Weights in torch's flat order.
         bidirectional: Whether every layer has a reverse direction.
+        gates: The number of gates of the cell.
 
     Raises:
         ShapeError: A shape does not fit the others, or the count fits no number of layers.
         DtypeError: The weights are of different dtypes.
         DeviceError: The weights are on different devices.
     """
-    return signature_of(tuple(map(form_of, flat)), bidirectional)
+    return signature_of(tuple(map(form_of, flat)), bidirectional, gates)
 
 
-def traced_signature(flat: Sequence[Tensor], bidirectional: bool) -> Signature:
+def traced_signature(flat: Sequence[Tensor], bidirectional: bool, gates: int = 4) -> Signature:
     """Do the same while a graph is built: symbolic sizes cannot be looked up."""
-    return _read(tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in flat), bidirectional)
+    return _read(tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in flat), bidirectional, gates)
 
 
-def _read(forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...], bidirectional: bool) -> Signature:
+def _read(
+    forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...], bidirectional: bool, gates: int = 4
+) -> Signature:
     flat = [Form(*form) for form in forms]
     first = flat[0]
-    if len(flat) < 2 or len(first.shape) != 2 or first.shape[0] % 4 or len(flat[1].shape) != 2:
-        form = "w_ih [4H, I] and w_hh [4H, R] first"
+    if len(flat) < 2 or len(first.shape) != 2 or first.shape[0] % gates or len(flat[1].shape) != 2:
+        form = f"w_ih [{gates}H, I] and w_hh [{gates}H, R] first"
         raise ShapeError(sentence("weights", form, [tuple(tensor.shape) for tensor in flat[:2]]))
-    hidden_size, state_size = first.shape[0] // 4, flat[1].shape[1]
+    hidden_size, state_size = first.shape[0] // gates, flat[1].shape[1]
     bias = len(flat) > 2 and len(flat[2].shape) == 1
     per_direction = 2 + 2 * bias + bool(state_size != hidden_size)  # symbolic sizes compare to no bool
     per_layer = per_direction * (1 + bidirectional)
@@ -132,6 +137,7 @@ def _read(forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...], bidir
         bias=bias,
         dtype=first.dtype,
         device=first.device,
+        gates=gates,
     )
     for layer in range(found.num_layers):
         expected = found.shapes(layer) * (1 + bidirectional)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
@@ -17,6 +18,7 @@ from gatewise.functional.arguments import check_options, check_tensors
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths, without_sync
 from gatewise.functional.signature import Form, Signature, form_of, signature_of
 
+_LSTM = LSTM()
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -32,6 +34,7 @@ def prepare(
     needs_grad: bool,
     traced: bool = False,
     memory: str = NORMAL,
+    cell: Cell = _LSTM,
 ) -> tuple[Problem, Inputs]:
     """Check every argument and describe the call.
 
@@ -66,6 +69,7 @@ def prepare(
             memory,
             # What is compiled must have one choice, inside a graph and outside.
             state_of_capture() if x.is_cuda and not traced else "",
+            cell,
         )
     except TypeError:  # an option that nothing can be looked up by
         check_options(bidirectional, dropout, memory)
@@ -94,6 +98,7 @@ def described(
     traced: bool,
     memory: str,
     capture: str,
+    cell: Cell = _LSTM,
 ) -> Problem:
     """Check forms and options and return their problem.
 
@@ -101,12 +106,12 @@ def described(
     PyTorch's settings say, whatever the dtype.
     """
     check_options(bidirectional, dropout, memory)
-    found = signature_of(weights, bidirectional)
+    found = signature_of(weights, bidirectional, len(cell.gates))
     given = Form(*x)
     check_input(given, found, packed=packed is not None)
     time, batch = given.shape[:2] if packed is None else packed
     if state is not None:
-        _check_state(state, given, found, batch)
+        _check_state(state, given, found, batch, len(cell.states))
     return Problem(
         time=time,
         batch=batch,
@@ -125,6 +130,7 @@ def described(
         lean=memory == LEAN,
         captured=capture != "",
         announced=capture == "announced",
+        cell=cell,
     )
 
 
@@ -152,10 +158,10 @@ def check_input(x: Tensor | Form, found: Signature, *, packed: bool) -> None:
         raise DeviceError(sentence("x", f"on {found.device} like the weights", f"one on {x.device}", advice))
 
 
-def _check_state(state: tuple[tuple, ...], x: Form, found: Signature, batch: int) -> None:
+def _check_state(state: tuple[tuple, ...], x: Form, found: Signature, batch: int, states: int) -> None:
     rows = found.num_layers * (1 + found.bidirectional)
     hidden = (rows, batch, found.proj_size or found.hidden_size)
-    cell = (rows, batch, found.hidden_size)
+    cell = (rows, batch, states * found.hidden_size)
     h0, c0 = (Form(*form) for form in state)
     for name, form, shape in (("h0", h0, hidden), ("c0", c0, cell)):
         if form.shape != shape:
@@ -171,7 +177,8 @@ def zeros(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the initial state of a call that gives none; nothing writes to it, so one tensor may be both."""
     rows = problem.num_layers * problem.num_directions
     h0 = x.new_zeros(rows, problem.batch, problem.state_size)
-    return h0, (x.new_zeros(rows, problem.batch, problem.hidden_size) if problem.proj_size else h0)
+    alike = problem.states_size == problem.state_size
+    return h0, h0 if alike else x.new_zeros(rows, problem.batch, problem.states_size)
 
 
 def with_masks(problem: Problem, inputs: Inputs) -> Inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -26,6 +27,14 @@ AMPERE = Criterion(
     actual=lambda problem, device: _architecture(device),
     holds=lambda problem, device: device.kind == "cuda" and device.capability >= (8, 0),
     violation=lambda problem, device: (problem, Device.named("t4")),
+)
+
+IS_LSTM = Criterion(
+    "cell",
+    allowed="lstm",
+    actual=lambda problem, device: problem.cell.name,
+    holds=lambda problem, device: problem.cell == LSTM(),
+    violation=lambda problem, device: (problem.replace(cell=GRU(), proj_size=0), device),
 )
 
 NOT_EMPTY = Criterion(

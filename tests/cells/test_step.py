@@ -8,7 +8,7 @@ from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.pointwise import coefficients_of, pointwise_of
 from gatewise.cells.trace import traced
-from gatewise.cells.unroll import state_dtype
+from gatewise.kernels.eager.unroll import state_dtype
 from tests.cells.statements import ALL, name
 
 BATCH, INPUT, HIDDEN = 3, 5, 7

@@ -7,8 +7,7 @@ from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.pointwise import pointwise_of
-from gatewise.cells.trace import traced
-from gatewise.contract.errors import ArgumentError
+from gatewise.cells.trace import NotTraceable, traced
 
 
 def stating(step, **attributes):
@@ -60,7 +59,7 @@ def test_the_lstm_takes_seven_operators():
     ],
 )
 def test_what_cannot_be_recorded_is_refused_by_its_line(step, what):
-    with pytest.raises(ArgumentError, match=r"`Stated\.step` must be made of") as raised:
+    with pytest.raises(NotTraceable, match=r"`Stated\.step` must be made of") as raised:
         traced(stating(step))
     assert what in str(raised.value)
 
@@ -74,12 +73,12 @@ def test_the_line_is_named():
                 return gate.a, {}
             return -gate.a, {}
 
-    with pytest.raises(ArgumentError, match=r"in line \d+ of .*test_trace.py: if gate.a:"):
+    with pytest.raises(NotTraceable, match=r"in line \d+ of .*test_trace.py: if gate.a:"):
         traced(Branching())
 
 
 def test_a_step_returns_values():
-    with pytest.raises(ArgumentError, match="got float"):
+    with pytest.raises(NotTraceable, match="got a result of type float"):
         traced(stating(lambda self, gate, state: (1.0, {})))
 
 

@@ -89,13 +89,25 @@ def test_the_fakes_agree_with_the_operators(case):
     rows = case.get("num_layers", 1) * (1 + case.get("bidirectional", False))
     state = [torch.zeros(rows, 3, 4, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([2, 5, 1]) if case.get("lengths") else None
-    arguments = (x, *state, weights, lengths, None, case.get("bidirectional", False), 0.0, True, "eager", "normal")
+    arguments = (
+        x,
+        *state,
+        weights,
+        lengths,
+        None,
+        case.get("bidirectional", False),
+        0.0,
+        True,
+        "eager",
+        "normal",
+        "lstm",
+    )
     torch.library.opcheck(lstm_forward, arguments)
     detached = [tensor.detach() for tensor in (x, *state)]
     plain = [weight.detach() for weight in weights]
     y, h, c, kept = lstm_forward(*detached, plain, *arguments[4:])
     backward = (*map(torch.ones_like, (y, h, c)), *detached, plain, lengths, None, y, kept)
-    torch.library.opcheck(lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager", "normal"))
+    torch.library.opcheck(lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager", "normal", "lstm"))
 
 
 def test_export_keeps_one_operator():

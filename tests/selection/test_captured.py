@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gatewise
+from gatewise.cells import LSTM
 from gatewise.contract import capture
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -91,7 +92,7 @@ def test_named_devices_are_not_captured_unless_said():
 def test_plans_of_both_kinds_are_kept_apart():
     forms = plan.form_of(torch.zeros(5, 2, 4)), None, tuple(map(plan.form_of, gatewise.LSTM(4, 8).parameters()))
     options = (False, 0.0, True, False, True, gatewise.selection.preference(), "normal")
-    found = [plan._plan(*forms, *options, state) for state in ("", "noticed", "announced")]
+    found = [plan._plan(*forms, *options, state, LSTM()) for state in ("", "noticed", "announced")]
     assert [own.problem.captured for own in found] == [False, True, True]
     assert [own.problem.announced for own in found] == [False, False, True]
     # PyTorch's own graph of operators has no place in which a library may still set itself up.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from gatewise.cells import GRU
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
@@ -50,9 +51,12 @@ def recorded(problem: Problem, inputs: Inputs) -> Result:
     if onednn.is_slower(problem) and torch._C._get_mkldnn_enabled():
         with _switched_off(torch._C._set_mkldnn_enabled):
             return recorded(problem, inputs)
-    if batch_sizes is None:
-        return Result(*torch.lstm(x, (h0, c0), weights, *options, False))
-    return Result(*torch.lstm(x, batch_sizes, (h0, c0), weights, *options))
+    given = (x,) if batch_sizes is None else (x, batch_sizes)
+    last = (False,) if batch_sizes is None else ()
+    if problem.cell == GRU():
+        y, h_n = torch.gru(*given, h0, weights, *options, *last)
+        return Result(y, h_n, c0.clone())
+    return Result(*torch.lstm(*given, (h0, c0), weights, *options, *last))
 
 
 def backward(

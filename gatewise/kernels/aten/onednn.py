@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatewise.cells import LSTM
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
@@ -23,6 +24,8 @@ def takes(problem: Problem, device: Device) -> bool:
     float32; bfloat16 where the processor has it; float16 where the processor has it and nothing needs a gradient; no
     projection, not packed, not empty (`use_mkldnn` in ATen's RNN.cpp).
     """
+    if problem.cell != LSTM():
+        return False
     if device.kind != "cpu" or problem.proj_size or problem.layout is not Layout.DENSE or is_slower(problem):
         return False
     if not torch.backends.mkldnn.is_available() or not torch._C._get_mkldnn_enabled():

@@ -11,7 +11,7 @@ import torch
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import IS_LSTM, LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _BF16_SINCE = 91300
 
@@ -48,6 +48,7 @@ CRITERIA = (
         violation=lambda problem, device: (problem.replace(time=65536), device),
         advice="split the sequence and carry the state",
     ),
+    IS_LSTM,
     NOT_EMPTY,
     NOT_PROJECTED,
     NOT_LEAN,

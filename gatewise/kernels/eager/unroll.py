@@ -26,12 +26,12 @@ from torch import Tensor
 from gatewise.cells.adjoint import adjoint_of
 from gatewise.cells.cell import Cell
 from gatewise.cells.pointwise import coefficients_of, pointwise_of
-from gatewise.cells.reading import Reading
 from gatewise.cells.trace import before, traced
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.eager.reading import Reading
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """The product of two matrices, plus a bias where there is one."""
@@ -65,9 +65,9 @@ class Kept(NamedTuple):
     states: tuple[Tensor, ...]
 
     @staticmethod
-    def specs(problem: Problem, cell: Cell) -> tuple[TensorSpec, ...]:
+    def specs(problem: Problem) -> tuple[TensorSpec, ...]:
         """Return shapes and dtypes of what one direction of one layer keeps."""
-        tokens, hidden_size = (problem.time, problem.batch), problem.hidden_size
+        tokens, hidden_size, cell = (problem.time, problem.batch), problem.hidden_size, problem.cell
         state = TensorSpec((*tokens, hidden_size), state_dtype(problem.dtype))
         return (TensorSpec((*tokens, len(cell.sums) * hidden_size), problem.dtype), *[state] * len(cell.states))
 
@@ -226,9 +226,9 @@ def block_steps(cell: Cell, batch: int, hidden_size: int, device: str) -> int:
     return max(steps, elements // max(1, _columns(cell) * _rows(cell) * batch * hidden_size))
 
 
-def backward_workspace(cell: Cell, problem: Problem, device: str) -> int:
+def backward_workspace(problem: Problem, device: str) -> int:
     """Return the bytes of workspace of one direction's backward pass: gradients, states and a block of coefficients."""
-    tokens = problem.time * problem.batch
+    tokens, cell = problem.time * problem.batch, problem.cell
     block = min(problem.time, block_steps(cell, problem.batch, problem.hidden_size, device)) * problem.batch
     coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
     rows = _rows(cell) * tokens * problem.hidden_size

@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 import torch
 
-from gatewise.cells.reading import Reading
+from gatewise.kernels.eager.reading import Reading
 
 
 @hypothesis.settings(max_examples=50, deadline=None)

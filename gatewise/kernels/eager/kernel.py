@@ -11,9 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from gatewise.cells import unroll
-from gatewise.cells.cell import Cell
-from gatewise.cells.lstm import LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -21,6 +18,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
+from gatewise.kernels.eager import unroll
 from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
 # Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
@@ -29,8 +27,6 @@ from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 _FORWARD_LAUNCHES, _FORWARD_VIEWS = 7, 4
 _BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
 _LAYER_OPERATORS = 12
-
-_CELL: Cell = LSTM()
 
 
 class _Eager:
@@ -77,7 +73,8 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         launches = _BACKWARD_LAUNCHES + half + projected
-        blocks = -(-problem.time // unroll.block_steps(_CELL, problem.batch, problem.hidden_size, device.kind)) * layers
+        block = unroll.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
+        blocks = -(-problem.time // block) * layers
         bulk = blocks * unroll.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
         backward = Work(
             matmul_flops=2 * flops,
@@ -86,12 +83,12 @@ class _Eager:
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
             exchanges=waiting,
-            workspace_bytes=unroll.backward_workspace(_CELL, problem, device.kind),
+            workspace_bytes=unroll.backward_workspace(problem, device.kind),
         )
         if not problem.rebuilds_gates:
             return forward + backward
         # The forward pass is run again, a direction at a time, and what it keeps lives beside the backward's own.
-        kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem, _CELL))
+        kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem))
         repeated = dataclasses.replace(backward, workspace_bytes=kept + backward.workspace_bytes)
         return forward + forward + repeated
 
@@ -105,7 +102,7 @@ class _Eager:
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         directions = problem.num_layers * problem.num_directions
         outputs = (output,) * (problem.num_layers - 1)
-        return outputs if problem.lean else outputs + unroll.Kept.specs(problem, _CELL) * directions
+        return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         """Run every layer and direction, one after another."""
@@ -141,18 +138,22 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     products = _projected(problem, layer)
     keep = problem.needs_grad and not problem.rebuilds_gates
-    runs = [_run(layer, products, direction, keep) for direction in range(len(layer.weights))]
+    runs = [_run(problem, layer, products, direction, keep) for direction in range(len(layer.weights))]
     kept = tuple(tensor for run in runs if run.kept is not None for tensor in (run.kept.sums, *run.kept.states))
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
-    return Result(y, torch.stack([run.h_n for run in runs]), torch.stack([run.states_n[0] for run in runs]), kept)
+    return Result(
+        y, torch.stack([run.h_n for run in runs]), torch.stack([_joined(run.states_n, run.h_n) for run in runs]), kept
+    )
 
 
-def _run(layer: stack.Layer, products: tuple[torch.Tensor, ...] | None, direction: int, keep: bool) -> unroll.Unrolled:
+def _run(
+    problem: Problem, layer: stack.Layer, products: tuple[torch.Tensor, ...] | None, direction: int, keep: bool
+) -> unroll.Unrolled:
     return unroll.forward(
-        _CELL,
+        problem.cell,
         layer.x if products is None else products[direction],
         layer.h0[direction],
-        (layer.c0[direction],),
+        _apart(problem, layer.c0[direction]),
         layer.weights[direction],
         reverse=direction == 1,
         lengths=layer.lengths,
@@ -174,9 +175,10 @@ def _kept(
     direction: int,
 ) -> unroll.Kept:
     if not problem.lean:
-        sums, *states = result.kept[2 * direction : 2 * direction + 2]
+        count = 1 + len(problem.cell.states)
+        sums, *states = result.kept[count * direction : count * (direction + 1)]
         return unroll.Kept(sums, tuple(states))
-    again = _run(layer, products, direction, True).kept
+    again = _run(problem, layer, products, direction, True).kept
     assert again is not None  # for the type checker: it was asked for
     return again
 
@@ -188,16 +190,16 @@ def _layer_backward(
     products = _projected(problem, layer)
     runs = [
         unroll.backward(
-            _CELL,
+            problem.cell,
             layer.x if products is None else products[direction],
             layer.h0[direction],
-            (layer.c0[direction],),
+            _apart(problem, layer.c0[direction]),
             weights,
             result.y[..., direction * size : (direction + 1) * size],
             _kept(problem, layer, products, result, direction),
             None if gradients.y is None else gradients.y[..., direction * size : (direction + 1) * size],
             None if gradients.h_n is None else gradients.h_n[direction],
-            (None if gradients.c_n is None else gradients.c_n[direction],),
+            _gradients_apart(problem, None if gradients.c_n is None else gradients.c_n[direction]),
             reverse=direction == 1,
             lengths=layer.lengths,
             needs=needs,
@@ -210,7 +212,7 @@ def _layer_backward(
     return stack.LayerGradients(
         stack.summed(of_x) if products is None else _side_by_side(of_x),
         stack.stacked([run.h0 for run in runs]),
-        stack.stacked([None if run.states0 is None else run.states0[0] for run in runs]),
+        stack.stacked([None if run.states0 is None else _joined(run.states0, layer.h0[0]) for run in runs]),
         tuple(gradient for run in runs for gradient in run.weights),
     )
 
@@ -219,7 +221,23 @@ def _projected(problem: Problem, layer: stack.Layer) -> tuple[torch.Tensor, ...]
     """Return each direction's input products where x holds them; only the first layer's input weights are empty."""
     if not problem.projected or layer.weights[0].w_ih.shape[1]:
         return None
-    return layer.x.split(4 * problem.hidden_size, -1)
+    return layer.x.split(problem.gate_rows, -1)
+
+
+def _apart(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the states [B, H] of a cell, which lie side by side [B, S*H]."""
+    return states.split(problem.hidden_size, -1) if problem.cell.states else ()
+
+
+def _gradients_apart(problem: Problem, gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return (None,) * len(problem.cell.states) if gradients is None else _apart(problem, gradients)
+
+
+def _joined(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return the states [B, H] of a cell side by side [B, S*H]."""
+    if not states:
+        return like.new_zeros(like.shape[0], 0)
+    return states[0] if len(states) == 1 else torch.cat(list(states), -1)
 
 
 def _side_by_side(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

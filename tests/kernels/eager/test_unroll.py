@@ -5,13 +5,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from gatewise.cells import unroll
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.pointwise import pointwise_of
 from gatewise.cells.trace import traced
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.eager import unroll
 from tests.cells.statements import ALL, LIBRARY, name
 
 MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
