@@ -87,6 +87,7 @@ def scores_of(answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) 
         )
     library = metrics()
     if not classes:
+        targets = targets.astype(np.float64)
         # R2 of one number is undefined; twice the same number counts as several that are all the same.
         pair = (targets, answers) if len(targets) > 1 else (targets.repeat(2), answers.repeat(2))
         return {
