@@ -7,6 +7,7 @@ from typing import Annotated
 
 from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.option import Option
 from gatewise.contract.ranges import (
     AMOUNT,
     COUNT,
@@ -50,20 +51,20 @@ class DataOptions:
         evaluation_batch_size: The same for validation and test.
     """
 
-    source: str = DIGITS
-    train: str = ""
-    valid: str = ""
-    test: str = ""
+    source: Annotated[str, Option("A .csv, .parquet or .npz file, or digits or synthetic.", name="--data")] = DIGITS
+    train: Annotated[str, Option("The training sequences.")] = ""
+    valid: Annotated[str, Option("The validation sequences.")] = ""
+    test: Annotated[str, Option("The test sequences.")] = ""
     shares: tuple[float, float, float] = SEQUENCE_SHARES
     division_seed: Annotated[int, SEED] = 0
-    task: str = TASKS[0]
-    sequence_column: str = "sequence"
-    time_column: str = "time"
-    label_column: str = "label"
-    features: tuple[str, ...] = ()
-    allow_gaps: bool = False
-    standardize: bool = True
-    batch_size: Annotated[int, COUNT] = 64
+    task: Annotated[str, Option("classification or regression.")] = TASKS[0]
+    sequence_column: Annotated[str, Option("The column that says which sequence a row is of.")] = "sequence"
+    time_column: Annotated[str, Option("The column that orders the rows; '': as they stand.")] = "time"
+    label_column: Annotated[str, Option("The column that is to be answered.")] = "label"
+    features: Annotated[tuple[str, ...], Option("A column to read; repeatable; default: all.", name="--feature")] = ()
+    allow_gaps: Annotated[bool, Option("Distances in time may differ.")] = False
+    standardize: Annotated[bool, Option("Bring features to mean 0 and deviation 1.")] = True
+    batch_size: Annotated[int, COUNT, Option("Sequences in a batch.")] = 64
     evaluation_batch_size: Annotated[int, COUNT] = 256
 
     def __post_init__(self) -> None:
@@ -106,13 +107,13 @@ class ClassifierOptions:
         kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
     """
 
-    hidden_size: Annotated[int, SIZE] = 64
-    num_layers: Annotated[int, LAYERS] = 2
-    bidirectional: bool = True
-    pooling: str = "mean"
-    dropout: Annotated[float, PROBABILITY] = 0.2
+    hidden_size: Annotated[int, SIZE, Option("Units of a layer and direction.")] = 64
+    num_layers: Annotated[int, LAYERS, Option("LSTM layers.")] = 2
+    bidirectional: Annotated[bool, Option("Read from both ends.")] = True
+    pooling: Annotated[str, Option("mean, last or max.")] = "mean"
+    dropout: Annotated[float, PROBABILITY, Option("The two dropouts at once.", also=("layer_dropout",))] = 0.2
     layer_dropout: Annotated[float, PROBABILITY] = 0.2
-    kernel: str = "auto"
+    kernel: Annotated[str, Option("auto, or a kernel by name.")] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, in a sentence."""
@@ -160,7 +161,7 @@ class ClassifierRecipe:
 
     name: Annotated[str, FOLDER_NAME] = "classify"
     description: str = ""
-    threads: Annotated[int, THREADS] = 1
+    threads: Annotated[int, THREADS, Option("CPU threads; 0: as many as PyTorch takes.")] = 1
     data: DataOptions = DataOptions()
     model: ClassifierOptions = ClassifierOptions()
     training: TrainingOptions = _TRAINING

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from gatewise.cli.classifier_data import SPLITS, SequenceMaterial, batches_of, material_of, targets_of
 from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
-from gatewise.cli.classifier_scores import answers_of, main_score, plot_answers, print_scores, scores_of
+from gatewise.cli.classifier_scores import answers_of, main_score, metrics, plot_answers, print_scores, scores_of
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
@@ -45,7 +45,11 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
 
     Returns:
         How training ended.
+
+    Raises:
+        MissingExtra: scikit-learn is not installed.
     """
+    metrics()  # what is missing is better missed now than after an epoch
     if processes.first:
         folder.prepare(0)
     material = material_of(recipe.data)

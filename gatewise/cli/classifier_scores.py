@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gatewise.contract.errors import MissingExtra, NotFinite
 from gatewise.data import SequenceBatches, Sequences
 from gatewise.files import write_bytes
 from gatewise.models import SequenceClassifier
 from gatewise.training.confusion import plot_confusion, plot_numbers
-from gatewise.training.metrics import class_scores, confusion, number_scores
 from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
 
@@ -54,31 +55,64 @@ def answers_of(
     return together[order.argsort()]
 
 
+def metrics() -> ModuleType:
+    """Return `sklearn.metrics`.
+
+    Raises:
+        MissingExtra: scikit-learn is not installed.
+    """
+    try:
+        from sklearn import metrics
+    except ModuleNotFoundError:
+        raise MissingExtra.for_package("scikit-learn", "scoring a classifier", "train") from None
+    return metrics
+
+
 def scores_of(answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
-    """Return every score by name, as JSON.
+    """Return every score by name, as JSON; a share of nothing counts as 0.
 
     Args:
         answers: As `answers_of` returns them.
         targets: What should have been answered, [N].
         classes: Names of the classes; empty for numbers.
+
+    Raises:
+        NotFinite: The model answered with infinity or NaN.
+        MissingExtra: scikit-learn is not installed.
     """
+    if not np.isfinite(answers).all():
+        raise NotFinite(
+            f"the model's answers must be finite to be scored, got {answers[~np.isfinite(answers)][0]}. Check its "
+            "weights and the sequences."
+        )
+    library = metrics()
     if not classes:
-        scores = number_scores(targets.astype(np.float64), answers)
-        return {"mse": scores.mse, "mae": scores.mae, "r2": scores.r2}
-    counts = confusion(targets, answers.argmax(1), len(classes))
-    scores = class_scores(counts)
-    each = zip(classes, scores.precision, scores.recall, scores.f1, scores.support, strict=True)
+        targets = targets.astype(np.float64)
+        # R2 of one number is undefined; twice the same number counts as several that are all the same.
+        pair = (targets, answers) if len(targets) > 1 else (targets.repeat(2), answers.repeat(2))
+        return {
+            "mse": float(library.mean_squared_error(targets, answers)),
+            "mae": float(library.mean_absolute_error(targets, answers)),
+            "r2": float(library.r2_score(*pair)),
+        }
+    taken, labels = answers.argmax(1), range(len(classes))
+    each = library.precision_recall_fscore_support(targets, taken, labels=labels, zero_division=0.0)
+    precision, recall, f1, _ = each
     return {
-        "accuracy": scores.accuracy,
-        "macro_precision": float(scores.precision.mean()),
-        "macro_recall": float(scores.recall.mean()),
-        "macro_f1": float(scores.f1.mean()),
+        "accuracy": float(library.accuracy_score(targets, taken)),
+        "macro_precision": float(precision.mean()),
+        "macro_recall": float(recall.mean()),
+        "macro_f1": float(f1.mean()),
         "classes": {
-            name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "sequences": int(support)}
-            for name, precision, recall, f1, support in each
+            name: dict(zip(("precision", "recall", "f1", "sequences"), figures, strict=True))
+            for name, *figures in zip(classes, *(column.tolist() for column in each), strict=True)
         },
-        "confusion": counts.tolist(),
+        "confusion": _confusion(targets, taken, classes).tolist(),
     }
+
+
+def _confusion(targets: np.ndarray, taken: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    return metrics().confusion_matrix(targets, taken, labels=range(len(classes)))
 
 
 def main_score(scores: dict[str, Any]) -> tuple[str, float]:
@@ -108,7 +142,7 @@ def print_scores(console: Console, scores: dict[str, Any]) -> None:
 def plot_answers(path: Path, answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
     """Draw the confusion of classes, or numbers over their targets, into a PNG."""
     if classes:
-        plot_confusion(path, confusion(targets, answers.argmax(1), len(classes)), classes)
+        plot_confusion(path, _confusion(targets, answers.argmax(1), classes), classes)
     else:
         plot_numbers(path, targets, answers)
 

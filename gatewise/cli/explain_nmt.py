@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.recipe import overridden, parse_settings, read_recipe
+from gatewise.cli.recipe_options import recipe_options
 from gatewise.contract.decision import format_bytes, format_seconds
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
@@ -22,9 +24,15 @@ from gatewise.planning.way import Way
 from gatewise.training.json_values import to_json
 
 _BATCH, _MODEL, _WHERE = "Batch", "Model", "Where"
+_SIZES = ("embedding_size", "hidden_size", "encoder_layers", "decoder_layers")
+_FORM = ("score", "input_feeding", "dropout", "tied", "kernel", "attention_kernel")
 
 
+@recipe_options(
+    TranslationRecipe(), *(f"model.{name}" for name in (*_SIZES, *_FORM)), "training.precision", "memory_budget"
+)
 def explain_nmt(
+    *,
     recipe: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recipe of gatewise train nmt.", rich_help_panel=_MODEL)
     ] = None,
@@ -36,22 +44,11 @@ def explain_nmt(
         str | None,
         typer.Option(metavar="V,V", help="Tokens of source and target; default: the recipe's.", rich_help_panel=_MODEL),
     ] = None,
-    embedding_size: Annotated[int | None, typer.Option(help="Size of embeddings.", rich_help_panel=_MODEL)] = None,
-    hidden_size: Annotated[int | None, typer.Option(help="Units a layer.", rich_help_panel=_MODEL)] = None,
-    encoder_layers: Annotated[int | None, typer.Option(help="Layers that read.", rich_help_panel=_MODEL)] = None,
-    decoder_layers: Annotated[int | None, typer.Option(help="Layers that write.", rich_help_panel=_MODEL)] = None,
-    input_feeding: Annotated[
-        bool | None, typer.Option(help="Read the last attention; default.", rich_help_panel=_MODEL)
-    ] = None,
-    attention_kernel: Annotated[str | None, typer.Option(help="auto, or its name.", rich_help_panel=_MODEL)] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16.", rich_help_panel=_MODEL)] = None,
+    given: Mapping[str, Any],
     lengths: Annotated[
         str, typer.Option(metavar="S,T", help="Tokens of the longest pair.", rich_help_panel=_BATCH)
     ] = "50,50",
     batch: Annotated[int, typer.Option(min=1, help="Pairs of sentences.", rich_help_panel=_BATCH)] = 128,
-    memory_budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="8GB, 7.5GiB, ...; or auto.", rich_help_panel=_WHERE)
-    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -69,19 +66,8 @@ def explain_nmt(
       gatewise explain nmt --recipe recipes/phrases.toml --batch 30
       gatewise explain nmt --lengths 100,100 --batch 256 --memory-budget 8GB
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    flags = {
-        "memory_budget": memory_budget,
-        "model.embedding_size": embedding_size,
-        "model.hidden_size": hidden_size,
-        "model.encoder_layers": encoder_layers,
-        "model.decoder_layers": decoder_layers,
-        "model.input_feeding": input_feeding,
-        "model.attention_kernel": attention_kernel,
-        "training.precision": precision,
-    }
     asked = read_recipe(recipe, TranslationRecipe()) if recipe else TranslationRecipe()
-    asked = overridden(asked, {key: value for key, value in flags.items() if value is not None})
-    asked = overridden(asked, parse_settings(settings or []))
+    asked = overridden(overridden(asked, given), parse_settings(settings or []))
     # With padding, beginning and end.
     most = asked.data.vocabulary_size + len({PADDING, BEGINNING, END}) if asked.data.vocabulary_size else 8000
     source_size, target_size = (most, most) if vocabularies is None else _pair("--vocabularies", vocabularies)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.option import Option
 from gatewise.contract.ranges import (
     AMOUNT,
     COUNT,
@@ -55,24 +56,26 @@ class PairOptions:
         evaluation_batch_tokens: The same for validation and test.
     """
 
-    folder: str = ""
-    train_source: str = ""
-    train_target: str = ""
-    valid_source: str = ""
-    valid_target: str = ""
-    test_source: str = ""
-    test_target: str = ""
-    source_language: str = "de"
-    target_language: str = "en"
+    folder: Annotated[
+        str, Option("A folder with train, valid and test .de and .en files.", name="--data", metavar="FOLDER")
+    ] = ""
+    train_source: Annotated[str, Option("Sentences, one a line, UTF-8.", metavar="FILE")] = ""
+    train_target: Annotated[str, Option("Their translations.", metavar="FILE")] = ""
+    valid_source: Annotated[str, Option("Validation sentences.", metavar="FILE")] = ""
+    valid_target: Annotated[str, Option("Their translations.", metavar="FILE")] = ""
+    test_source: Annotated[str, Option("Test sentences.", metavar="FILE")] = ""
+    test_target: Annotated[str, Option("Their translations.", metavar="FILE")] = ""
+    source_language: Annotated[str, Option("The language of the sentences.", name="--from")] = "de"
+    target_language: Annotated[str, Option("The language of their translations; phrases: iso too.", name="--to")] = "en"
     phrases: Annotated[int, COUNT] = 20_000
     shares: tuple[float, float, float] = SHARES
     division_seed: Annotated[int, SEED] = 0
-    tokens: str = "bpe"
-    vocabulary: str = "separate"
-    vocabulary_size: Annotated[int, COUNT_OR_NONE] = 600
-    longest: Annotated[int, COUNT] = 100
-    ratio: Annotated[float, AMOUNT] = 9.0
-    batch_tokens: Annotated[int, COUNT] = 500
+    tokens: Annotated[str, Option("bpe, word, character or byte.")] = "bpe"
+    vocabulary: Annotated[str, Option("separate or joint.")] = "separate"
+    vocabulary_size: Annotated[int, COUNT_OR_NONE, Option("The largest vocabulary of a side; 0: all.")] = 600
+    longest: Annotated[int, COUNT, Option("The most tokens of a training sentence.")] = 100
+    ratio: Annotated[float, AMOUNT, Option("The most tokens for one of the other side; 0: any.")] = 9.0
+    batch_tokens: Annotated[int, COUNT, Option("The most tokens in a batch, on either side.")] = 500
     evaluation_batch_tokens: Annotated[int, COUNT] = 4000
 
     def __post_init__(self) -> None:
@@ -109,20 +112,20 @@ class Seq2SeqOptions:
         attention_kernel: The same of attention.
     """
 
-    embedding_size: Annotated[int, SIZE] = 128
-    hidden_size: Annotated[int, SIZE] = 128
-    encoder_layers: Annotated[int, LAYERS] = 1
-    decoder_layers: Annotated[int, LAYERS] = 1
-    score: str = "additive"
+    embedding_size: Annotated[int, SIZE, Option("The size of embeddings.")] = 128
+    hidden_size: Annotated[int, SIZE, Option("Units of a layer.")] = 128
+    encoder_layers: Annotated[int, LAYERS, Option("LSTM layers that read.")] = 1
+    decoder_layers: Annotated[int, LAYERS, Option("LSTM layers that write.")] = 1
+    score: Annotated[str, Option("additive, dot or general.")] = "additive"
     attention_size: Annotated[int, COUNT_OR_NONE] = 0
     attention_layer_norm: bool = False
-    input_feeding: bool = True
-    dropout: Annotated[float, PROBABILITY] = 0.1
+    input_feeding: Annotated[bool, Option("Read what the step before attended to.")] = True
+    dropout: Annotated[float, PROBABILITY, Option("The two dropouts at once.", also=("layer_dropout",))] = 0.1
     layer_dropout: Annotated[float, PROBABILITY] = 0.1
-    tied: str = "none"
-    label_smoothing: Annotated[float, PROBABILITY] = 0.0
-    kernel: str = "auto"
-    attention_kernel: str = "auto"
+    tied: Annotated[str, Option("none, target or all embeddings.")] = "none"
+    label_smoothing: Annotated[float, PROBABILITY, Option("The share of the target spread over all tokens.")] = 0.0
+    kernel: Annotated[str, Option("auto, or a kernel by name.")] = "auto"
+    attention_kernel: Annotated[str, Option("auto, or a kernel of attention by name.")] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, in a sentence."""
@@ -140,7 +143,7 @@ class TranslationOptions:
         examples: Test sentences that are printed at the end, with their alignments.
     """
 
-    beam_size: Annotated[int, COUNT] = 5
+    beam_size: Annotated[int, COUNT, Option("Beams for the test set.", panel="Run")] = 5
     length_penalty: Annotated[float, LENGTH_PENALTY] = 1.0
     valid_sentences: Annotated[int, COUNT_OR_NONE] = 500
     examples: Annotated[int, COUNT_OR_NONE] = 3
@@ -193,8 +196,10 @@ class TranslationRecipe:
 
     name: Annotated[str, FOLDER_NAME] = "nmt"
     description: str = ""
-    threads: Annotated[int, THREADS] = 1
-    memory_budget: str = "auto"
+    threads: Annotated[int, THREADS, Option("CPU threads; 0: as many as PyTorch takes.")] = 1
+    memory_budget: Annotated[
+        str, Option("The memory of a step: 8GB, 7.5GiB, ...; or auto.", metavar="SIZE", panel="Training")
+    ] = "auto"
     data: PairOptions = PairOptions()
     model: Seq2SeqOptions = Seq2SeqOptions()
     training: TrainingOptions = _TRAINING

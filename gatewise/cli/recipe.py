@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.option import Option
 from gatewise.contract.ranges import (
     AMOUNT,
     COUNT,
@@ -49,15 +50,15 @@ class TextOptions:
         rotate: Whether each epoch begins somewhere else in the text.
     """
 
-    source: str = PYTHON_TOPICS
-    train: str = ""
-    valid: str = ""
-    test: str = ""
+    source: Annotated[str, Option("One UTF-8 file, which is divided 90/5/5.", name="--text")] = PYTHON_TOPICS
+    train: Annotated[str, Option("The training text, UTF-8.")] = ""
+    valid: Annotated[str, Option("The validation text.")] = ""
+    test: Annotated[str, Option("The test text.")] = ""
     shares: tuple[float, float, float] = SHARES
-    tokens: str = "bpe"
-    vocabulary_size: Annotated[int, COUNT_OR_NONE] = 0
-    batch_size: Annotated[int, COUNT] = 20
-    window: Annotated[int, COUNT] = 35
+    tokens: Annotated[str, Option("word, character, byte or bpe.")] = "bpe"
+    vocabulary_size: Annotated[int, COUNT_OR_NONE, Option("The largest vocabulary; 0: all, or 2,000 of bpe.")] = 0
+    batch_size: Annotated[int, COUNT, Option("Columns of text that are read side by side.")] = 20
+    window: Annotated[int, COUNT, Option("Time steps between two updates.")] = 35
     evaluation_batch_size: Annotated[int, COUNT] = 10
     rotate: bool = False
 
@@ -81,14 +82,16 @@ class ModelOptions:
         kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
     """
 
-    embedding_size: Annotated[int, SIZE] = 256
-    hidden_size: Annotated[int, SIZE] = 256
-    num_layers: Annotated[int, LAYERS] = 2
-    dropout: Annotated[float, PROBABILITY] = 0.2
+    embedding_size: Annotated[int, SIZE, Option("The size of embeddings.")] = 256
+    hidden_size: Annotated[int, SIZE, Option("Units of a layer.")] = 256
+    num_layers: Annotated[int, LAYERS, Option("LSTM layers.")] = 2
+    dropout: Annotated[
+        float, PROBABILITY, Option("The three dropouts at once.", also=("embedding_dropout", "layer_dropout"))
+    ] = 0.2
     embedding_dropout: Annotated[float, PROBABILITY] = 0.2
     layer_dropout: Annotated[float, PROBABILITY] = 0.2
-    tied: bool = True
-    kernel: str = "auto"
+    tied: Annotated[bool, Option("Share the weights of embedding and softmax.")] = True
+    kernel: Annotated[str, Option("auto, or a kernel by name.")] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, in a sentence."""
@@ -161,7 +164,7 @@ class Recipe:
 
     name: Annotated[str, FOLDER_NAME] = "lm"
     description: str = ""
-    threads: Annotated[int, THREADS] = 0
+    threads: Annotated[int, THREADS, Option("CPU threads; 0: as many as PyTorch takes.")] = 0
     text: TextOptions = TextOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = _TRAINING

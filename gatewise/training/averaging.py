@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from gatewise.training.options import TrainingOptions
 
 
 class WeightAverage:
-    """A running mean of weights.
+    """A running mean of weights, computed by the functions of `torch.optim.swa_utils`.
 
     ``average += (weights - average) * max(1 / n, 1 - decay)`` at the n-th step: exact for the first steps, exponential
     afterwards; with ``"tail"`` the decay is 1 and the mean exact throughout. With ``"last"`` it is the mean of the
@@ -29,6 +30,8 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], options: TrainingOptions) -> None:
+        # By hand: `AveragedModel` copies its count to the device, and so waits for it, at every step; nor has it a mean
+        # of the last few evaluations.
         self._parameters = list(parameters)
         self._decay = options.average_decay if options.average == "ema" else 1.0
         self._waits = options.average == "tail"
@@ -38,16 +41,17 @@ class WeightAverage:
         self._losses: list[float] = []
         self.count = 0
         self.running = options.average == "ema"
+        self._take_equally, self._take_recent = get_swa_multi_avg_fn(), get_ema_multi_avg_fn(self._decay)
         copies = {"none": 0, "last": self._room}.get(options.average, 1)
         self.values = [parameter.detach().clone() for _ in range(copies) for parameter in self._parameters]
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take the weights of this step into the mean."""
         if not self.running:
             return
+        take = self._take_equally if 1 / (self.count + 1) > 1 - self._decay else self._take_recent
+        take(self.values, self._parameters, self.count)
         self.count += 1
-        torch._foreach_lerp_(self.values, self._parameters, max(1 / self.count, 1 - self._decay))
 
     @torch.no_grad()
     def evaluated(self, loss: float) -> None:

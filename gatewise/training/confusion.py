@@ -19,9 +19,10 @@ def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
 
     Args:
         path: Where to.
-        counts: As `gatewise.training.metrics.confusion` counts them, [C, C].
+        counts: As `sklearn.metrics.confusion_matrix` counts them, int64 [C, C].
         classes: Their names.
     """
+    # By hand: scikit-learn's ConfusionMatrixDisplay writes either counts or shares, and colours by what it writes.
     figure, axes = _figure(size=max(4.5, min(14.0, 2 + 0.45 * len(classes))))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)

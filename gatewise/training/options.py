@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.option import Option
 from gatewise.contract.ranges import AMOUNT, COUNT_OR_NONE, LARGEST, POSITIVE, SEED, Range, check_ranges
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -52,26 +53,26 @@ class TrainingOptions:
         checkpoint_steps: Largest number of steps between checkpoints; 0 leaves it to the time.
     """
 
-    epochs: Annotated[int, _MORE_THAN_NONE] = 10
-    optimizer: str = "adamw"
-    learning_rate: Annotated[float, POSITIVE] = 2e-3
+    epochs: Annotated[int, _MORE_THAN_NONE, Option("Passes over the training data.")] = 10
+    optimizer: Annotated[str, Option("sgd, adam or adamw.")] = "adamw"
+    learning_rate: Annotated[float, POSITIVE, Option("The largest learning rate.")] = 2e-3
     momentum: Annotated[float, _DECAY] = 0.9
     weight_decay: Annotated[float, AMOUNT] = 0.0
-    clip: Annotated[float, AMOUNT] = 1.0
-    clip_value: Annotated[float, AMOUNT] = 0.0
-    schedule: str = "cosine"
+    clip: Annotated[float, AMOUNT, Option("The largest norm of all gradients; 0: off.")] = 1.0
+    clip_value: Annotated[float, AMOUNT, Option("The largest value of each gradient, before the norm; 0: off.")] = 0.0
+    schedule: Annotated[str, Option("constant, cosine or plateau.")] = "cosine"
     warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
     plateau_factor: Annotated[float, POSITIVE] = 0.25
     plateau_patience: Annotated[int, COUNT_OR_NONE] = 0
-    average: str = "none"
+    average: Annotated[str, Option("Average of weights: none, ema, tail or last.")] = "none"
     average_decay: Annotated[float, _DECAY] = 0.999
     average_patience: Annotated[int, COUNT_OR_NONE] = 1
     average_last: Annotated[int, _MORE_THAN_NONE] = 5
-    precision: str = "float32"
-    cuda_graph: bool = True
-    seed: Annotated[int, SEED] = 0
+    precision: Annotated[str, Option("float32, tf32 or bfloat16.")] = "float32"
+    cuda_graph: Annotated[bool, Option("Replay each step as one CUDA graph.")] = True
+    seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
-    patience: Annotated[int, COUNT_OR_NONE] = 0
+    patience: Annotated[int, COUNT_OR_NONE, Option("Stop so many evaluations after the best; 0: never.")] = 0
     checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
     checkpoint_steps: Annotated[int, COUNT_OR_NONE] = 0
 

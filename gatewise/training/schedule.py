@@ -23,6 +23,8 @@ class Schedule:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: TrainingOptions, total_steps: int) -> None:
+        # By hand: `torch.optim.lr_scheduler` computes in the float32 of the tensor, by kernels at every step and mostly
+        # from the rate before, and cannot be asked for the rate of an earlier step, as the report of a fault asks.
         self._optimizer = optimizer
         self._kind = options.schedule
         self._peak = options.learning_rate

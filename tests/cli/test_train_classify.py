@@ -133,6 +133,7 @@ CHANGES = {
     "--schedule": "constant",
     "--clip": 0.001,
     "--clip-value": 0.0001,
+    "--average": "ema",
     "--precision": "bfloat16",
     "--seed": 3,
 }

@@ -86,6 +86,8 @@ CHANGES = {
     "--learning-rate": 0.01,
     "--schedule": "constant",
     "--clip": 0.001,
+    "--clip-value": 0.0001,
+    "--average": "ema",
     "--precision": "bfloat16",
     "--seed": 3,
 }

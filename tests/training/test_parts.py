@@ -34,6 +34,30 @@ def test_warmup_rises_linearly_under_any_shape():
     assert schedule(schedule="cosine", warmup_steps=20).rate(60) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_the_cosine_is_that_of_pytorch(warmup):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40 - warmup)
+    if warmup:
+        rising = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)
+        theirs = torch.optim.lr_scheduler.SequentialLR(optimizer, [rising, theirs], [warmup])
+    mine = schedule(total=40, schedule="cosine", warmup_steps=warmup)
+    for step in range(40):
+        assert mine.rate(step) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_plateau_is_that_of_pytorch():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1, threshold=0)
+    mine = schedule(schedule="plateau", plateau_factor=0.5, plateau_patience=1)
+    for loss in torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist():
+        mine.evaluated(loss)
+        theirs.step(loss)
+        assert mine.rate(0) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6)
+
+
 def test_plateau_waits_for_its_patience_and_goes_on_after_a_restart():
     subject = schedule(schedule="plateau", plateau_factor=0.5, plateau_patience=1)
     rates = []

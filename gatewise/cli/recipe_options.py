@@ -1,0 +1,97 @@
+"""Options of a command, made from the fields of a recipe that declare one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from gatewise.cli.run_options import RUN
+from gatewise.contract.option import Option
+
+
+def recipe_options(recipe: Any, *keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that puts options in the place of a command's keyword parameter `given`.
+
+    There is one for every field of the recipe, or of its sections, whose annotation has an `Option`. The command is
+    called with those that were on the command line, by dotted key, as `overridden` takes them.
+
+    Args:
+        recipe: Its values are the defaults that are shown.
+        keys: Dotted keys that have options; empty for all.
+    """
+    declared = {each.key.replace(".", "__"): each for each in _declared(recipe) if not keys or each.key in keys}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def called(context: typer.Context, **values: Any) -> None:
+            given = {}
+            for name, each in declared.items():
+                value, source = values.pop(name), context.get_parameter_source(name)
+                if source is not None and source.name == "COMMANDLINE":
+                    given |= dict.fromkeys((each.key, *each.also), value)
+            command(**values, given=given)
+
+        parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "given":
+                parameters += [_parameter(name, each) for name, each in declared.items()]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        # Which of the two is read depends on the version of Typer.
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        return called
+
+    return decorate
+
+
+class _Declared(NamedTuple):
+    section: str
+    field: str
+    kind: Any
+    default: Any
+    option: Option
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.field}".lstrip(".")
+
+    @property
+    def also(self) -> list[str]:
+        return [self._replace(field=other).key for other in self.option.also]
+
+
+def _declared(options: Any, section: str = "") -> Iterator[_Declared]:
+    """Yield what declares an option, fields of sections first."""
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    for field, hint in sorted(hints.items(), key=lambda each: not dataclasses.is_dataclass(each[1])):
+        value = getattr(options, field)
+        if dataclasses.is_dataclass(value):
+            yield from _declared(value, field)
+        for each in typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ():
+            if isinstance(each, Option):
+                yield _Declared(section, field, typing.get_args(hint)[0], value, each)
+
+
+def _parameter(name: str, declared: _Declared) -> inspect.Parameter:
+    kind, default, option = declared.kind, declared.default, declared.option
+    several = typing.get_origin(kind) is tuple
+    word = option.name.removeprefix("--") or declared.field.replace("_", "-")
+    declaration = typer.Option(
+        f"--{word}/--no-{word}" if kind is bool else f"--{word}",
+        help=option.help,
+        metavar=option.metavar or None,
+        show_default=default not in ("", ()),
+        rich_help_panel=option.panel or declared.section.capitalize() or RUN,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=list(default) if several else default,
+        annotation=Annotated[list[str] if several else kind, declaration],
+    )
