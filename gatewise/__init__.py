@@ -38,10 +38,11 @@ if not _program.LISTING:  # torch takes seconds to load, and a list of commands 
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
-    from gatewise.nn import LSTM, LSTMCell, accelerate, verify
+    from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, accelerate, verify
     from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
+    "GRU",
     "LSTM",
     "ArgumentError",
     "CheckpointError",
@@ -51,6 +52,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "DtypeError",
+    "GRUCell",
     "GatewiseError",
     "KernelFault",
     "KernelRefused",

@@ -6,13 +6,25 @@ from typing import TYPE_CHECKING
 
 from gatewise.nn.acceleration import Swap, accelerate, planned_swaps
 from gatewise.nn.cell import LSTMCell
+from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.verification import Verification, verify
 
 if TYPE_CHECKING:
     from gatewise.nn.attention import Attention
 
-__all__ = ["LSTM", "Attention", "LSTMCell", "Swap", "Verification", "accelerate", "planned_swaps", "verify"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Attention",
+    "GRUCell",
+    "LSTMCell",
+    "Swap",
+    "Verification",
+    "accelerate",
+    "planned_swaps",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> type[Attention]:

@@ -1,4 +1,4 @@
-"""What both layers say of calls that no shape or dtype describes: no tensors, no pair of states, TorchScript."""
+"""What the layers say of arguments that no shape or dtype describes: sizes, options, no tensors, TorchScript."""
 
 from __future__ import annotations
 
@@ -7,6 +7,32 @@ from typing import NoReturn
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.functional.arguments import check_dropout, check_memory, check_name
+
+
+def check_sizes(input_size: int, hidden_size: int, num_layers: int = 1, proj_size: int = 0) -> None:
+    """Check that the sizes of a layer are positive integers, and that a projection is smaller than the layer."""
+    sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+    if not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+        expectation = f"an integer from 0 to hidden_size - 1 = {hidden_size - 1}"
+        raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
+
+
+def check_layer_options(
+    bias: bool, batch_first: bool, bidirectional: bool, dropout: float, kernel: str, memory: str
+) -> None:
+    """Check the options of a layer."""
+    for name, value in {"bias": bias, "batch_first": batch_first}.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(sentence(name, "True or False", repr(value)))
+    if not isinstance(bidirectional, int):  # PyTorch's layers take 0 and 1 too, and programs give them
+        raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
+    check_dropout(dropout)
+    check_name(kernel, "kernel")
+    check_memory(memory)
 
 
 def check_input(input: object) -> None:
@@ -21,6 +47,14 @@ def check_pair(hx: object) -> None:
     if not (isinstance(hx, tuple | list) and len(hx) == 2 and isinstance(hx[0], Tensor) and isinstance(hx[1], Tensor)):
         advice = "Give zeros for a state that is not known."
         raise ArgumentError(sentence("hx", "None or a pair of tensors (h_0, c_0)", _words(hx), advice))
+
+
+def check_state(hx: object) -> None:
+    """Check that an initial hidden state is a tensor."""
+    if not isinstance(hx, Tensor):
+        raise ArgumentError(
+            sentence("hx", "None or a tensor h_0", _words(hx), "Give None for a state that is not known.")
+        )
 
 
 def refuse_script(layer: str, way: str = "script") -> NoReturn:

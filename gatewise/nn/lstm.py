@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.weights import in_one_buffer
-from gatewise.functional.arguments import check_dropout, check_memory, check_name
 from gatewise.functional.lstm import call
 from gatewise.nn import init
-from gatewise.nn.arguments import check_input, check_pair, refuse_script
+from gatewise.nn.arguments import check_input, check_layer_options, check_pair, check_sizes, refuse_script
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
@@ -85,8 +84,8 @@ class LSTM(nn.Module):
         memory: str = NORMAL,
     ) -> None:
         super().__init__()
-        _check_sizes(input_size, hidden_size, num_layers, proj_size)
-        _check_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+        check_sizes(input_size, hidden_size, num_layers, proj_size)
+        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
         if dropout > 0 and num_layers == 1:
             message = sentence(
                 "dropout",
@@ -316,29 +315,6 @@ def _uses_cudnn(weight: Tensor) -> bool:
     # torch.backends.cudnn.is_acceptable leaves bfloat16 out, which PyTorch's cuDNN LSTM does take.
     cudnn = torch.backends.cudnn
     return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()
-
-
-def _check_sizes(input_size: int, hidden_size: int, num_layers: int, proj_size: int) -> None:
-    sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ArgumentError(sentence(name, "a positive integer", repr(value)))
-    if not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
-        expectation = f"an integer from 0 to hidden_size - 1 = {hidden_size - 1}"
-        raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
-
-
-def _check_options(
-    bias: bool, batch_first: bool, bidirectional: bool, dropout: float, kernel: str, memory: str
-) -> None:
-    for name, value in {"bias": bias, "batch_first": batch_first}.items():
-        if not isinstance(value, bool):
-            raise ArgumentError(sentence(name, "True or False", repr(value)))
-    if not isinstance(bidirectional, int):  # torch.nn.LSTM takes 0 and 1 too, and programs give them
-        raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
-    check_dropout(dropout)
-    check_name(kernel, "kernel")
-    check_memory(memory)
 
 
 def _check_pair(hx: tuple[Tensor, Tensor], rank: int, form: str, batch: int | None = None) -> None:

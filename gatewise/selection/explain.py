@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
@@ -16,6 +17,9 @@ from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sent
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
+
+# The cell of each `mode` that PyTorch's layers have; those of gatewise that have none are LSTMs.
+_CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 
 @runtime_checkable
@@ -47,7 +51,8 @@ def explain(
     """Say which kernel a call would run, what every other one says, and what it would cost; run nothing.
 
     Args:
-        module: A `gatewise.LSTM` (or a `torch.nn.LSTM`: the decision is the one after `gatewise.accelerate`).
+        module: A `gatewise.LSTM` or `gatewise.GRU` (or a `torch.nn.LSTM`: the decision is the one after
+            `gatewise.accelerate`).
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
         lengths: Lengths, or True when there would be some on x's device.
         device: Where it would run: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
@@ -73,8 +78,8 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
-    if not isinstance(module, LSTMLike):
-        raise ArgumentError(sentence("module", "a gatewise.LSTM or a torch.nn.LSTM", type(module).__name__))
+    if not isinstance(module, LSTMLike) or getattr(module, "mode", "LSTM") not in _CELLS:
+        raise ArgumentError(sentence("module", "an LSTM or GRU of gatewise or PyTorch", type(module).__name__))
     weight = next(module.parameters())  # type: ignore[attr-defined]
     shape = _shape(x)
     if len(shape) not in (2, 3) or shape[-1] != module.input_size:
@@ -107,6 +112,7 @@ def explain(
         needs_grad=training,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
         lean=getattr(module, "memory", NORMAL) == LEAN,
+        cell=_CELLS[getattr(module, "mode", "LSTM")],
         captured=capture != "",
         announced=capture == "announced",
     )

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of LSTM and LSTMCell (its module database), checked as its tests do, with our classes."""
+"""PyTorch's own samples of LSTM, GRU and their cells, from its module database, checked as its tests do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from torch.testing._internal.common_utils import freeze_rng_state, gradcheck, gr
 # PyTorch's test helpers forbid setting backend flags for the whole process once they are imported; other tests do.
 torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
-OURS = {nn.LSTM: gatewise.nn.LSTM, nn.LSTMCell: gatewise.nn.LSTMCell}
+OURS = {
+    nn.LSTM: gatewise.nn.LSTM,
+    nn.LSTMCell: gatewise.nn.LSTMCell,
+    nn.GRU: gatewise.nn.GRU,
+    nn.GRUCell: gatewise.nn.GRUCell,
+}
 ENTRIES = [entry for entry in module_db if entry.module_cls in OURS]
 DTYPES = [torch.float32, torch.float64]
 

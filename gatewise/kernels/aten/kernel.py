@@ -67,8 +67,8 @@ class _Aten:
         once = problem.time * problem.batch * problem.num_directions * 5 + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
-            # A cell is about ten operators.
-            return Work(flops, 2 * traffic, 10 * steps * passes, 10 * steps * passes, workspace_bytes=stored)
+            # A cell is about ten operators, which PyTorch issues from C++.
+            return Work(flops, 2 * traffic, 10 * steps * passes, 10 * layers * passes, workspace_bytes=stored)
         return _on_gpu(problem, device, Work(flops, 2 * traffic, workspace_bytes=stored))
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:

@@ -1,0 +1,263 @@
+"""The GRU layer and one step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gatewise.cells import GRU as CELL
+from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.contract.problem import NORMAL
+from gatewise.functional.lstm import call
+from gatewise.nn.arguments import check_input, check_layer_options, check_sizes, check_state, refuse_script
+
+_CELL = CELL()
+
+
+class GRU(nn.GRU):
+    r"""A stack of GRU layers, a drop-in for `torch.nn.GRU`.
+
+    For every call the fastest way to compute it is chosen; `gatewise.explain(module, input)` says which and why. For
+    each layer and time step
+
+    $$\begin{aligned}
+    r &= \sigma(W_{ir} x + b_{ir} + W_{hr} h + b_{hr}) & z &= \sigma(W_{iz} x + b_{iz} + W_{hz} h + b_{hz}) \\
+    n &= \tanh(W_{in} x + b_{in} + r \odot (W_{hn} h + b_{hn})) & h' &= (1 - z) \odot n + z \odot h
+    \end{aligned}$$
+
+    Parameters have the names, shapes, order and initial values of `torch.nn.GRU`: `weight_ih_l{k}` [3H, I or D*H],
+    `weight_hh_l{k}` [3H, H], `bias_ih_l{k}` [3H], `bias_hh_l{k}` [3H], and the same with `_reverse`; gates stand in the
+    order `r z n`. In float16 and bfloat16 the kernels of gatewise carry the hidden state of a unit in float32 from step
+    to step, so that increments smaller than the last bit of the dtype are not lost.
+
+    Args:
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers, each reading the output of the one below.
+        bias: Whether the two bias vectors exist.
+        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; states never are.
+        dropout: The probability of dropping each output of every layer but the last, in training mode.
+        bidirectional: Whether a second set of weights reads the sequence from its end; D is then 2.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps nothing that can be
+            computed again from the input and the outputs: a training step takes less memory, and longer.
+
+    Raises:
+        ArgumentError: An argument is of the wrong type or out of its range.
+        KernelRefused: No kernel is named `kernel`.
+
+    Example:
+        >>> layer = GRU(10, 20, num_layers=2)
+        >>> y, h_n = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])
+        >>> y.shape, h_n.shape
+        (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
+        memory: str = NORMAL,
+    ) -> None:
+        check_sizes(input_size, hidden_size, num_layers)
+        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+        given = {"num_layers": num_layers, "bias": bias, "batch_first": batch_first, "dropout": float(dropout)}
+        super().__init__(
+            input_size, hidden_size, bidirectional=bool(bidirectional), device=device, dtype=dtype, **given
+        )
+        self.kernel, self.memory = kernel, memory
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the layers over a batch of sequences.
+
+        Args:
+            input: [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
+            hx: The initial hidden state [L*D, B, H], without B for one sequence; zeros when None.
+            lengths: How many steps of each sequence count: B integers in [0, T], in any order, on any device. What
+                follows a sequence's end is not read, `output` is zero there, and final states are those at the end.
+                Lengths on the GPU are never copied to the CPU.
+
+        Returns:
+            The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final hidden state of every
+            layer and direction [L*D, B, H].
+
+        Raises:
+            ShapeError: A rank, size or length does not fit.
+            DtypeError: A dtype differs from the parameters', outside of autocast.
+            DeviceError: Tensors are on devices that do not go together.
+            ArgumentError: `input` or `hx` is no tensor, or `lengths` is given with a `PackedSequence` or with one
+                sequence.
+            KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
+        """
+        if hx is not None:
+            check_state(hx)
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx, lengths)
+        check_input(input)
+        if input.dim() == 2:
+            return self._forward_one(input, hx, lengths)
+        if input.dim() != 3:
+            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
+            expectation = f"{arrangement}, or [T, I] for one sequence"
+            raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
+        if self.batch_first:
+            y, h_n = self._run(input.transpose(0, 1), hx, lengths)
+            return y.transpose(0, 1), h_n
+        return self._run(input, hx, lengths)
+
+    def _run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | Sequence[int] | None = None,
+        batch_sizes: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if h0 is not None and h0.dim() != 3:
+            raise ShapeError(sentence("hx", "of the form [L*D, B, H]", f"rank {h0.dim()} with shape {list(h0.shape)}"))
+        # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
+        y, (h_n, _) = call(
+            x,
+            None if h0 is None else (h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)),
+            tuple([getattr(self, name) for name in self._flat_weights_names]),
+            lengths=lengths,
+            batch_sizes=batch_sizes,
+            bidirectional=self.bidirectional,
+            dropout=self.dropout if self.training else 0.0,
+            kernel=self.kernel,
+            memory=self.memory,
+            cell=_CELL,
+        )
+        return y, h_n
+
+    def _forward_one(
+        self, x: Tensor, hx: Tensor | None, lengths: Tensor | Sequence[int] | None
+    ) -> tuple[Tensor, Tensor]:
+        if lengths is not None:
+            advice = "Cut the sequence instead: input[:length]."
+            raise ArgumentError(sentence("lengths", "None for one sequence [T, I]", lengths, advice))
+        if hx is not None:
+            if hx.dim() != 2:
+                raise ShapeError(sentence("hx", "of the form [L*D, H], like the input without a batch", list(hx.shape)))
+            hx = hx.unsqueeze(1)
+        y, h_n = self._run(x.unsqueeze(1), hx)
+        return y.squeeze(1), h_n.squeeze(1)
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx: Tensor | None, lengths: Tensor | Sequence[int] | None
+    ) -> tuple[PackedSequence, Tensor]:
+        if lengths is not None:
+            advice = "The packed batch has its own lengths; give the padded tensor to use others."
+            raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
+        data, batch_sizes, sorted_indices, unsorted_indices = packed
+        if hx is not None and sorted_indices is not None:
+            if hx.dim() != 3 or hx.shape[1] != len(sorted_indices):
+                where = f"of the form [L*D, B, H] with B = {len(sorted_indices)}"
+                raise ShapeError(sentence("hx", where, list(hx.shape)))
+            hx = hx.index_select(1, sorted_indices)
+        y, h_n = self._run(data, hx, batch_sizes=batch_sizes)
+        if unsorted_indices is not None:
+            h_n = h_n.index_select(1, unsorted_indices)
+        return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), h_n
+
+    def extra_repr(self) -> str:
+        """Return the sizes and every option that differs from its default."""
+        own = [
+            f"{name}={value}" for name in ("kernel", "memory") if (value := getattr(self, name)) not in ("auto", NORMAL)
+        ]
+        return ", ".join([super().extra_repr(), *own])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"kernel": "auto", "memory": NORMAL, **state})
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("GRU")
+
+    def _slow_forward(self, *given: object, **options: object) -> NoReturn:
+        # What a module runs in the place of `forward` while it is traced.
+        refuse_script("GRU", "trace")
+
+
+class GRUCell(nn.GRUCell):
+    r"""One step of one GRU layer, a drop-in for `torch.nn.GRUCell`.
+
+    $$\begin{aligned}
+    r &= \sigma(W_{ir} x + b_{ir} + W_{hr} h + b_{hr}) & z &= \sigma(W_{iz} x + b_{iz} + W_{hz} h + b_{hz}) \\
+    n &= \tanh(W_{in} x + b_{in} + r \odot (W_{hn} h + b_{hn})) & h' &= (1 - z) \odot n + z \odot h
+    \end{aligned}$$
+
+    Computed by PyTorch's own fused operator (`torch.gru_cell`): a single step leaves nothing to choose. Programs that
+    loop over time are faster with `gatewise.GRU`.
+
+    Args:
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        bias: Whether the two bias vectors exist.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+
+    Raises:
+        ArgumentError: An argument is of the wrong type or out of its range.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes(input_size, hidden_size)
+        super().__init__(input_size, hidden_size, bool(bias), device, dtype)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Compute one step.
+
+        Args:
+            input: [B, I], or [I] without a batch.
+            hx: The hidden state [B, H] or [H]; zeros when None.
+
+        Returns:
+            The next hidden state, shaped like `hx`.
+
+        Raises:
+            ShapeError: A rank or size does not fit.
+            DtypeError: The dtype of the input differs from that of the parameters, outside of autocast.
+            ArgumentError: `input` or `hx` is no tensor.
+        """
+        check_input(input)
+        shape = input.shape
+        if len(shape) not in (1, 2):
+            expectation = "[B, I], or [I] without a batch"
+            raise ShapeError(sentence("input", expectation, f"rank {len(shape)} with shape {list(shape)}"))
+        if shape[-1] != self.input_size:
+            raise ShapeError(sentence("input", f"of {self.input_size} features", f"{shape[-1]} in {list(shape)}"))
+        if hx is not None:
+            check_state(hx)
+            expected = (*shape[:-1], self.hidden_size)
+            if hx.shape != expected:
+                raise ShapeError(sentence("hx", f"of shape {list(expected)}", list(hx.shape)))
+        if input.dtype != self.weight_ih.dtype and not torch._C._is_any_autocast_enabled():
+            advice = "Convert one of them with .to(dtype)."
+            raise DtypeError(sentence("input", f"{self.weight_ih.dtype} like the parameters", input.dtype, advice))
+        return super().forward(input, hx)
