@@ -91,7 +91,9 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the stub takes no named gradients
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
         rows, columns, wide = ctx.saved_tensors
         wider, size, vocabulary, *dtypes = ctx.forms
         share = gradient.unsqueeze(1)
