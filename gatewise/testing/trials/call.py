@@ -82,7 +82,8 @@ class _Layer:
         return _in_time_order(self._setting, y), h_n, c_n
 
     def backward(self, pending: tuple[Tensor, Tensor, Tensor]) -> Found:
-        outputs, result = pending, Result(*[tensor.detach() for tensor in pending])
+        y, h_n, c_n = outputs = pending
+        result = Result(y.detach(), h_n.detach(), c_n.detach())
         if not self._setting.training:
             return result, None, ()
         wanted = [
@@ -164,7 +165,7 @@ class _Captured:
             if tensor is not None:
                 tensor.fill_(float("nan"))
         self._graph.replay()
-        copies = Result(*[tensor.clone() for tensor in result[:3]])
+        copies = Result(result.y.clone(), result.h_n.clone(), result.c_n.clone())
         if gradients is None:
             return copies, None, ()
         x, h0, c0, *weights = [None if tensor is None else tensor.clone() for tensor in _flat(gradients)]
