@@ -216,7 +216,7 @@ def _read(reading: Reading, sequence: Tensor) -> Tensor:
 
 
 def _projected(x: Tensor, weights: DirectionWeights, over_tokens: OverTokens) -> Tensor:
-    bias = None if weights.b_ih is None else weights.b_ih + weights.b_hh
+    bias = None if weights.b_ih is None or weights.b_hh is None else weights.b_ih + weights.b_hh
     product = over_tokens(x.flatten(0, 1), weights.w_ih.t(), bias)
     return product.view(*x.shape[:2], product.shape[1])
 
@@ -227,7 +227,7 @@ def _in_plain_torch(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
 
 def _sums_given(products: Tensor, weights: DirectionWeights) -> Tensor:
     # Always a new tensor: the steps add to it what comes through the recurrent weights.
-    if weights.b_ih is None:
+    if weights.b_ih is None or weights.b_hh is None:
         return products.clone(memory_format=torch.contiguous_format)
     return products + (weights.b_ih + weights.b_hh)
 
