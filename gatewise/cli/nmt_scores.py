@@ -49,8 +49,7 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
         Post: A Call for Clarity in Reporting BLEU Scores, 2018. Popović: chrF, 2015.
     """
     try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
+        from sacrebleu.metrics import BLEU, CHRF
     except ModuleNotFoundError:
         raise MissingExtra.for_package("sacrebleu", "scoring translations", "train") from None
     core = language.replace("-", "_").partition("_")[0].lower()
