@@ -93,7 +93,7 @@ class Weights(NamedTuple):
 
     def flat(self) -> tuple[Tensor | None, ...]:
         """List all parameters."""
-        return (*self[1:], *(each for layer in self.layers for each in layer))  # type: ignore[misc]
+        return (*self[1:], *(each for layer in self.layers for each in layer))
 
 
 class ScoreParameters(TypedDict):

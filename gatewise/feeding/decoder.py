@@ -117,7 +117,7 @@ def attended_outputs(
         between = (_drawn(layer_dropout, plane, embedded) for _ in weights.layers[1:])
         masks: _Masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
         if differentiable:
-            return _Decoder.apply(options, lengths, masks, *every)  # type: ignore[no-any-return]
+            return _Decoder.apply(options, lengths, masks, *every)
         inputs = _packed(options, lengths, masks, read, weights)
         return forward_loop.run(options, inputs, parts_for(options, inputs)).outputs
 

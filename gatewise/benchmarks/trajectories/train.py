@@ -62,7 +62,7 @@ def _train(case: Case, kind: str, seed: int, steps: int, device: torch.device, r
             wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
         kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         optimizer = kinds[case.optimizer](model.parameters(), lr=case.rate)
-        scaler = torch.amp.GradScaler(device.type, enabled=case.scaled)  # type: ignore[attr-defined]
+        scaler = torch.amp.GradScaler(device.type, enabled=case.scaled)
         autocast = getattr(torch, case.autocast) if case.autocast else torch.bfloat16
         state, losses = None, []
         for batch in batches(case, seed + 1000 * rank, device):

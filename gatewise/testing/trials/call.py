@@ -210,7 +210,7 @@ class _Explicit:
         masks = saved.inputs.masks
         needs = Needs(self._setting.x_learned, True, True)
         states = (moved(above.h_n, order), moved(above.c_n, order))
-        found = functional.backward(saved, above.y, states, needs=needs)  # type: ignore[arg-type]
+        found = functional.backward(saved, above.y, states, needs=needs)
         h0, c0 = found.state if found.state is not None else (None, None)
         weights = tuple(weight for weights in found.weights for weight in weights)
         return result, InputGradients(found.x, moved(h0, unsorted), moved(c0, unsorted), weights), masks
