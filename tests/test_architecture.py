@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,13 +19,113 @@ ROOT = Path(__file__).parents[1]
 FORBIDDEN_IMPORTS = {
     "floors": ("gatewise/contract/problem.py", "import gatewise.selection"),
     "kernels": ("gatewise/kernels/aten/kernel.py", "import gatewise.kernels.cudnn"),
-    "cells": ("gatewise/functional/explicit.py", "import gatewise.cells.adjoint"),
+    "cells": ("gatewise/functional/explicit.py", "import gatewise.derivation"),
+    "statements": ("gatewise/models/translation.py", "import gatewise.cells"),
     "calls": ("gatewise/functional/explicit.py", "import gatewise.kernels.cudnn"),
     "layers": ("gatewise/nn/lstm.py", "import gatewise.selection"),
     "attention": ("gatewise/attention/explicit.py", "import gatewise.selection"),
+    "feeding": ("gatewise/feeding/decoder.py", "import gatewise.kernels.skinny"),
+    "interop": ("gatewise/interop/convert.py", "import gatewise.attention"),
+    "planning": ("gatewise/planning/planner.py", "import gatewise.functional"),
+    "files": ("gatewise/models/translation.py", "import gatewise.files"),
     "training": ("gatewise/training/__init__.py", "import gatewise.contract.problem"),
     "light": ("gatewise/nn/lstm.py", "import rich"),
 }
+
+
+# For each thing that docs/architecture.md says of the contracts: what it says, and what it would say wrongly.
+WRONG_SENTENCES = {
+    "a package more": ("| `files` | the one place", "| `attic` | old things | `contract` |\n| `files` | the one place"),
+    "a package less": ("| `data`, `training` |", "| `training` |"),
+    "a row out of place": ("| `contract` | the words", "| `cli` | commands | everything |\n| `contract` | the words"),
+    "an import more": ("`attention`, `kernels.cuda` |", "`attention`, `kernels` |"),
+    "an import less": (
+        "| `contract`, `nn`, `functional`, `attention`, `feeding` |",
+        "| `contract`, `nn`, `functional` |",
+    ),
+    "one more of those below": ("everything but `cli`, `derivation` and `cells`", "everything but `cli`"),
+    "an exception": ("only `eager` imports `derivation`", "only `aten` imports `derivation`"),
+}
+
+Contract = dict[str, Any]
+
+
+class Floors(NamedTuple):
+    """The house, as the document and the contracts each tell it.
+
+    Attributes:
+        heights: The floor of each package, counted from the bottom.
+        imports: What each package may import: packages, and parts of packages of which it may not import all.
+        exceptions: Which modules alone import a package, by its name.
+    """
+
+    heights: dict[str, int]
+    imports: dict[str, set[str]]
+    exceptions: dict[str, set[str]]
+
+    def below(self, *packages: str) -> set[str]:
+        """Return the packages on the floors below the highest of some."""
+        highest = max(self.heights[package] for package in packages)
+        return {package for package, height in self.heights.items() if height < highest}
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"`([a-z_.]+)`", text)
+
+
+def contracts() -> list[Contract]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+
+
+def floors_of(layers: list[str]) -> dict[str, int]:
+    """Return the floor of each package, from the floors' packages top to bottom, those of one floor between bars."""
+    return {name.strip(" ()"): height for height, names in enumerate(reversed(layers)) for name in names.split("|")}
+
+
+def checked() -> Floors:
+    """Return what the contracts allow."""
+    known = contracts()
+    heights = floors_of(next(each["layers"] for each in known if each["id"] == "floors"))
+    floors = Floors(heights, {}, {})
+    for package in heights:
+        floors.imports[package] = floors.below(package)
+    for contract in known:
+        if contract["type"] == "forbidden":
+            for source, forbidden in itertools.product(contract["source_modules"], contract["forbidden_modules"]):
+                own = floors.imports.get(source.removeprefix("gatewise."), set())
+                own.discard(forbidden.removeprefix("gatewise."))
+            for importer, imported in (each.split(" -> ") for each in contract.get("ignore_imports", ())):
+                own = floors.imports[importer.removeprefix("gatewise.").removesuffix(".**")]
+                own.add(imported.removeprefix("gatewise.").removesuffix(".**"))
+        elif contract["type"] == "protected":
+            importers = {importer.removeprefix("gatewise.") for importer in contract["allowed_importers"]}
+            for name in contract["protected_modules"]:
+                protected = name.removeprefix("gatewise.")
+                for package in heights.keys() - importers:
+                    floors.imports[package].discard(protected)
+                floors.exceptions[protected] = importers - heights.keys()
+    return floors
+
+
+def documented(text: str) -> Floors:
+    """Return what the table of docs/architecture.md says; rows that do not go up from floor to floor are too high."""
+    rows = re.findall(r"^\| (`.+?`) \| .+? \| (.+?) \|$", text, re.MULTILINE)
+    order = [name for first, _ in rows for name in names_in(first)]
+    known = checked().heights
+    heights = itertools.accumulate((known.get(name, 0) for name in order), max)
+    floors = Floors(dict(zip(order, heights, strict=True)), {}, {})
+    for first, last in rows:
+        clause, _, rest = last.partition(";")
+        for package in names_in(first):
+            named = set(names_in(clause))
+            if clause.startswith("everything but"):
+                named = set(order) - named - {package}
+            elif "what is below" in clause:
+                named |= floors.below(*named)
+            floors.imports[package] = named
+        for importer, imported in re.findall(r"only `(\w+)` imports `(\w+)`", rest):
+            floors.exceptions[imported] = {f"{names_in(first)[0]}.{importer}"}
+    return floors
 
 
 def lint(folder: Path, contract: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,9 +152,7 @@ def test_the_floors_hold() -> None:
 
 
 def test_every_contract_has_a_forbidden_import() -> None:
-    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    contracts = {contract["id"] for contract in configuration["tool"]["importlinter"]["contracts"]}
-    assert contracts == FORBIDDEN_IMPORTS.keys()
+    assert {contract["id"] for contract in contracts()} == FORBIDDEN_IMPORTS.keys()
 
 
 @pytest.mark.parametrize("contract", FORBIDDEN_IMPORTS)
@@ -71,3 +172,25 @@ def test_a_new_package_must_be_given_its_floor(copy: Path) -> None:
     outcome = lint(copy, "floors")
     assert outcome.returncode != 0
     assert "gatewise.attic" in outcome.stdout
+
+
+def test_the_document_says_what_the_contracts_do() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    said, done = documented(text), checked()
+    assert said.heights == done.heights
+    assert said.imports == done.imports
+    assert said.exceptions == done.exceptions
+
+
+@pytest.mark.parametrize("wrong", WRONG_SENTENCES)
+def test_a_wrong_sentence_in_the_document_is_noticed(wrong: str) -> None:
+    text, (right, instead) = (ROOT / "docs" / "architecture.md").read_text("utf-8"), WRONG_SENTENCES[wrong]
+    assert text.count(right) == 1
+    assert documented(text.replace(right, instead)) != checked()
+
+
+def test_the_picture_of_the_house_has_the_same_floors() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    picture = text.partition("## The house in one picture")[2].split("```")[1]
+    lines = [re.split(r"  +", line)[0] for line in picture.strip().splitlines()]
+    assert floors_of(lines) == checked().heights

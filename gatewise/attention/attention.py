@@ -133,9 +133,9 @@ def attend(
         # As autocast does: float64 stays what it is.
         tensors = tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in tensors)
     differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    problem, inputs = _prepare(tensors, lengths, score, differentiable)  # type: ignore[arg-type]
+    problem, inputs = _prepare(tensors, lengths, score, differentiable)
     if differentiable:
-        context, weights = _Attend.apply(  # type: ignore[misc]
+        context, weights = _Attend.apply(
             problem, kernel, memory_budget, need_weights, inputs.lengths, *inputs[:3], *inputs[4:]
         )
     else:

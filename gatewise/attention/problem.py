@@ -83,7 +83,7 @@ class Problem:
 
     def replace(self, **changes: object) -> Problem:
         """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)
 
     def __str__(self) -> str:
         """One line: score, sizes, dtype and every flag that differs from the plain case."""

@@ -44,7 +44,7 @@ class Precision:
         finally:
             torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
-    def autocasting(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    def autocasting(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Return the context of the forward pass."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
 

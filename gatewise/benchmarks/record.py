@@ -124,6 +124,13 @@ class Record:
     error: float | None = None
     allowed: float | None = None
 
+    @property
+    def timing(self) -> Timing | None:
+        """Its times; None when not measured."""
+        if self.median is None or self.q20 is None or self.q80 is None:
+            return None
+        return Timing(self.median, self.q20, self.q80, self.runs)
+
     def timed(self, timing: Timing, words: int) -> Record:
         """Return the record with its times filled in."""
         return dataclasses.replace(

@@ -22,10 +22,10 @@ _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
 
 def speed_up(record: Record, beside: Sequence[Record]) -> float | None:
     """Return how many times as fast a record is as the first measured one of its table; None without a speed."""
-    first = next((other for other in beside if other.words_per_second), None)
+    first = next((other.words_per_second for other in beside if other.words_per_second), None)
     if first is None or not record.words_per_second:
         return None
-    return record.words_per_second / first.words_per_second
+    return record.words_per_second / first
 
 
 def tables(records: Sequence[Record]) -> dict[tuple[int, str], list[Record]]:
@@ -162,9 +162,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         for place, dtype in enumerate(dtypes):
             rows = [row for row in measured if (row.settings["vocabulary"], row.dtype) == (vocabulary, dtype)]
             heights = [ways.index(row.way) + height * (place - (len(dtypes) - 1) / 2) for row in rows]
-            speeds = [row.words_per_second / 1e3 for row in rows]
-            slow = [speed * (1 - row.median / row.q80) for speed, row in zip(speeds, rows, strict=True)]
-            fast = [speed * (row.median / row.q20 - 1) for speed, row in zip(speeds, rows, strict=True)]
+            speeds, slow, fast = zip(*map(_bar, rows), strict=True) if rows else ((), (), ())
             axes.barh(heights, speeds, height, xerr=(slow, fast), label=dtype, error_kw={"elinewidth": 0.8})
         axes.set_yticks(range(len(ways)), ways)
         axes.invert_yaxis()
@@ -177,6 +175,15 @@ def plot(records: Sequence[Record], path: Path) -> None:
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with rc_context({"svg.hashsalt": "gatewise"}):  # the same records give the same file
         save_picture(figure, path, dpi=150, metadata=metadata)
+
+
+def _bar(record: Record) -> tuple[float, float, float]:
+    """Return a measured record's speed in thousand words a second, and how far its quantiles lie below and above."""
+    timing = record.timing
+    assert timing is not None
+    assert record.words_per_second is not None
+    speed = record.words_per_second / 1e3
+    return speed, speed * (1 - timing.median / timing.q80), speed * (timing.median / timing.q20 - 1)
 
 
 def _origin(records: Sequence[Record]) -> str:

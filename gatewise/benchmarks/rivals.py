@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn, mkldnn
 from torch.nn import functional
 
 from gatewise.benchmarks.cases import LanguageModelCase
@@ -59,7 +60,6 @@ class NativeLSTM(nn.Module):
 @contextlib.contextmanager
 def _without_libraries() -> Iterator[None]:
     # The `flags` of both backends would also set their TF32 switches.
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     before = cudnn.enabled, mkldnn.enabled
     cudnn.enabled = mkldnn.enabled = False
     try:

@@ -151,7 +151,7 @@ def summary(folder: Path = RESULTS) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and record, or put the newest tables into a page."""
-    parser = argparse.ArgumentParser(prog="gatewise.benchmarks.systemml", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="gatewise.benchmarks.systemml", description=main.__doc__)
     parser.add_argument("--device", default="cpu", choices=sorted(CASES))
     parser.add_argument("--runs", type=int, default=15, help="samples of each function (default: 15)")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of the records (default: {RESULTS})")
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _problem(
     sizes: tuple[int, int, int, int], dtype: torch.dtype, device: str
-) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor, Tensor]:
     N, T, D, M = sizes
     generator = torch.Generator(device).manual_seed(0)
 

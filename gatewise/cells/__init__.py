@@ -1,8 +1,4 @@
-"""The cells: one statement of each, from which everything that computes it is derived.
-
-A cell's file states what a hidden unit computes in one step (`cell`). `trace` records the statement as a list of
-operations, `adjoint` derives the gradients, and `pointwise` writes both as operators of PyTorch.
-"""
+"""The cells: one statement of each, of what a hidden unit computes in one step."""
 
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU

@@ -25,14 +25,16 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
     known = {command.name: command for command in commands}
 
     class Commands(TyperGroup):
-        def list_commands(self, ctx: typer.Context) -> list[str]:
+        def list_commands(self, ctx: object) -> list[str]:
             return list(known)
 
-        def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
+        def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
             """Return what the list of commands needs, and no more."""
             return TyperCommand(cmd_name, help=known[cmd_name].summary) if cmd_name in known else None
 
-        def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        def resolve_command(  # pyright: ignore[reportIncompatibleMethodOverride] - Typer calls it with its own context
+            self, ctx: typer.Context, args: list[str]
+        ) -> tuple[Any, Any, list[str]]:
             """Import the one command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
@@ -40,7 +42,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
                 command = command_named(known[name].module)
             return name, command, rest
 
-        def invoke(self, ctx: typer.Context) -> Any:
+        def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - likewise
             """Run the command; whatever goes wrong is told here, before Typer tells it in its own way."""
             with reported(lambda: ctx.meta[_CALLED].advice):
                 _program.loaded()

@@ -151,10 +151,12 @@ def write_answers(path: Path, sequences: Sequences, answers: np.ndarray, classes
     """Write one line a sequence as CSV: its name, its label where that is known, and the answer."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    known = sequences.labels is not None
-    writer.writerow(["sequence", *(["label"] if known else []), "answer", *(["probability"] if classes else [])])
+    labels = sequences.labels
+    writer.writerow(
+        ["sequence", *(["label"] if labels is not None else []), "answer", *(["probability"] if classes else [])]
+    )
     for number, answer in enumerate(answers):
-        line = [sequences.ids[number], *([sequences.labels[number]] if known else [])]
+        line = [sequences.ids[number], *([labels[number]] if labels is not None else [])]
         if classes:
             best = int(answer.argmax())
             line += [classes[best], f"{answer[best]:.6f}"]

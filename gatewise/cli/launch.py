@@ -178,7 +178,9 @@ def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
     elif request.resume:
         folder = _newest_run(name)
     else:
-        for folder in _numbered(name):
+        numbered = _numbered(name)
+        while True:
+            folder = next(numbered)
             files = [getattr(folder, each) for each in (*_FILES, *request.task.files)]
             # Another process may begin a run here between the two looks.
             if not _taken(folder, files) and not folder.try_lock():

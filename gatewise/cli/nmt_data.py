@@ -78,7 +78,7 @@ def pair_material(options: PairOptions, seed: int, folder: RunFolder, processes:
                 "`longest` and `ratio`."
             )
         parts[split] = text.select(rows)
-        kept = [[side[row] for row in rows] for side in sides]
+        kept = [sides[0][row] for row in rows], [sides[1][row] for row in rows]
         batches[split] = PairBatches(
             *kept,
             options.batch_tokens if training else options.evaluation_batch_tokens,

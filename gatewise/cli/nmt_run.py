@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -31,6 +31,7 @@ from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
+from gatewise.nn import LSTM
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_tensors
 from gatewise.training.curves import plot_curves
@@ -112,7 +113,7 @@ def _decision(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq,
     longest = material.batches["train"].longest_source
     rows = max(1, recipe.data.batch_tokens // (longest * processes.count))
     shape = (longest, rows, recipe.model.embedding_size)
-    return decide(model.encoder[0], shape, recipe.training.precision, lengths=True)
+    return decide(cast("LSTM", model.encoder[0]), shape, recipe.training.precision, lengths=True)
 
 
 def _train(

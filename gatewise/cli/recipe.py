@@ -9,7 +9,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.contract.errors import ArgumentError, sentence
@@ -27,6 +27,9 @@ from gatewise.contract.ranges import (
 )
 from gatewise.data.corpus import SHARES
 from gatewise.training.options import TrainingOptions
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PYTHON_TOPICS = "python-topics"
 
@@ -177,7 +180,7 @@ class Recipe:
 
 
 _DEFAULTS = Recipe()
-AnyRecipe = TypeVar("AnyRecipe")
+AnyRecipe = TypeVar("AnyRecipe", bound="DataclassInstance")
 """A recipe of some task: a frozen dataclass of plain values and sections; see `Recipe`."""
 
 
@@ -241,7 +244,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def to_toml(recipe: AnyRecipe) -> str:
+def to_toml(recipe: DataclassInstance) -> str:
     """Write a recipe out in full, so that `read_recipe` gives the same again."""
     lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names(recipe)]
     for section in _section_names(recipe):
@@ -252,7 +255,7 @@ def to_toml(recipe: AnyRecipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(one: AnyRecipe, other: AnyRecipe) -> list[str]:
+def differences(one: DataclassInstance, other: DataclassInstance) -> list[str]:
     """Return the dotted keys at which two recipes differ."""
     left, right = (dict(_leaves(dataclasses.asdict(recipe))) for recipe in (one, other))
     return [key for key in left if left[key] != right[key]]
@@ -266,19 +269,19 @@ def _leaves(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield key, value
 
 
-def _section_names(recipe: AnyRecipe) -> list[str]:
+def _section_names(recipe: DataclassInstance) -> list[str]:
     return [field.name for field in dataclasses.fields(recipe) if dataclasses.is_dataclass(field.default)]
 
 
-def _plain_names(recipe: AnyRecipe) -> list[str]:
+def _plain_names(recipe: DataclassInstance) -> list[str]:
     return [field.name for field in dataclasses.fields(recipe) if not dataclasses.is_dataclass(field.default)]
 
 
-def _types(recipe: AnyRecipe, section: str) -> dict[str, Any]:
+def _types(recipe: DataclassInstance, section: str) -> dict[str, Any]:
     return typing.get_type_hints(type(getattr(recipe, section) if section else recipe))
 
 
-def _place(recipe: AnyRecipe, key: str) -> tuple[str, str]:
+def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:
     """Return section and name of a key."""
     known = [("", name) for name in _plain_names(recipe)]
     known += [(section, name) for section in _section_names(recipe) for name in _types(recipe, section)]

@@ -62,7 +62,10 @@ class BpeTokenizer:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that the token was merged from."""
         table = _byte_of_letter()
-        return bytes(table[letter] for letter in self._model.id_to_token(token))
+        letters = self._model.id_to_token(token)
+        if letters is None:
+            raise ArgumentError(sentence("token", f"in [0, {len(self)})", token, "Read it with its own vocabulary."))
+        return bytes(table[letter] for letter in letters)
 
     def to_json(self) -> str:
         """Return the library's own document, marked with the kind."""

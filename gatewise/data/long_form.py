@@ -102,9 +102,9 @@ def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
     begins = np.flatnonzero(np.r_[True, code[1:] != code[:-1]])
     lengths = np.diff(np.r_[begins, len(code)])
     if table.times is not None:
-        _check_times(table, order, code, allow_gaps)
+        _check_times(table, table.times, order, code, allow_gaps)
     if table.labels is not None:
-        _check_labels(table, order, np.repeat(begins, lengths))
+        _check_labels(table, table.labels[order], order, np.repeat(begins, lengths))
     heads = order[begins]
     return Sequences(
         name=table.name,
@@ -133,8 +133,8 @@ def _check_numbers(table: LongForm) -> None:
         table.refuse(int((~np.isfinite(table.labels)).argmax()), "the label is not a finite number. Fill it in.")
 
 
-def _check_times(table: LongForm, order: np.ndarray, code: np.ndarray, allow_gaps: bool) -> None:
-    times = table.times[order]
+def _check_times(table: LongForm, unordered: np.ndarray, order: np.ndarray, code: np.ndarray, allow_gaps: bool) -> None:
+    times = unordered[order]
     within = code[1:] == code[:-1]
     distance = np.diff(times)
     repeated = within & (distance == 0)
@@ -142,7 +142,7 @@ def _check_times(table: LongForm, order: np.ndarray, code: np.ndarray, allow_gap
         later = order[1 + int(repeated.argmax())]
         table.refuse(
             later,
-            f"the sequence {str(table.ids[later])!r} has the time {table.times[later]:.15g} twice. Remove one of the "
+            f"the sequence {str(table.ids[later])!r} has the time {unordered[later]:.15g} twice. Remove one of the "
             "rows.",
         )
     if allow_gaps or not within.any():
@@ -160,8 +160,7 @@ def _check_times(table: LongForm, order: np.ndarray, code: np.ndarray, allow_gap
         )
 
 
-def _check_labels(table: LongForm, order: np.ndarray, heads: np.ndarray) -> None:
-    labels = table.labels[order]
+def _check_labels(table: LongForm, labels: np.ndarray, order: np.ndarray, heads: np.ndarray) -> None:
     other = labels != labels[heads]
     if other.any():
         place = int(other.argmax())

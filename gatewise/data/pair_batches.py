@@ -39,7 +39,7 @@ class PairBatch(_Tensors):
         count: Target tokens, the ends included: the mean over the processes that share the batch.
     """
 
-    count: float
+    count: float  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
 
     def __new__(cls, *tensors: torch.Tensor, count: float = 0) -> PairBatch:
         """Hold the tensors; a batch made of tensors alone, as a recording makes it, has no count."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from gatewise.contract.errors import ArgumentError, CorpusError, MissingExtra, sentence
 from gatewise.data.parallel import ParallelText
@@ -17,7 +18,8 @@ ISO = "iso"
 
 _FIRST_DAY, _DAYS = datetime.datetime(1950, 1, 1), 36_524
 _DATE_FORMATS = ("full", "long", "medium", "short")
-_PERIODS = {"minute": 60, "hour": 24, "day": 30, "week": 10, "month": 12, "year": 100}
+_Period = Literal["minute", "hour", "day", "week", "month", "year"]
+_PERIODS: dict[_Period, int] = {"minute": 60, "hour": 24, "day": 30, "week": 10, "month": 12, "year": 100}
 _SECONDS = {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800, "month": 2_592_000, "year": 31_536_000}
 _UNITS = (
     *("length-meter", "length-kilometer", "length-centimeter", "mass-kilogram", "mass-gram", "volume-liter"),

@@ -32,7 +32,7 @@ class EqualBatch(NamedTuple):
         """None: every step counts."""
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
         """How many sequences there are: B."""
         return self.inputs.shape[1]
 
@@ -53,7 +53,7 @@ class RaggedBatch(NamedTuple):
     rows: torch.Tensor
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
         """How many sequences there are: B."""
         return self.inputs.shape[1]
 

@@ -18,8 +18,8 @@ def digits() -> Sequences:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
         raise MissingExtra.for_package("scikit-learn", "the digits to learn from", "train") from None
-    data = load_digits()
-    return _sequences("scikit-learn's handwritten digits", data.images, data.target)
+    pixels, target = load_digits(return_X_y=True)
+    return _sequences("scikit-learn's handwritten digits", pixels.reshape(-1, 8, 8), target)
 
 
 def synthetic(count: int = 10_000, time: int = 10, noise: float = 0.01, seed: int = 0) -> Sequences:

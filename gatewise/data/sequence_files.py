@@ -78,7 +78,8 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     label = header.index(columns.label) if columns.label else None
     rows, values, times = array("q"), array("d"), array("d")
     ids: list[str] = []
-    labels: list[str] | array[float] = array("d") if numbers else []
+    names: list[str] = []
+    amounts = array("d")
     shared: dict[str, str] = {}  # a name is kept once, however many rows have it
 
     def number(record: list[str], column: int, convert: Callable[[str], float] = float) -> float:
@@ -112,7 +113,11 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         if label is not None:
             if not record[label].strip():
                 raise DataError(f"{path}, row {reader.line_num}: there is no label. Fill it in.")
-            labels.append(number(record, label) if numbers else shared.setdefault(record[label], record[label]))
+            if numbers:
+                amounts.append(number(record, label))
+            else:
+                names.append(shared.setdefault(record[label], record[label]))
+    labels = np.array(amounts) if numbers else np.array(names, dtype=object)
     return LongForm(
         name=str(path),
         features=tuple(features),
@@ -120,7 +125,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         ids=np.array(ids, dtype=object),
         times=None if time is None else np.array(times),
         values=np.array(values).reshape(len(rows), len(features)),
-        labels=None if label is None else np.array(labels, dtype=np.float64 if numbers else object),
+        labels=None if label is None else labels,
     )
 
 
@@ -220,7 +225,7 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
             f"{path}: `x` must be numbers [N, T, F], or [steps, F] with `lengths`, got {x.dtype} {list(x.shape)}. "
             "Give every step the same features."
         )
-    count = len(x) if x.ndim == 3 else len(lengths)
+    count = len(x) if x.ndim == 3 or lengths is None else len(lengths)
     longest = x.shape[1] if x.ndim == 3 else len(x)
     lengths = np.full(count, longest) if lengths is None else lengths
     if not count or not x.size:

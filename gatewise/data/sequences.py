@@ -101,17 +101,17 @@ def classes_of(sequences: Sequences) -> tuple[str, ...]:
         sequences: With labels.
 
     Raises:
-        DataError: There are fewer than two.
+        DataError: There are fewer than two, or no labels.
     """
-    labels = set(sequences.labels)
+    labels = set(_labels(sequences))
     try:
         classes = tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         classes = tuple(sorted(labels))
     if len(classes) < 2:
         raise DataError(
-            f"{sequences.name} has one label only, {classes[0]!r}: there is nothing to tell apart. Give sequences "
-            "of at least two classes."
+            f"{sequences.name} has one label only, {', '.join(map(repr, classes))}: there is nothing to tell apart. "
+            "Give sequences of at least two classes."
         )
     return classes
 
@@ -124,14 +124,21 @@ def class_numbers(sequences: Sequences, classes: Sequence[str]) -> torch.Tensor:
         classes: As `classes_of` returns them.
 
     Raises:
-        DataError: A label is none of the classes.
+        DataError: A label is none of the classes, or there are no labels.
     """
     number = {name: index for index, name in enumerate(classes)}
-    for index, label in enumerate(sequences.labels):
+    labels = _labels(sequences)
+    for index, label in enumerate(labels):
         if label not in number:
             known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
             raise DataError(
                 f"{sequences.place(index)}: the label {label!r} was not seen in training; known are {known}. Correct "
                 "the label, leave the sequence out, or train with sequences that have it."
             )
-    return torch.tensor([number[label] for label in sequences.labels], dtype=torch.int64)
+    return torch.tensor([number[label] for label in labels], dtype=torch.int64)
+
+
+def _labels(sequences: Sequences) -> np.ndarray:
+    if sequences.labels is None:
+        raise DataError(f"{sequences.name} has no labels. Give sequences of which the answers are known.")
+    return sequences.labels

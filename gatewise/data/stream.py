@@ -22,7 +22,7 @@ class Window(NamedTuple):
     targets: torch.Tensor
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
         """How many tokens are predicted: T * B."""
         return self.targets.numel()
 

@@ -86,7 +86,7 @@ class WordTokenizer:
         Text after the last end of line has no `<eos>`, so that a prompt can be continued within its line.
         """
         *lines, rest = text.split("\n")
-        index, unknown = self._index, self.unknown
+        index, unknown = self._index, self._index[UNKNOWN]
         tokens: list[int] = []
         for line in lines:
             tokens.extend(index.get(word, unknown) for word in line.split())

@@ -65,8 +65,10 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         return Planes(sides[layer][side], None if of_rows is None else of_rows[layer][step])
 
     from_below, beside = 0, 1
+    # Whose gates are there: no steps' yet.
+    steps, gates, of_gates, factors = slice(time, time), (), [], []
     for step in reversed(range(time)):
-        if step == time - 1 or (step + 1) % stretch == 0:
+        if step < steps.start:
             steps = slice(step // stretch * stretch, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
             of_gates = [each.unbind() for each in gates]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -93,7 +93,15 @@ class Weights(NamedTuple):
 
     def flat(self) -> tuple[Tensor | None, ...]:
         """List all parameters."""
-        return (*self[1:], *(each for layer in self.layers for each in layer))  # type: ignore[misc]
+        return (*self[1:], *(each for layer in self.layers for each in layer))
+
+
+class ScoreParameters(TypedDict):
+    """The parameters of attention's score, as `gatewise.attention.new_steps` calls them."""
+
+    v: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
 
 
 class Layer(NamedTuple):
@@ -168,10 +176,14 @@ class Inputs(NamedTuple):
         """Features of the query that a product makes; 0 where the hidden state is the query."""
         return self.joining.shape[0] - self.units
 
-    def score_parameters(self) -> dict[str, Tensor | None]:
+    def score_parameters(self) -> ScoreParameters:
         """Return the parameters of attention's score, in the dtype of the keys."""
-        found = {name: getattr(self.weights, name) for name in ("v", "norm_weight", "norm_bias")}
-        return {name: None if each is None else each.to(self.keys.dtype) for name, each in found.items()}
+
+        def cast(parameter: Tensor | None) -> Tensor | None:
+            return None if parameter is None else parameter.to(self.keys.dtype)
+
+        own = self.weights
+        return {"v": cast(own.v), "norm_weight": cast(own.norm_weight), "norm_bias": cast(own.norm_bias)}
 
     def sums_of_embeddings(self, steps: slice, out: Tensor) -> Tensor:
         """Write what embeddings and bias add to the first layer's gate sums at some steps; return it [N, 4H]."""

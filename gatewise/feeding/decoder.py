@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -106,18 +106,19 @@ def attended_outputs(
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        rest = (*state, keys, values)
-        tensors = (embedded, *(each.to(dtype) for each in rest), *weights.flat())
-        differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+        hidden, cell, attended = (each.to(dtype) for each in state)
+        read: _Read = embedded, hidden, cell, attended, keys.to(dtype), values.to(dtype)
+        every = *read, *weights.flat()
+        differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in every)
         score = "dot" if weights.query is None else "additive"
         halves = stored_in_halves(embedded.device, dtype, weights)
         options = Options(score, attention_kernel, dtype, differentiable, halves, recompute)
         plane = (*embedded.shape[:2], state.hidden.shape[2])
         between = (_drawn(layer_dropout, plane, embedded) for _ in weights.layers[1:])
-        masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
+        masks: _Masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
         if differentiable:
-            return _Decoder.apply(options, lengths, masks, *tensors)  # type: ignore[no-any-return]
-        inputs = _packed(options, lengths, masks, tensors)
+            return _Decoder.apply(options, lengths, masks, *every)
+        inputs = _packed(options, lengths, masks, read, weights)
         return forward_loop.run(options, inputs, parts_for(options, inputs)).outputs
 
 
@@ -147,13 +148,33 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     return products.widens() and launches.available(device)
 
 
+_Read = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The tensors among `Inputs` that are differentiated, from `embedded` to `source`."""
+
+_Masks = tuple[Dropout | None, tuple[Dropout, ...]]
+"""The dropout of the attended outputs, and of what the layers above the first read."""
+
+
 class _Decoder(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: Options, lengths: Tensor | None, masks: tuple, *tensors: Tensor | None) -> Tensor:
-        inputs = _packed(options, lengths, masks, tensors)
+    def forward(
+        ctx: Any,
+        options: Options,
+        lengths: Tensor | None,
+        masks: _Masks,
+        embedded: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        attended: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *weights: Tensor | None,
+    ) -> Tensor:
+        read: _Read = embedded, hidden, cell, attended, keys, values
+        inputs = _packed(options, lengths, masks, read, Weights.of(weights))
         parts = parts_for(options, inputs)
         kept = forward_loop.run(options, inputs, parts)
-        ctx.save_for_backward(*tensors, lengths)
+        ctx.save_for_backward(*read, *weights, lengths)
         ctx.call = options, inputs, kept, parts
         ctx.version = kept.outputs._version
         return kept.outputs.detach()  # the tensor itself would be held by the function that made it
@@ -173,22 +194,26 @@ class _Decoder(torch.autograd.Function):
         return None, None, None, *found[:-1], *found.weights.flat()
 
 
-def _packed(options: Options, lengths: Tensor | None, masks: tuple, tensors: Sequence[Tensor | None]) -> Inputs:
+def _packed(options: Options, lengths: Tensor | None, masks: _Masks, read: _Read, weights: Weights) -> Inputs:
     """Put in place what the steps read."""
-    (embedded, *rest), weights = tensors[:6], Weights.of(tensors[6:])
-    source, of_context = rest[-1], packing.of_context(weights, options.dtype)
+    embedded, hidden, cell, attended, keys, source = read
+    of_context = packing.of_context(weights, options.dtype)
     return Inputs(
-        embedded.to(options.dtype),  # type: ignore[union-attr]
-        *rest,  # type: ignore[arg-type]
+        embedded.to(options.dtype),
+        hidden,
+        cell,
+        attended,
+        keys,
+        source,
         lengths,
         weights,
-        embedded.dtype,  # type: ignore[union-attr]
+        embedded.dtype,
         *masks,
         packing.layers(weights, options.dtype, options.operand),
         packing.from_embeddings(weights, options.dtype),
         packing.joining(weights, options.dtype),
         of_context,
-        source @ of_context.t(),  # type: ignore[operator]
+        source @ of_context.t(),
     )
 
 

@@ -77,7 +77,7 @@ def weighted_token_loss(
     rows = even_rows(len(hidden), rows, dtype)
     # In no_grad mode a function is not told that nothing follows.
     follows = torch.is_grad_enabled()
-    return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)  # type: ignore[no-any-return]
+    return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)
 
 
 def dtype_of_products(hidden: Tensor) -> torch.dtype:

@@ -123,5 +123,5 @@ class LanguageModel(nn.Module):
 
     def _hidden(self, tokens: torch.Tensor, state: LanguageState | None) -> tuple[torch.Tensor, LanguageState]:
         inputs = self.embedding_dropout(self.embedding(tokens))
-        hidden, state = self.lstm(inputs, state)
-        return self.output_dropout(hidden), state
+        hidden, after = self.lstm(inputs, state)
+        return self.output_dropout(hidden), after

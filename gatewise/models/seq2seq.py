@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -292,10 +293,7 @@ class Seq2Seq(nn.Module):
         attention = self.attention
         keys = memory.keys if attention.weight is None else nn.functional.linear(memory.keys, attention.weight)
         weights = feeding.Weights(
-            tuple(
-                feeding.LayerWeights(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-                for cell in self.decoder
-            ),
+            tuple(map(_layer_weights, self._cell_layers)),
             attention.weight_query,
             self.attended.weight,
             attention.v,
@@ -318,13 +316,18 @@ class Seq2Seq(nn.Module):
     def _cells(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
         """Run one step of the decoder's layers with input feeding; return hidden and cell states [L, B, H]."""
         inputs, hidden, cell = torch.cat([embedded, state.attended.to(embedded.dtype)], -1), [], []
-        for layer, before in zip(self.decoder, zip(state.hidden, state.cell, strict=True), strict=True):
+        for layer, before in zip(self._cell_layers, zip(state.hidden, state.cell, strict=True), strict=True):
             if hidden:
                 inputs = self.layer_dropout(hidden[-1])
             h, c = layer(inputs, before)
             hidden.append(h)
             cell.append(c)
         return torch.stack(hidden), torch.stack(cell)
+
+    @property
+    def _cell_layers(self) -> Sequence[LSTMCell]:
+        """The layers of a decoder with input feeding, bottom to top."""
+        return cast("Sequence[LSTMCell]", self.decoder)  # a ModuleList does not say of what
 
     def _combined(self, hidden: Tensor, context: Tensor) -> Tensor:
         return self.attended(torch.cat([hidden, context], -1)).tanh()
@@ -334,3 +337,9 @@ class Seq2Seq(nn.Module):
 
     def _scores(self, attended: Tensor) -> Tensor:
         return self.output(self._narrowed(attended))
+
+
+def _layer_weights(cell: LSTMCell) -> feeding.LayerWeights:
+    assert cell.bias_ih is not None
+    assert cell.bias_hh is not None
+    return feeding.LayerWeights(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)

@@ -66,7 +66,7 @@ def widened_token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: 
         Scores and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
         them; the softmax is computed in the dtype of the result.
     """
-    return _TokenLosses.apply(hidden, weight, bias, targets, product_dtype(hidden))  # type: ignore[no-any-return]
+    return _TokenLosses.apply(hidden, weight, bias, targets, product_dtype(hidden))
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -91,7 +91,9 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the stub takes no named gradients
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
         rows, columns, wide = ctx.saved_tensors
         wider, size, vocabulary, *dtypes = ctx.forms
         share = gradient.unsqueeze(1)

@@ -5,7 +5,9 @@ twice, the second time mostly from the cache, and written once.
 """
 
 # Annotations would be read by Triton's compiler as types.
-# pyright: reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# Triton comes with PyTorch's builds for GPUs alone.
+# pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN202
 
 import triton

@@ -136,11 +136,11 @@ def _obstacle(module: nn.Module) -> str:
     return ""
 
 
-def _converted(module: nn.LSTM) -> LSTM:
+def _converted(module: nn.Module) -> LSTM:
     # One dictionary of parameters, hooks and attributes serves both, so handles of hooks keep working too.
     replacement = LSTM.__new__(LSTM)
     replacement.__setstate__({name: value for name, value in vars(module).items() if name not in _BOOKKEEPING})
     for hook in replacement._load_state_dict_pre_hooks.values():
-        if hook.with_module:
-            hook.module = weakref.ref(replacement)
+        if hook.with_module:  # pyright: ignore[reportFunctionMemberAccess] - the stub takes the wrapper for its function
+            hook.module = weakref.ref(replacement)  # pyright: ignore[reportFunctionMemberAccess] - likewise
     return replacement

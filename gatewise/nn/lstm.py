@@ -175,7 +175,7 @@ class LSTM(nn.Module):
         y, (h_n, c_n) = call(
             x,
             state,
-            tuple(weights),
+            tuple(weights),  # pyright: ignore[reportArgumentType] - there is a parameter of each of these names
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,
@@ -230,7 +230,7 @@ class LSTM(nn.Module):
         of several dtypes.
         """
         found = [self._parameters.get(name) for name in self._flat_names]
-        weights = [weight for weight in found if type(weight) is nn.Parameter and _uses_cudnn(weight)]
+        weights: list[Tensor] = [weight for weight in found if type(weight) is nn.Parameter and _uses_cudnn(weight)]
         if len(weights) < len(found):
             return
         if len({(weight.dtype, weight.device) for weight in weights}) > 1:

@@ -149,7 +149,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     if not calls:
         message = sentence("model", "called so that its LSTM layers run", f"no call of {', '.join(layers)}")
         raise ArgumentError(message)
-    passes = profile.read(profiler.events(), [call.span for call in calls])
+    passes = profile.read(profiler.events() or (), [call.span for call in calls])
     used = {call.name for call in calls}
     found = Verification(tuple(_merged(calls, passes)), tuple(name for name in layers if name not in used))
     if not found.agrees:
@@ -167,7 +167,9 @@ class _Call:
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
-    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSTM | nn.LSTM)}
+    found: dict[str, nn.Module] = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, LSTM | nn.LSTM)
+    }
     if not found:
         advice = "Only registered layers are found; functional calls are not."
         raise ArgumentError(sentence("model", "a module with gatewise.LSTM or torch.nn.LSTM layers", "none", advice))
@@ -249,16 +251,18 @@ def _merged(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterato
     for (name, decision), several in together.items():
         forward = [_pass_run(found.forward, backward=False) for found in several]
         backward = [_pass_run(found.backward, backward=True) for found in several if found.backward]
-        yield LayerRun(name, decision, len(several), _worst(forward, decision), _worst(backward, decision))
+        yield LayerRun(
+            name, decision, len(several), _worst(forward, decision), _worst(backward, decision) if backward else None
+        )
 
 
 def _pass_run(names: Counter[str], *, backward: bool) -> PassRun:
     return PassRun(kernels_among(names, backward=backward), names)
 
 
-def _worst(runs: list[PassRun], decision: Decision) -> PassRun | None:
+def _worst(runs: list[PassRun], decision: Decision) -> PassRun:
     # One call that ran otherwise is not made good by the others.
-    return max(runs, key=lambda run: set(run.kernels) != {decision.chosen}, default=None)
+    return max(runs, key=lambda run: set(run.kernels) != {decision.chosen})
 
 
 def _complaint(found: Verification) -> str:

@@ -131,7 +131,7 @@ def _nudged(
 
     x, h0, c0 = moved(inputs.x), moved(inputs.h0), moved(inputs.c0)
     weights = tuple(moved(weight) for weight in inputs.weights)
-    others = inputs._replace(x=x, h0=h0, c0=c0, weights=weights)  # type: ignore[arg-type]
+    others = inputs._replace(x=x, h0=h0, c0=c0, weights=weights)
     return others, None if gradients is None else OutputGradients(*(moved(gradient) for gradient in gradients))
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import TypedDict
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from gatewise.training.options import TrainingOptions
+
+
+class AverageFacts(TypedDict):
+    """What must be remembered of a mean beside its values, as JSON."""
+
+    count: int
+    running: bool
+    losses: list[float]
 
 
 class WeightAverage:
@@ -32,7 +41,7 @@ class WeightAverage:
     def __init__(self, parameters: Iterable[nn.Parameter], options: TrainingOptions) -> None:
         # By hand: `AveragedModel` copies its count to the device, and so waits for it, at every step; nor has it a mean
         # of the last few evaluations.
-        self._parameters = list(parameters)
+        self._parameters: list[torch.Tensor] = list(parameters)
         self._decay = options.average_decay if options.average == "ema" else 1.0
         self._waits = options.average == "tail"
         self._patience = options.average_patience
@@ -105,10 +114,10 @@ class WeightAverage:
             parameter.copy_(value)
             value.copy_(kept)
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> AverageFacts:
         """Return what must be remembered beside `values`, as JSON."""
         return {"count": self.count, "running": self.running, "losses": self._losses}
 
-    def restore(self, facts: dict[str, object]) -> None:
+    def restore(self, facts: AverageFacts) -> None:
         """Go on from `facts()`."""
         self.count, self.running, self._losses = facts["count"], facts["running"], list(facts["losses"])

@@ -76,19 +76,25 @@ class TensorBoardSummaries:
         values = {f"epoch/{part}_{self._measure.name}": self._measure.of(loss) for part, loss in losses.items()}
         values |= {f"epoch/valid_{name}": score for name, score in evaluation.scores.items()}
         self._write(values | {f"epoch/{self._speed}": evaluation.tokens_per_second}, evaluation.step)
+        writer = self._open_writer()
         with self._sentences():
             for name, parameter in self._model.named_parameters() if self._model is not None else ():
-                self._writer.add_histogram(f"weights/{name}", parameter, evaluation.step)
+                writer.add_histogram(f"weights/{name}", parameter, evaluation.step)
                 if parameter.grad is not None and parameter.grad.isfinite().all():
-                    self._writer.add_histogram(f"gradients/{name}", parameter.grad, evaluation.step)
+                    writer.add_histogram(f"gradients/{name}", parameter.grad, evaluation.step)
 
     def remarked(self, sentence: str) -> None:
         """Write nothing: a remark has no scale."""
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
+        writer = self._open_writer()
         with self._sentences():
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+                writer.add_scalar(name, value, step)
+
+    def _open_writer(self) -> SummaryWriter:
+        assert self._writer is not None  # training calls `started` first
+        return self._writer
 
     @contextlib.contextmanager
     def _sentences(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -137,3 +139,10 @@ def test_an_unseen_label_is_named():
         DataError, match=r"made up, sequence 1: the label .c. was not seen in training; known are a, b\. "
     ):
         class_numbers(sequences([1] * 2, ["a", "c"]), ("a", "b"))
+
+
+def test_classes_are_those_of_labels():
+    unknown = dataclasses.replace(sequences([1] * 3), labels=None)
+    for asked in (lambda: classes_of(unknown), lambda: class_numbers(unknown, ("a", "b"))):
+        with pytest.raises(DataError, match="made up has no labels"):
+            asked()

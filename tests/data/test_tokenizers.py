@@ -95,6 +95,12 @@ def test_size_keeps_the_most_frequent():
     assert characters.encode("abc").tolist()[2] == characters.unknown
 
 
+def test_a_token_of_another_vocabulary_is_refused_by_bpe():
+    tokenizer = built("bpe", size=260)
+    with pytest.raises(ArgumentError, match=rf"`token` must be in \[0, {len(tokenizer)}\), got {len(tokenizer)}\. "):
+        tokenizer.bytes_of(len(tokenizer))
+
+
 def test_size_bounds_bpe():
     pytest.importorskip("tokenizers")
     small, large = built("bpe", size=260), built("bpe", size=280)

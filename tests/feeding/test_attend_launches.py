@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.feeding import attend_launches, decoder
 from gatewise.feeding.attend_apart import Apart
 from gatewise.feeding.attending import Places
-from gatewise.feeding.call import Options
+from gatewise.feeding.call import Options, Weights
 from gatewise.feeding.elementwise import Plain, Planes
 
 CASES = {
@@ -33,8 +33,9 @@ def both(options, dtype, halves=False):
     made = Options("additive", "reference", dtype, needs_grad=True, halves=halves)
     time, batch, units = call.dy.shape
     masks = decoder._drawn(call.dropout, call.dy.shape, call.dy.detach()), ()
-    tensors = (call.embedded, *call.state, call.keys, call.values, *call.weights.flat())
-    inputs = decoder._packed(made, call.lengths, masks, [None if each is None else each.detach() for each in tensors])
+    read = tuple(each.detach() for each in (call.embedded, *call.state, call.keys, call.values))
+    weights = Weights.of([None if each is None else each.detach() for each in call.weights.flat()])
+    inputs = decoder._packed(made, call.lengths, masks, read, weights)
     size = inputs.query_size
     joined = torch.randn(time, batch, 2 * size + units, dtype=torch.float64).to(dtype)
     ways = []

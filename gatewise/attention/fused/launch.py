@@ -262,8 +262,8 @@ def _compiled() -> dict[tuple, Any]:
 @functools.cache
 def _program(name: str) -> tuple[Any, bool]:
     """Return a program, and whether what it compiles to takes all its arguments, as it does since Triton 3.3."""
-    # Imported by the first call: Triton takes a second to load.
-    import triton
+    # Imported by the first call: Triton takes a second to load. It comes with PyTorch's builds for GPUs alone.
+    import triton  # pyright: ignore[reportMissingImports]
 
     from gatewise.attention.fused import programs
 

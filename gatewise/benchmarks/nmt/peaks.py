@@ -10,7 +10,8 @@ import torch
 from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.largest import largest_batch
-from gatewise.benchmarks.nmt.memory import WEIGHTS, parts_of_step
+from gatewise.benchmarks.nmt.memory import parts_of_step
+from gatewise.benchmarks.nmt.parts import WEIGHTS
 from gatewise.benchmarks.nmt.planned import largest_predicted
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH
 from gatewise.benchmarks.nmt.side import Side

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gatewise.benchmarks.nmt.memory import ATTENTION, BACKWARD, LSTM, OTHER, OUTPUT, PARTS, WEIGHTS
+from gatewise.benchmarks.nmt.parts import ATTENTION, BACKWARD, LSTM, OTHER, OUTPUT, PARTS, WEIGHTS
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
 from gatewise.training.pictures import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.typing import LegendLocType
 
 # Read on white and on black alike: the background is transparent, and every colour is of middling lightness.
 _INK = "#6e7781"
@@ -65,11 +66,12 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
             _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
         _throughput(right, rows, ways)
         # Below all axes, not below their own: as wide as one is, the axes would move apart for it.
-        for axes, place, columns in (*((axes, "left", len(PARTS)) for axes in left[:1]), (right, "right", 3)):
+        legends: list[tuple[Axes, LegendLocType, int]]
+        legends = [(axes, "outside lower left", len(PARTS)) for axes in left[:1]]
+        legends.append((right, "outside lower right", 3))
+        for axes, place, columns in legends:
             handles, labels = axes.get_legend_handles_labels()
-            figure.legend(
-                handles, labels, fontsize="x-small", loc=f"outside lower {place}", ncols=columns, frameon=False
-            )
+            figure.legend(handles, labels, fontsize="x-small", loc=place, ncols=columns, frameon=False)
         where = rows[-1].run.device
         figure.suptitle(
             f"Training a translation model with attention, {rows[0].dtype}, on one {where}", fontsize="medium"

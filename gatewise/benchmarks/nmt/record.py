@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gatewise.benchmarks.nmt.memory import ATTENTION, LSTM, OUTPUT
+from gatewise.benchmarks.nmt.parts import ATTENTION, LSTM, OUTPUT
 from gatewise.benchmarks.record import Run, of_device
 from gatewise.selection.timing import Timing
 

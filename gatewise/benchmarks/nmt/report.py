@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gatewise.benchmarks.nmt.memory import ATTENTION, LSTM, OUTPUT, PARTS
+from gatewise.benchmarks.nmt.parts import ATTENTION, LSTM, OUTPUT, PARTS
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, REST, TranslationRecord
 from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED

@@ -62,7 +62,9 @@ def ways() -> list[Way]:
 class LibraryLSTM(nn.LSTM):
     """`torch.nn.LSTM` in the place of `gatewise.LSTM`, for batches in which all sentences have the same length."""
 
-    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None):  # noqa: ANN201
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - no batch of the benchmark is packed
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run the layer over the whole length."""
         return super().forward(input, hx)
 

@@ -36,7 +36,7 @@ def layer(kind: str, input_size: int, hidden_size: int, num_layers: int = 1, **o
     """
     sizes = input_size, hidden_size, num_layers
     if kind == RIVAL:
-        return Packing(*sizes, **options)  # type: ignore[arg-type]
+        return Packing(*sizes, **options)
     if kind == LEAN:
         return LSTM(*sizes, **options, memory=LEAN)  # type: ignore[arg-type]
     return LSTM(*sizes, **options, kernel=kind)  # type: ignore[arg-type]

@@ -113,7 +113,8 @@ def batches(case: Case, seed: int, device: torch.device) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(seed)
     make = {"words": _words, "classes": _classes, "series": _series, "pairs": _pairs}[case.task]
     for batch in make(case, generator):
-        yield Batch(*[part if part is None else part.to(device) for part in batch])
+        lengths = None if batch.lengths is None else batch.lengths.to(device)
+        yield Batch(batch.inputs.to(device), batch.targets.to(device), lengths)
 
 
 def _words(case: Case, generator: torch.Generator) -> Iterator[Batch]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.backends import cudnn
+from torch.multiprocessing.spawn import spawn
 
 from gatewise.benchmarks.trajectories.cases import Case
 from gatewise.benchmarks.trajectories.tasks import MODELS, batches
@@ -33,7 +35,7 @@ def train(case: Case, kind: str, seed: int, steps: int, device: torch.device) ->
     with tempfile.TemporaryDirectory() as folder:
         store = (Path(folder) / "store").as_uri()
         arguments = (case, kind, seed, steps, device.type, store, queue)
-        torch.multiprocessing.spawn(_process, arguments, nprocs=case.processes)
+        spawn(_process, arguments, nprocs=case.processes)
         return queue.get()
 
 
@@ -60,7 +62,7 @@ def _train(case: Case, kind: str, seed: int, steps: int, device: torch.device, r
             wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
         kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         optimizer = kinds[case.optimizer](model.parameters(), lr=case.rate)
-        scaler = torch.amp.GradScaler(device.type, enabled=case.scaled)  # type: ignore[attr-defined]
+        scaler = torch.amp.GradScaler(device.type, enabled=case.scaled)
         autocast = getattr(torch, case.autocast) if case.autocast else torch.bfloat16
         state, losses = None, []
         for batch in batches(case, seed + 1000 * rank, device):
@@ -80,7 +82,7 @@ def _train(case: Case, kind: str, seed: int, steps: int, device: torch.device, r
 
 @contextlib.contextmanager
 def _settings(case: Case, device: torch.device) -> Iterator[None]:
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    products = torch.backends.cuda.matmul
     before = cudnn.allow_tf32, products.allow_tf32
     cudnn.allow_tf32 = products.allow_tf32 = case.tf32
     try:

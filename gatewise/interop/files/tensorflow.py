@@ -86,7 +86,7 @@ def _first_line(error: Exception) -> str:
 def _tensorflow():  # noqa: ANN202 - the type is the optional module itself
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        import tensorflow
+        import tensorflow  # pyright: ignore[reportMissingModuleSource] - no extra installs it
     except ModuleNotFoundError:
         raise MissingExtra(
             "a TensorFlow checkpoint needs `tensorflow`, which is not installed. Run: pip install tensorflow-cpu"

@@ -51,12 +51,15 @@ def recorded(problem: Problem, inputs: Inputs) -> Result:
     if onednn.is_slower(problem) and torch._C._get_mkldnn_enabled():
         with _switched_off(torch._C._set_mkldnn_enabled):
             return recorded(problem, inputs)
-    given = (x,) if batch_sizes is None else (x, batch_sizes)
-    last = (False,) if batch_sizes is None else ()
+    dense = batch_sizes is None
     if problem.cell == GRU():
-        y, h_n = torch.gru(*given, h0, weights, *options, *last)
-        return Result(y, h_n, c0.clone())
-    return Result(*torch.lstm(*given, (h0, c0), weights, *options, *last))
+        found = (
+            torch.gru(x, h0, weights, *options, False) if dense else torch.gru(x, batch_sizes, h0, weights, *options)
+        )
+        return Result(*found, c0.clone())
+    if dense:
+        return Result(*torch.lstm(x, (h0, c0), weights, *options, False))
+    return Result(*torch.lstm(x, batch_sizes, (h0, c0), weights, *options))
 
 
 def backward(

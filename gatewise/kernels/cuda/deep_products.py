@@ -71,8 +71,7 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Return the product of two matrices [M, K] and [K, N], plus a bias [N] if any, in `out` if it is given."""
     first, *others = parts(left, right)
-    into = {} if out is None else {"out": out}
-    out = torch.mm(*first, **into) if bias is None else torch.addmm(bias, *first, **into)
+    out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
     for factors in others:
         out.addmm_(*factors)
     return out

@@ -139,7 +139,7 @@ def new_stream(device: torch.device) -> int:
 @functools.cache
 def _driver() -> ModuleType:
     try:
-        from cuda.bindings import driver
+        from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue] - compiled, and without stubs
     except ImportError as error:
         raise MissingExtra.for_package("cuda-core", "Launching CUDA kernels", "cuda") from error
     return driver

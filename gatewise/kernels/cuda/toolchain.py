@@ -74,7 +74,8 @@ def _core() -> ModuleType:
         import cuda.core as core
 
         if not hasattr(core, "Program"):
-            import cuda.core.experimental as core
+            # Before cuda-core 1.0 its classes were here.
+            import cuda.core.experimental as core  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
     return core

@@ -81,7 +81,7 @@ class Reading:
         """
         if states.shape[0] == 0:
             return initial.clone()
-        if self.final is None:
+        if self.final is None or self.alive is None:
             return states[-1].clone()
         index = self.final.view(1, -1, 1).expand(1, *initial.shape)
         return torch.where(self.alive, states.gather(0, index).squeeze(0), initial)

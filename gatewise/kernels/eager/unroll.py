@@ -23,14 +23,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.cells.adjoint import adjoint_of
 from gatewise.cells.cell import Cell
-from gatewise.cells.pointwise import coefficients_of, pointwise_of
-from gatewise.cells.trace import before, traced
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
+from gatewise.derivation.adjoint import adjoint_of
+from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.trace import before, traced
 from gatewise.kernels.eager.reading import Reading
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]

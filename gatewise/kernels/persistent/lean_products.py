@@ -203,11 +203,12 @@ def totals_of(into: LayerGradients, size: int, directions: int, scratch: Scratch
     """Return where the gradients of the matrices add up; without `scratch` only those that lie as they are returned."""
     each = len(into.weights) // directions
     matrices = [own for index, own in enumerate(into.weights) if index % each < 2] if each else []
-    totals = []
+    totals: list[Tensor | None] = []
     for own in matrices:
-        lies_as_returned = own is None or own.shape == _wide_shape(own, size)
-        wide = None if lies_as_returned or scratch is None else scratch.new_empty(_wide_shape(own, size))
-        totals.append(own if lies_as_returned else wide)
+        if own is None or own.shape == _wide_shape(own, size):
+            totals.append(own)
+        else:
+            totals.append(None if scratch is None else scratch.new_empty(_wide_shape(own, size)))
     return tuple(totals)
 
 

@@ -33,7 +33,7 @@ def forward(problem: Problem, layer: Layer) -> Result:
         ]
         found = plain.forward(inner, folded, first)
         y = torch.cat(_projected(found.y, layer.weights), -1)
-        h_n = torch.stack([m_n @ own.w_hr.t() for m_n, own in zip(found.h_n, layer.weights, strict=True)])
+        h_n = torch.stack([m_n @ w_hr.t() for m_n, w_hr in zip(found.h_n, _projections(layer.weights), strict=True)])
     if lengths is not None:
         h_n = torch.where((lengths > 0).unsqueeze(1), h_n, layer.h0)
     return Result(y, h_n, found.c_n, (*found.kept[:2], found.y) if problem.needs_grad else ())
@@ -66,22 +66,30 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
 
 def _folded(problem: Problem, layer: Layer) -> tuple[Problem, Layer]:
     with products.in_precision_of(problem):
-        weights = [DirectionWeights(own.w_ih, own.w_hh @ own.w_hr, own.b_ih, own.b_hh) for own in layer.weights]
+        weights = [
+            DirectionWeights(own.w_ih, own.w_hh @ w_hr, own.b_ih, own.b_hh)
+            for own, w_hr in zip(layer.weights, _projections(layer.weights), strict=True)
+        ]
     return problem.replace(proj_size=0), layer._replace(h0=torch.zeros_like(layer.c0), weights=weights)
 
 
+def _projections(weights: list[DirectionWeights]) -> list[Tensor]:
+    """Return W_hr [P, H] of each direction, which every direction of a projected problem has."""
+    return [own.w_hr for own in weights if own.w_hr is not None]
+
+
 def _projected(m: Tensor, weights: list[DirectionWeights]) -> list[Tensor]:
-    return [share @ own.w_hr.t() for share, own in zip(m.chunk(len(weights), -1), weights, strict=True)]
+    return [share @ w_hr.t() for share, w_hr in zip(m.chunk(len(weights), -1), _projections(weights), strict=True)]
 
 
 def _unprojected(above: OutputGradients, weights: list[DirectionWeights]) -> OutputGradients:
     """Return gradients of m from those of h."""
-    dm, dm_n = None, None
+    dm, dm_n, projections = None, None, _projections(weights)
     if above.y is not None:
-        shares = zip(above.y.chunk(len(weights), -1), weights, strict=True)
-        dm = torch.cat([share @ own.w_hr for share, own in shares], -1)
+        shares = zip(above.y.chunk(len(weights), -1), projections, strict=True)
+        dm = torch.cat([share @ w_hr for share, w_hr in shares], -1)
     if above.h_n is not None:
-        dm_n = torch.stack([share @ own.w_hr for share, own in zip(above.h_n, weights, strict=True)])
+        dm_n = torch.stack([share @ w_hr for share, w_hr in zip(above.h_n, projections, strict=True)])
     return OutputGradients(dm, dm_n, above.c_n)
 
 

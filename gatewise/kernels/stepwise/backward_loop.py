@@ -130,7 +130,7 @@ def first_steps(share: Tensor, lengths: Tensor | None, direction: int) -> Tensor
 
 
 def _initial_gradient(
-    memory: Memory, dgates: Tensor, lengths: Tensor | None, dh_n: Tensor | None, multiply: Callable[[], None]
+    memory: Memory, dgates: Tensor, lengths: Tensor | None, dh_n: Tensor | None, multiply: Callable[[], object]
 ) -> Tensor:
     # The step that was computed last is the first of every row, except of reversed rows that end early.
     if lengths is not None and len(dgates) == 2:

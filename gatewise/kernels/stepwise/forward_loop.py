@@ -188,5 +188,5 @@ def _outputs(form: Form, like: Tensor, time: int, batch: int, directions: int, s
 
 
 def _bias(layer: Layer) -> Tensor | None:
-    biases = [weights.b_ih + weights.b_hh for weights in layer.weights if weights.b_ih is not None]
+    biases = [own.b_ih + own.b_hh for own in layer.weights if own.b_ih is not None and own.b_hh is not None]
     return torch.stack(biases) if biases else None

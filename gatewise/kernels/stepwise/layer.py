@@ -43,7 +43,7 @@ def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
         h_n = torch.where((lengths > 0).unsqueeze(1), h_n, layer.h0)
     if not problem.needs_grad:
         return Result(y, h_n, c_n)
-    return Result(y, h_n, c_n, (gates, cells) if unprojected is None else (gates, cells, unprojected))
+    return Result(y, h_n, c_n, tuple(each for each in (gates, cells, unprojected) if each is not None))
 
 
 def backward(

@@ -10,7 +10,7 @@ from torch import Tensor
 from gatewise.kernels.stepwise.form import Allocator, Form
 
 
-def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], None]:
+def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
     """Return what multiplies matrices [D, M, K] and [D, K, N] into [D, M, N] each time it is called."""
     if len(left) == 1:
         a, b, c = left[0], right[0], out[0]

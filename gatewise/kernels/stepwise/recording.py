@@ -84,6 +84,7 @@ class Recorder:
         """Return memory for a tensor; as `Tensor.new_empty`, but at the same address for the same calls."""
         count = math.prod(shape)
         start, self._used = self._used, self._used + -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        assert self._memory is not None  # `begin` comes first
         return self._memory[start : start + count * dtype.itemsize].view(dtype).view(shape)
 
     def play(self, key: Hashable, launch: Launch, arguments: Forward | Backward, one_step: OneStep) -> None:
@@ -95,6 +96,7 @@ class Recorder:
             arguments: Of the call.
             one_step: Issues a step, given what launches the kernel and the number of the step.
         """
+        assert self._memory is not None  # `begin` comes first
         table = self._memory.data_ptr()
         launch.enter(table, arguments)
         stream = driver.current_stream(self._device)

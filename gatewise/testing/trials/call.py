@@ -82,7 +82,8 @@ class _Layer:
         return _in_time_order(self._setting, y), h_n, c_n
 
     def backward(self, pending: tuple[Tensor, Tensor, Tensor]) -> Found:
-        outputs, result = pending, Result(*[tensor.detach() for tensor in pending])
+        y, h_n, c_n = outputs = pending
+        result = Result(y.detach(), h_n.detach(), c_n.detach())
         if not self._setting.training:
             return result, None, ()
         wanted = [
@@ -164,7 +165,7 @@ class _Captured:
             if tensor is not None:
                 tensor.fill_(float("nan"))
         self._graph.replay()
-        copies = Result(*[tensor.clone() for tensor in result[:3]])
+        copies = Result(result.y.clone(), result.h_n.clone(), result.c_n.clone())
         if gradients is None:
             return copies, None, ()
         x, h0, c0, *weights = [None if tensor is None else tensor.clone() for tensor in _flat(gradients)]
@@ -209,7 +210,7 @@ class _Explicit:
         masks = saved.inputs.masks
         needs = Needs(self._setting.x_learned, True, True)
         states = (moved(above.h_n, order), moved(above.c_n, order))
-        found = functional.backward(saved, above.y, states, needs=needs)  # type: ignore[arg-type]
+        found = functional.backward(saved, above.y, states, needs=needs)
         h0, c0 = found.state if found.state is not None else (None, None)
         weights = tuple(weight for weights in found.weights for weight in weights)
         return result, InputGradients(found.x, moved(h0, unsorted), moved(c0, unsorted), weights), masks

@@ -120,7 +120,7 @@ def _settled(setting: Setting) -> Setting:
 
     def change(**options: object) -> None:
         nonlocal setting
-        setting = dataclasses.replace(setting, **options)  # type: ignore[arg-type]
+        setting = dataclasses.replace(setting, **options)
 
     if setting.packed:
         change(lengths="", x="dense", batch_first=False, poison="nowhere")

@@ -1,4 +1,4 @@
-"""What lies at the peak is given to the part whose line asked for it."""
+"""What lies at the peak is given to the part that asked for it."""
 
 from __future__ import annotations
 
@@ -9,67 +9,36 @@ from gatewise.benchmarks.nmt import memory
 from gatewise.benchmarks.nmt.cases import IWSLT
 from gatewise.benchmarks.nmt.largest import MULTIPLE, largest_batch
 from gatewise.benchmarks.nmt.memory import parts_at_peak
+from gatewise.benchmarks.nmt.scopes import Allocation
 
 
-def frame(filename: str, name: str = "forward") -> dict:
-    return {"filename": filename, "name": name, "line": 1}
+def took(address: int, size: int, part: str) -> Allocation:
+    return Allocation(address, size, part)
 
 
-INSIDE = [frame("/x/torch/nn/functional.py", "linear"), frame("/x/gatewise/attention/plain.py"), frame("/x/main.py")]
-RNN = [frame("/x/torch/nn/modules/rnn.py"), frame("/x/gatewise/benchmarks/nmt/rival.py", "read")]
-LOSS = [frame("/x/torch/nn/modules/linear.py"), frame("/x/gatewise/benchmarks/nmt/rival.py", "loss")]
-AUTOGRAD = [frame("/x/torch/autograd/graph.py", "_engine_run_backward"), frame("/x/gatewise/training/step.py")]
+def gave_back(address: int, size: int) -> Allocation:
+    return Allocation(address, -size, "backward")
 
 
 def test_the_largest_moment_by_part() -> None:
-    events = [
-        {"action": "segment_alloc", "addr": 0, "size": 10**9},
-        {"action": "alloc", "addr": 1, "size": 40960, "frames": INSIDE},
-        {"action": "alloc", "addr": 2, "size": 30720, "frames": RNN},
-        {"action": "alloc", "addr": 3, "size": 20480, "frames": LOSS},
-        {"action": "free_requested", "addr": 1, "size": 40960, "frames": []},
-        {"action": "free_completed", "addr": 1, "size": 40960, "frames": []},
-        {"action": "alloc", "addr": 1, "size": 51200, "frames": AUTOGRAD},
-        {"action": "free_completed", "addr": 2, "size": 30720, "frames": []},
-        {"action": "alloc", "addr": 4, "size": 25600, "frames": []},
+    seen = [
+        took(1, 40960, "attention"),
+        took(2, 30720, "LSTM"),
+        took(3, 20480, "output"),
+        gave_back(1, 40960),
+        took(1, 51200, "backward"),
+        gave_back(2, 30720),
+        took(4, 25600, "backward"),
     ]
     expected = {"attention": 0, "LSTM": 30, "output": 20, "other": 0, "backward": 50, "weights": 7}
-    assert parts_at_peak(events, before=7 * 1024) == {part: 1024 * size for part, size in expected.items()}
+    assert parts_at_peak(seen, before=7 * 1024) == {part: 1024 * size for part, size in expected.items()}
 
 
 def test_what_was_there_before_can_be_released() -> None:
-    events = [
-        {"action": "free_completed", "addr": 9, "size": 5120, "frames": []},
-        {"action": "alloc", "addr": 1, "size": 6144, "frames": INSIDE},
-    ]
-    parts = parts_at_peak(events, before=7 * 1024)
+    seen = [gave_back(9, 5120), took(1, 6144, "attention")]
+    parts = parts_at_peak(seen, before=7 * 1024)
     assert (parts["weights"], parts["attention"]) == (2 * 1024, 6 * 1024)
-    assert parts_at_peak(events[:1], before=7 * 1024)["weights"] == 7 * 1024
-
-
-def test_small_pieces_take_whole_blocks() -> None:
-    events = [{"action": "alloc", "addr": 1, "size": 5, "frames": INSIDE}]
-    assert parts_at_peak(events, before=0)["attention"] == 512
-
-
-@pytest.mark.parametrize(
-    ("frames", "part"),
-    [
-        (INSIDE, "attention"),
-        ([frame("/x/gatewise/benchmarks/nmt/rival_attention.py"), frame("/x/nmt/rival.py", "loss")], "attention"),
-        ([frame("/x/gatewise/kernels/cudnn/kernel.py"), frame("/x/gatewise/attention/plain.py")], "LSTM"),
-        ([frame("/x/gatewise/models/softmax.py"), frame("/x/gatewise/models/seq2seq.py", "loss")], "output"),
-        ([frame("/x/gatewise/models/widening.py"), frame("/x/gatewise/models/chunked_softmax.py")], "output"),
-        ([frame("/x/gatewise/attention/steps.py"), frame("/x/gatewise/feeding/forward_loop.py", "run")], "attention"),
-        ([frame("/x/gatewise/feeding/forward_loop.py", "run"), frame("/x/gatewise/models/seq2seq.py")], "LSTM"),
-        ([frame("/x/gatewise/models/seq2seq.py", "_attended")], "other"),
-        ([frame("/x/gatewise/benchmarks/nmt/rival.py", "write")], "other"),
-        (AUTOGRAD, "backward"),
-        ([], "backward"),
-    ],
-)
-def test_the_innermost_line_decides(frames: list[dict], part: str) -> None:
-    assert memory.part_of(frames) == part
+    assert parts_at_peak(seen[:1], before=7 * 1024)["weights"] == 7 * 1024
 
 
 def test_there_is_no_count_on_a_cpu() -> None:

@@ -7,12 +7,12 @@ import torch
 
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
-from gatewise.cells.pointwise import pointwise_of
-from gatewise.cells.trace import traced
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
+from gatewise.derivation.pointwise import pointwise_of
+from gatewise.derivation.trace import traced
 from gatewise.kernels.eager import unroll
-from tests.cells.statements import ALL, LIBRARY, name
+from tests.derivation.statements import ALL, LIBRARY, name
 
 MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
 

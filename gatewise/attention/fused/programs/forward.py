@@ -8,6 +8,8 @@ thread, and a sum over features is done once, at the end of its loop.
 
 # Annotations would be read by Triton's compiler as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
+# Triton comes with PyTorch's builds for GPUs alone.
+# pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

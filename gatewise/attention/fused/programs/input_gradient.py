@@ -7,6 +7,8 @@ leaves registers for a block of positions, whose sums are all there is to keep.
 
 # Annotations would be read by Triton's compiler as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
+# Triton comes with PyTorch's builds for GPUs alone.
+# pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

@@ -2,6 +2,8 @@
 
 # Annotations would be read by Triton's compiler as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
+# Triton comes with PyTorch's builds for GPUs alone.
+# pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201
 
 import os

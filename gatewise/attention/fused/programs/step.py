@@ -8,6 +8,8 @@ they meet once, at the end. The next block is on its way while one is computed.
 
 # Annotations would be read by Triton's compiler as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
+# Triton comes with PyTorch's builds for GPUs alone.
+# pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201
 
 import triton

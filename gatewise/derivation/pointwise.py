@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.cells.adjoint import adjoint_of
-from gatewise.cells.trace import Operand, Operation, Step, before, is_number
+from gatewise.derivation.adjoint import adjoint_of
+from gatewise.derivation.trace import Operand, Operation, Step, before, is_number
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 

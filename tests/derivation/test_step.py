@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gatewise.cells.adjoint import adjoint_of
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
-from gatewise.cells.pointwise import coefficients_of, pointwise_of
-from gatewise.cells.trace import traced
+from gatewise.derivation.adjoint import adjoint_of
+from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.trace import traced
 from gatewise.kernels.eager.unroll import state_dtype
-from tests.cells.statements import ALL, name
+from tests.derivation.statements import ALL, name
 
 BATCH, INPUT, HIDDEN = 3, 5, 7
 

@@ -6,8 +6,8 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
-from gatewise.cells.pointwise import pointwise_of
-from gatewise.cells.trace import NotTraceable, traced
+from gatewise.derivation.pointwise import pointwise_of
+from gatewise.derivation.trace import NotTraceable, traced
 
 
 def stating(step, **attributes):

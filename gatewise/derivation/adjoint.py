@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gatewise.cells.trace import Operand, Operation, Step, before, is_number
+from gatewise.derivation.trace import Operand, Operation, Step, before, is_number
 
 if TYPE_CHECKING:
     import sympy
