@@ -1,4 +1,4 @@
-"""Where the gradients that all decoder steps share are added up."""
+"""Accumulators for the gradients of the inputs that all decoder steps share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gatewise.attention.problem import Problem
 
 
 def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs) -> Gradients:
-    """Return what a backward pass adds to: `into`, or zeros in the dtype that sums are kept in, or nothing."""
+    """Return the tensors that a backward pass adds to: `into`, or new zeros, or none if they are not needed."""
     if into is not None:
         return into
     if not needs.source:
@@ -20,7 +20,7 @@ def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs
 
 
 def zeros(problem: Problem, inputs: Inputs) -> Gradients:
-    """Return zeros for the gradients of all inputs but the query, in the dtype that sums are kept in."""
+    """Return zeros for the gradients of all inputs except the query, in the dtype of sums."""
     dtype = plain.wide(problem.dtype)
 
     def like(tensor: Tensor | None) -> Tensor | None:
@@ -32,14 +32,14 @@ def zeros(problem: Problem, inputs: Inputs) -> Gradients:
 def ended(
     problem: Problem, totals: Gradients, into: Gradients | None, found: Tensor | None, dquery: Tensor | None
 ) -> Gradients:
-    """Return the gradients of a call.
+    """Return the gradients of a call from its accumulators.
 
     Args:
-        problem: Its dtype is that of new gradients.
-        totals: What `begun` returned, added to.
-        into: As in `begun`.
-        found: The query's gradient; None when it was not wanted.
-        dquery: Where the caller wants it; None for a new tensor.
+        problem: The description of the call; its dtype is that of new gradients.
+        totals: The accumulators from `begun`, after the backward pass.
+        into: The caller's accumulators, or None, as in `begun`.
+        found: The gradient of the query; None when it is not needed.
+        dquery: The tensor to copy the query's gradient to; None returns `found` itself.
     """
     if into is None:
         totals = Gradients(*(None if tensor is None else tensor.to(problem.dtype) for tensor in totals))

@@ -1,4 +1,4 @@
-"""From a user's arguments to a `Problem` and `Inputs`, or an error that says what to change."""
+"""The validation of a user's arguments and their conversion to a `Problem` and `Inputs`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prepare(
     norm_bias: Tensor | None,
     needs_grad: bool,
 ) -> tuple[Problem, Inputs]:
-    """Check every argument and describe the call; the query is [T, B, Q] here.
+    """Check every argument and describe the call; the query is [T, B, Q].
 
     Raises:
         ShapeError: A rank, size or length does not fit.
@@ -111,7 +111,7 @@ def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: t
     if tuple(given.shape) != (batch,):
         raise ShapeError(sentence("lengths", f"of shape {[batch]}", list(given.shape), "Give one for each sequence."))
     if not given.is_cuda and batch:
-        # On a GPU they are not read: that would wait for the device. There, kernels clamp them to [0, S].
+        # Lengths on a GPU are not checked, because that would synchronise; the kernels clamp them to [0, S].
         least, most = int(given.min()), int(given.max())
         if least < 0 or most > source:
             found = least if least < 0 else most
