@@ -1,4 +1,4 @@
-"""The likeliest token at each step, on a GPU as CUDA graphs of a few steps."""
+"""Greedy search, which on a GPU replays CUDA graphs of a few steps."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Work = Callable[[], None]
 
 _MOST_SHAPES = 32
 _FEW = 64
-"""Up to so many sentences, their number is rounded up to a power of two; beyond, to a multiple of this."""
+"""Up to this number of sentences the batch is padded to a power of two, beyond it to a multiple of this number."""
 
 
 class _Page(NamedTuple):
-    """What a batch of translations is written on; it stays where it is.
+    """The tensors that greedy search writes to; their addresses do not change.
 
     Attributes:
-        done: Steps done, int64 [].
-        tokens: What was written last, int64 [N].
-        ended: Whose translation has ended, bool [N].
-        total: Log-probability of each so far, float32 [N].
-        limits: Most tokens of each, the end included, int64 [N].
-        written: What was written at each step, int64 [T, N].
-        attention: Where each step looked, float32 [T, N, S].
+        done: The number of steps done, int64 [].
+        tokens: The last token of each translation, int64 [N].
+        ended: Whether each translation has ended, bool [N].
+        total: The log-probability of each translation so far, float32 [N].
+        limits: The maximum number of tokens of each translation, the end token included, int64 [N].
+        written: The tokens of every step, int64 [T, N].
+        attention: The attention weights of every step, float32 [T, N, S].
     """
 
     done: Tensor
@@ -44,7 +44,7 @@ class _Page(NamedTuple):
 
     @classmethod
     def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Page:
-        """Return a page with room for the longest translation, and for the steps until somebody looks."""
+        """Allocate the tensors for the longest translation and the steps until the host next checks for the end."""
         most = int(longest_translations(torch.tensor(len(source), device="cpu"))) + LOOK
         return cls(
             done=lengths.new_zeros(()),
@@ -62,25 +62,25 @@ def greedy_search(
 ) -> list[list[Translation]]:
     """Take the likeliest token at each step; see `gatewise.models.translate`.
 
-    Every few steps the host asks whether all translations have ended.
+    Every few steps the host checks whether all translations have ended.
 
     Args:
-        model: In evaluation mode.
-        source: int64 [S, B].
-        lengths: int64 [B].
-        search: What tokens begin and end a translation.
-        graphs: Graphs of this model's steps, to be replayed for batches of like shape.
+        model: The model, in evaluation mode.
+        source: The source tokens, int64 [S, B].
+        lengths: The source lengths, int64 [B].
+        search: The options of the search.
+        graphs: CUDA graphs of this model's steps, which are replayed for batches of the same padded shape.
     """
     given = lengths
     if graphs is not None:
         source, lengths = graphs.padded(source, lengths)
     memory, state = model.encode(source, lengths)
     page = _Page.empty(source, lengths, search)
-    # The first step is done apart: the state after it has the dtypes of all later ones.
+    # The first step runs outside the graph: the state after it has the dtypes of all later states.
     state = _write(model, memory, state, page, search)
     steps = graphs.steps(memory, state, page, search) if graphs is not None else None
     if steps is None:
-        # A shape that may be recorded next time gets the same kernels ready as its recording will take.
+        # A shape that may be captured next time is run with the kernels that the capture will use.
         with for_cuda_graph() if graphs is not None else contextlib.nullcontext():
             while not page.ended.all():
                 for _ in range(LOOK):
@@ -91,7 +91,7 @@ def greedy_search(
 
 
 def _write(model: Decoder, memory: Any, state: Any, page: _Page, search: Search) -> Any:
-    """Do one step on the page, in place; return the next state."""
+    """Run one step, write its results in place, and return the next state."""
     logits, state, attention = model.step(page.tokens, memory, state)
     best, tokens = log_probabilities(logits, page.limits <= page.done + 1, search).max(-1)
     page.total.add_(best.masked_fill(page.ended, 0.0))
@@ -117,19 +117,19 @@ def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Tra
 
 
 class GreedyGraphs:
-    """Recordings of a model's greedy steps, one for each shape of batch that comes again.
+    """CUDA graphs of a model's greedy steps, one for each padded batch shape that occurs more than once.
 
-    A recording repeats a few steps in one call, so that a step takes no longer than its kernels. Batches are padded to
-    few shapes: sentences to a multiple of an eighth of their length, their number to a power of two or a multiple of
-    64. Of many shapes, those that were used last are kept.
+    A graph runs a few steps in one launch, so that a step is not slowed down by the launches of its kernels. Batches
+    are padded to few shapes: the length to a multiple of an eighth of it, the number of sentences to a power of two or
+    a multiple of 64. The graphs of the most recently used shapes are kept.
 
     Args:
-        model: Its weights may change, but must stay where they are; so must all settings of arithmetic.
-        capture: Records a function without doing it and returns what repeats it, as
-            `gatewise.training.graph.cuda_graphs` makes it.
+        model: The model. Its weights may change, but their addresses and all precision settings must not.
+        capture: A function that captures another function without running it and returns one that replays it, as
+            `gatewise.training.graph.cuda_graphs` creates it.
 
     Attributes:
-        refusal: Why a recording failed, after which none is tried; otherwise empty.
+        refusal: The reason why a capture failed, after which none is tried; otherwise empty.
     """
 
     def __init__(self, model: Decoder, capture: Callable[[Work], Work]) -> None:
@@ -138,7 +138,7 @@ class GreedyGraphs:
         self.refusal = ""
 
     def padded(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch with more steps, and more sentences of one token, in one of few shapes."""
+        """Return the batch padded with steps, and with sentences of one token, to one of few shapes."""
         steps, rows = source.shape
         unit = 1 << max(0, steps.bit_length() - 4)
         more_steps = -steps % unit
@@ -146,10 +146,10 @@ class GreedyGraphs:
         return functional.pad(source, (0, more_rows, 0, more_steps)), functional.pad(lengths, (0, more_rows), value=1)
 
     def steps(self, memory: Any, state: Any, page: _Page, search: Search) -> _Recorded | None:
-        """Return the recording for a batch; None for a shape that is new, or cannot be recorded."""
+        """Return the graph for a batch; None for a shape that is new, or that cannot be captured."""
         key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(page), search)
         if key not in self._known:
-            # The first time libraries and caches get ready.
+            # The first batch of a shape runs without a graph, so that libraries and caches are initialised.
             self._known[key] = None
         elif self._known[key] is None and not self.refusal:
             try:
@@ -163,7 +163,7 @@ class GreedyGraphs:
 
 
 class _Recorded:
-    """A few recorded steps, with the tensors that they read and write."""
+    """A CUDA graph of a few steps, with the tensors that it reads and writes."""
 
     def __init__(
         self, model: Decoder, capture: Callable[[Work], Work], memory: Any, state: Any, page: _Page, search: Search
@@ -174,7 +174,7 @@ class _Recorded:
 
         def work() -> None:
             after = self._state
-            # Weights that autocast has converted must not be kept: they may change before the next replay.
+            # Autocast's cache of converted weights is off: the weights may change before the next replay.
             with torch.autocast(page.total.device.type, _autocast_dtype(page), bool(_autocast_dtype(page)), False):
                 for _ in range(LOOK):
                     after = _write(model, self._memory, after, self._page, search)
@@ -183,7 +183,7 @@ class _Recorded:
         self._replay = capture(work)
 
     def until_ended(self, memory: Any, state: Any, page: _Page) -> _Page:
-        """Go on until all translations have ended; what is returned is overwritten by the next batch."""
+        """Replay until all translations have ended; the result is overwritten by the next batch."""
         for source, target in ((memory, self._memory), (state, self._state), (page, self._page)):
             _copy(source, target)
         while not self._page.ended.all():
