@@ -1,7 +1,7 @@
-"""A step of attention with what surrounds it: from the query to the output that the next step is fed, and back.
+"""The attention part of a decoder step, from the query to the attentional output that is fed to the next step.
 
-`gatewise.feeding.attend_launches` does all of it in one launch where attention's kernel is "fused",
-`gatewise.feeding.attend_apart` with any kernel.
+`gatewise.feeding.attend_launches` computes it in one launch for the attention kernel "fused",
+`gatewise.feeding.attend_apart` with any attention kernel.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from gatewise.feeding.elementwise import Planes
 
 
 class Places(NamedTuple):
-    """Where the steps read and write, each a slice of these.
+    """The tensors of all steps that the attention part reads and writes; each step uses one slice.
 
     Attributes:
-        states: What the hidden state adds to the context [T, B, H]; the backward pass writes the gradient of the sum.
-        outputs: The attended outputs [T, B, H].
-        fed: The same as operands of the next step; `outputs` itself where they have its dtype.
-        dqueries: Gradients of the queries [T, B, A].
+        states: The contribution of the hidden state, which is added to the context [T, B, H]; the backward pass
+            overwrites it with the gradient of the sum.
+        outputs: The attentional outputs [T, B, H].
+        fed: The attentional outputs as operands of the next step; the same tensor as `outputs` if the dtypes are equal.
+        dqueries: The gradients of the queries [T, B, A].
     """
 
     states: Tensor
@@ -31,22 +32,22 @@ class Places(NamedTuple):
 
 
 class Attending(Protocol):
-    """Attention of one step after the other."""
+    """The interface of the attention part of the steps."""
 
     def forward(self, step: int) -> None:
-        """Write the attended output of a step."""
+        """Write the attentional output of a step."""
         ...
 
     def backward(self, step: int, dy: Tensor | None, later: Planes | None) -> None:
         """Write the gradients of the query and of the sum of context and state, from those of the output.
 
         Args:
-            step: Which.
-            dy: From outside [B, H].
-            later: From the next step.
+            step: The number of the step.
+            dy: The gradient of the output from the loss [B, H]; None for zero.
+            later: The gradient of the output from the next step; None for zero.
         """
         ...
 
     def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
-        """Return the gradients of what all steps share, once all went back; from those of all contexts [T, B, H]."""
+        """Return the gradients of the inputs that all steps share, after the loop, from those of all contexts."""
         ...

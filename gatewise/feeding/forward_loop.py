@@ -1,9 +1,10 @@
-"""The forward pass of a decoder with input feeding, step after step.
+"""The forward pass of a decoder with input feeding, step by step.
 
-What does not depend on the step before is one product for all steps: the embeddings' part of the first layer's gates.
-A step is then, for L layers, L products and L element-wise parts, one product with the top hidden state, which makes
-the query and the hidden state's half of the attended output, attention, and the element-wise part that joins the two.
-Operands of a product lie side by side in memory because their makers write them there.
+The embeddings' contribution to the first layer's gates does not depend on the previous step and is one product for all
+steps. A step then has, for L layers, L products and L element-wise operations; one product with the top hidden state,
+which computes the query and the hidden state's contribution to the attentional output; attention; and the element-wise
+operation that adds both contributions. The operands of a product are adjacent in memory because the operations that
+compute them write them there.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     """Run the steps.
 
     Args:
-        options: What is not a tensor.
-        inputs: What is.
-        parts: The element-wise parts, for these sizes, dtype and device.
+        options: The options of the call.
+        inputs: The inputs of the call.
+        parts: The element-wise operations, for these sizes, dtype and device.
 
     Returns:
-        The attended outputs, and what backward needs.
+        The attentional outputs, and the tensors that the backward pass needs.
     """
     time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
     new, query_size = inputs.embedded.new_empty, inputs.query_size
@@ -41,7 +42,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     )
     joined = new(time, batch, 2 * query_size + units if query_size else 2 * units)
     made, hidden = joined[..., : query_size + units], operands[top][1:, :, units:]
-    # Nothing asks for a context when its step is over: all steps write theirs to one place.
+    # A context is not needed after its step: all steps write it to the same memory.
     contexts = new(1, batch, units).expand(time, -1, -1)
     steps = attention.new_steps(
         time,
@@ -65,7 +66,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
         operand[0, :, units:] = state
     weights = [layer.weight.t() for layer in inputs.layers]
     joining = inputs.joining.to(options.operand).t()
-    # Views of all steps at once: made one by one they would take as long as the launches.
+    # All views are created at once: creating them step by step would take as long as the launches.
     read = [each.unbind() for each in operands]
     written = [each[1:, :, units:].unbind() for each in operands]
     above = [each[:, :, :units].unbind() for each in operands[1:]]
@@ -94,7 +95,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
 def attending_for(
     options: Options, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise
 ) -> Attending:
-    """Return how a step attends: in one launch where that is possible."""
+    """Return the implementation of the attention part: one launch per step if that is possible."""
     if inputs.keys.is_cuda:
         from gatewise.feeding import attend_launches
 
