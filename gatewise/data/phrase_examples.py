@@ -69,7 +69,7 @@ def phrases(source: str = "de", target: str = "en", count: int = 20_000, seed: i
     kept = [(phrase, translation) for phrase, translation in drawn.items() if translation is not None]
     if len(kept) < count:
         raise CorpusError(
-            f"there are only about {len(kept):,} different phrases, {count:,} were asked for. Ask for less."
+            f"there are only about {len(kept):,} different phrases, {count:,} were requested. Request fewer."
         )
     name = f"dates and amounts, {source} to {target}"
     return ParallelText(name, tuple(pair[0] for pair in kept), tuple(pair[1] for pair in kept))

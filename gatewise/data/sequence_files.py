@@ -101,9 +101,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
                 "every row the same features."
             )
         if not record[sequence].strip():
-            raise DataError(
-                f"{path}, row {reader.line_num}: {header[sequence]!r} is empty. Say which sequence it is of."
-            )
+            raise DataError(f"{path}, row {reader.line_num}: {header[sequence]!r} is empty. Fill in its sequence.")
         rows.append(reader.line_num)
         ids.append(shared.setdefault(record[sequence], record[sequence]))
         if time is not None:

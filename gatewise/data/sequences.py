@@ -111,7 +111,7 @@ def classes_of(sequences: Sequences) -> tuple[str, ...]:
         classes = tuple(sorted(labels))
     if len(classes) < 2:
         raise DataError(
-            f"{sequences.name} has one label only, {classes[0]!r}: there is nothing to tell apart. Give sequences "
+            f"{sequences.name} has one label only, {classes[0]!r}: there is nothing to classify. Give sequences "
             "of at least two classes."
         )
     return classes
