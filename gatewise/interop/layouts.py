@@ -31,7 +31,7 @@ class Form(enum.Enum):
 
     ROWS = "[H, K]"
     COLUMNS = "[K, H]"
-    RESHAPED = "[K, H], in which the numbers of [H, K] stand in their order in memory"
+    RESHAPED = "[K, H], with the numbers in the order in which [H, K] has them in memory"
 
 
 class Matrix(NamedTuple):

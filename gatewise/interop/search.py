@@ -150,8 +150,8 @@ def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, o
         for pattern, what in layout.refuses:
             match = re.fullmatch(rf"(?:(.*)[/.])?({pattern})", _plain(name))
             if match and (match[1] or "").replace(".", "/") in cells:
-                advice = "Its results cannot be had without them. Leave the layer out."
-                raise ArgumentError(sentence(name, "absent: an LSTM without " + what, "there", advice))
+                advice = "gatewise cannot compute this cell. Leave the layer out."
+                raise ArgumentError(sentence(name, "absent: an LSTM without " + what, "present", advice))
 
 
 def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]) -> Stack:

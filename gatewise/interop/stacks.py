@@ -152,7 +152,9 @@ def checked(stack: Stack) -> Stack:
                 got = f"{list(weights.w_hh.shape)} in {len(layer)}"
                 raise ArgumentError(sentence(f"the recurrent weights of {where}", expectation, got, advice))
             if (weights.b_ih is None) != (first.b_ih is None):
-                raise ArgumentError(sentence(f"the bias of {where}", "there as in the other layers, or not", "mixed"))
+                raise ArgumentError(
+                    sentence(f"the bias of {where}", "present in all layers or in none", "some layers without")
+                )
         features = sum(weights.w_hh.shape[1] for weights in layer)
     return stack
 

@@ -77,10 +77,10 @@ class LSTM(keras.layers.LSTM):
         listed = ", ".join(obstacles)
         if self.kernel != "auto":
             named = "use_cudnn=True" if use_cudnn is True else f"kernel={kernel!r}"
-            message = sentence("the options", f"ones that a kernel has, with {named}", listed, "Leave one of them out.")
+            message = sentence("the options", f"supported by a kernel, with {named}", listed, "Leave one of them out.")
             raise KernelRefused(message)
         warnings.warn(
-            f"no kernel of gatewise has {listed}: Keras' own loop over time steps runs instead, which is slower",
+            f"no kernel of gatewise supports {listed}: Keras' own loop over time steps runs instead, which is slower",
             SlowerKernelWarning,
             stacklevel=2,
         )

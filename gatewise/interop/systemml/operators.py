@@ -185,9 +185,9 @@ def lstm_backward(
     Raises:
         ShapeError: Shapes do not fit together, dout does not have the shape that `given_sequences` requires, or the
             state is of another problem.
-        DtypeError: `lstm` would raise it, or the state has another dtype.
-        DeviceError: `lstm` would raise it.
-        ArgumentError: `lstm` would raise it, or `state` is not a state.
+        DtypeError: A dtype is neither float64 nor float32, or the dtypes of arguments and state differ.
+        DeviceError: Tensors are on different devices.
+        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `state` is not a state.
         KernelRefused: The named kernel cannot run the call.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
     """

@@ -136,7 +136,7 @@ def _run(
 
 def _in_systemml_layout(arguments: Arguments, found: functional.Gradients, projected: bool) -> Gradients:
     sizes = arguments.sizes
-    assert found.x is not None  # for the type checker: every gradient was asked for
+    assert found.x is not None  # for the type checker: every gradient was requested
     assert found.state is not None
     directions = [found.weights[start : start + 4] for start in range(0, 4 * sizes.directions, 4)]
     dW = [matrix_of(w_ih, w_hh) for w_ih, w_hh, _, _ in directions]
@@ -153,8 +153,8 @@ def _in_systemml_layout(arguments: Arguments, found: functional.Gradients, proje
 
 def _check_state(state: Any, arguments: Arguments) -> None:
     if not isinstance(state, State):
-        advice = "To run without one, give None."
-        raise ArgumentError(sentence("state", "what lstm returned third", type(state).__name__, advice))
+        advice = "Give None to repeat the forward pass."
+        raise ArgumentError(sentence("state", "the third result of lstm", type(state).__name__, advice))
     if state.sizes != arguments.sizes:
         advice = "Give the state that the forward pass of the same arguments returned."
         raise ShapeError(sentence("state", f"of a problem of {arguments.sizes}", f"one of {state.sizes}", advice))
