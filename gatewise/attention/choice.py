@@ -100,7 +100,7 @@ def choose(problem: Problem, device: Device, kernel: str = AUTO, memory_budget: 
     if decision.chosen is not None:
         return _BY_NAME[decision.chosen]
     if kernel == AUTO:
-        raise OutOfMemoryPredicted(f"no attention kernel keeps to the memory budget\n\n{decision}")
+        raise OutOfMemoryPredicted(f"no attention kernel fits into the memory budget\n\n{decision}")
     raise KernelRefused(f"the attention kernel {kernel!r} cannot run this call\n\n{decision}")
 
 

@@ -59,7 +59,7 @@ class Source(NamedTuple):
         return cls(inputs.keys.masked_fill(outside, 0), inputs.values.masked_fill(outside, 0), beyond)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums and of the softmax: float32 for 16-bit dtypes, otherwise the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
@@ -82,11 +82,11 @@ def score(
     return torch.matmul(found[0], inputs.v).transpose(1, 2), found
 
 
-def look_up(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, Tensor]:
+def softmax_context(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the context [t, B, V] and the weights [t, B, S] for some scores."""
     if source.beyond is not None:
         scores = scores.masked_fill(source.beyond, -torch.inf)
-    weights = torch.softmax(scores.to(wide(scores.dtype)), -1)
+    weights = torch.softmax(scores.to(accumulation_dtype(scores.dtype)), -1)
     if source.beyond is not None:
         # If all positions of a sequence are masked, its softmax is NaN and must become zero.
         weights = weights.masked_fill(source.beyond, 0)
@@ -106,7 +106,7 @@ def replay(
         assert inputs.norm_weight is not None
         assert inputs.norm_bias is not None
         normalised, _, rstd = torch.native_layer_norm(total, [problem.hidden_size], None, None, EPSILON)
-        rstd = rstd.to(wide(problem.dtype))
+        rstd = rstd.to(accumulation_dtype(problem.dtype))
         total = normalised * inputs.norm_weight + inputs.norm_bias
     return total.tanh_(), normalised, rstd
 
@@ -115,7 +115,7 @@ def add_values(weights: Tensor, dcontext: Tensor, sums: Gradients) -> None:
     """Add the gradient of the values to its accumulator, in place.
 
     Args:
-        weights: The weights from `look_up`.
+        weights: The weights from `softmax_context`.
         dcontext: The gradient of the context [t, B, V].
         sums: The accumulators; that of the values is used.
     """
@@ -123,7 +123,7 @@ def add_values(weights: Tensor, dcontext: Tensor, sums: Gradients) -> None:
     sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
 
 
-def look_up_backward(
+def softmax_context_backward(
     problem: Problem, source: Source, weights: Tensor, dcontext: Tensor, dweights: Tensor | None
 ) -> Tensor:
     """Return the gradients of the scores [t, B, S].
@@ -131,12 +131,12 @@ def look_up_backward(
     Args:
         problem: The description of the call.
         source: The masked keys and values.
-        weights: The weights from `look_up`.
+        weights: The weights from `softmax_context`.
         dcontext: The gradient of the context [t, B, V].
         dweights: The gradient of the weights [t, B, S]; None for zero.
     """
     above = torch.bmm(dcontext.transpose(0, 1), source.values.permute(1, 2, 0)).transpose(0, 1)
-    above = above.to(wide(above.dtype))
+    above = above.to(accumulation_dtype(above.dtype))
     if dweights is not None:
         above = above + dweights
     if source.beyond is not None:
@@ -177,7 +177,7 @@ def score_backward(
             of_query = torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
         return of_query, of_keys
     into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
-    dtype = wide(problem.dtype)
+    dtype = accumulation_dtype(problem.dtype)
     of_keys = of_query = None
     if needs.source:
         of_keys = into[0] if len(into) == 1 else into.sum(0, dtype=dtype)
@@ -197,12 +197,12 @@ def add_keys(problem: Problem, inputs: Inputs, source: Source, found: Tensor, su
         sums: The accumulators; that of the keys is used.
     """
     assert sums.keys is not None
-    found = _times_v(found.to(wide(problem.dtype)), inputs)
+    found = _times_v(found.to(accumulation_dtype(problem.dtype)), inputs)
     # NaN times zero is NaN: a NaN in the query must not reach the gradient of a masked key.
     sums.keys.add_(found if source.beyond is None else found.masked_fill(source.beyond.T[..., None], 0))
 
 
-def written(found: Result, out: Result | None) -> Result:
+def copied_into(found: Result, out: Result | None) -> Result:
     """Return a result, copied into the tensors of `out` if it is given."""
     if out is None:
         return found

@@ -40,8 +40,8 @@ class _Recompute:
 
     def work(self, problem: Problem, device: Device) -> Work:
         """Return the work of the reference kernel by chunks, with the forward pass counted twice in training."""
-        stretches = -(-problem.steps // stretch_steps(problem))
-        one = problem.replace(steps=min(problem.steps, stretch_steps(problem)))
+        chunks = -(-problem.steps // steps_per_chunk(problem))
+        one = problem.replace(steps=min(problem.steps, steps_per_chunk(problem)))
         forward = forward_work(one)
         work = forward + forward + backward_work(one) if problem.needs_grad else forward
         count = problem.steps / one.steps
@@ -50,12 +50,12 @@ class _Recompute:
             matmul_flops=work.matmul_flops * count,
             tanhs=work.tanhs * count,
             bytes_moved=work.bytes_moved * count,
-            launches=work.launches * stretches,
-            operators=work.operators * stretches,
+            launches=work.launches * chunks,
+            operators=work.operators * chunks,
             # The recomputed map and the gradient of a map are in memory together; scores are those of all steps.
             workspace_bytes=work.workspace_bytes
             + one.map_bytes * (1 + one.layer_norm) * problem.needs_grad
-            + 4 * (problem.pairs - one.pairs) * plain.wide(problem.dtype).itemsize,
+            + 4 * (problem.pairs - one.pairs) * plain.accumulation_dtype(problem.dtype).itemsize,
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -69,10 +69,12 @@ class _Recompute:
     ) -> Result:
         """Run chunk after chunk and keep only the outputs."""
         source = plain.Source.of(inputs)
-        scores = [plain.score(problem, inputs, source, each)[0] for each in inputs.query.split(stretch_steps(problem))]
-        context, weights = plain.look_up(problem, source, torch.cat(scores))
+        scores = [
+            plain.score(problem, inputs, source, each)[0] for each in inputs.query.split(steps_per_chunk(problem))
+        ]
+        context, weights = plain.softmax_context(problem, source, torch.cat(scores))
         kept = (weights,) if problem.needs_grad else ()
-        return plain.written(Result(context, weights if need_weights else None, kept), out)
+        return plain.copied_into(Result(context, weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -87,11 +89,11 @@ class _Recompute:
         dquery: Tensor | None = None,
     ) -> Gradients:
         """Recompute the feature map of each chunk and run its backward pass."""
-        totals = sums.begun(problem, inputs, into, needs)
+        totals = sums.accumulators(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
         (weights,) = result.kept
-        dscores = plain.look_up_backward(problem, source, weights, dcontext, dweights)
-        steps = stretch_steps(problem)
+        dscores = plain.softmax_context_backward(problem, source, weights, dcontext, dweights)
+        steps = steps_per_chunk(problem)
         made, of_keys = [], None
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
@@ -101,11 +103,11 @@ class _Recompute:
             del found  # frees this map before the next chunk allocates its own
             made.append(of_query)
             if more is not None:
-                of_keys = more.to(plain.wide(problem.dtype)) if of_keys is None else of_keys.add_(more)
+                of_keys = more.to(plain.accumulation_dtype(problem.dtype)) if of_keys is None else of_keys.add_(more)
         if of_keys is not None:
             plain.add_values(weights, dcontext, totals)
             plain.add_keys(problem, inputs, source, of_keys, totals)
-        return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
+        return sums.finished(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
 
     def gathers(self, problem: Problem) -> bool:
         """Return whether a step recomputes a feature map, which only the additive score has."""
@@ -122,7 +124,7 @@ class _Recompute:
     ) -> None:
         """Recompute the step's feature map and use it for the gradients of query and source."""
         source, (weights,) = plain.Source.of(inputs), result.kept
-        dscores = plain.look_up_backward(problem, source, weights, dcontext, None)
+        dscores = plain.softmax_context_backward(problem, source, weights, dcontext, None)
         found = plain.Map(weights, *plain.replay(problem, inputs, source, inputs.query))
         of_query, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, gathered, ALL)
         assert of_query is not None
@@ -141,7 +143,7 @@ class _Recompute:
         into: Gradients | None,
     ) -> Gradients:
         """Add the gradient of the values, which needs no feature map, to the accumulated gradients."""
-        totals = sums.begun(problem, inputs, into, Needs(query=False, source=True))
+        totals = sums.accumulators(problem, inputs, into, Needs(query=False, source=True))
         source, (weights,) = plain.Source.of(inputs), result.kept
         assert gathered.keys is not None
         plain.add_values(weights, dcontexts, totals)
@@ -150,13 +152,13 @@ class _Recompute:
             total, more = getattr(totals, name), getattr(gathered, name)
             if more is not None:
                 total.add_(more)
-        return sums.ended(problem, totals, into, None, None)
+        return sums.finished(problem, totals, into, None, None)
 
 
 recompute = _Recompute()
 
 
-def stretch_steps(problem: Problem) -> int:
+def steps_per_chunk(problem: Problem) -> int:
     """Return the number of decoder steps in a chunk: as many as fit into the workspace, and at least one."""
     one = max(problem.replace(steps=1).map_bytes, 1)
     return max(1, min(problem.steps, WORKSPACE_BYTES // one))

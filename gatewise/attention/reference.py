@@ -48,7 +48,7 @@ def backward_work(problem: Problem) -> Work:
         operators=BACKWARD_OPERATORS,
         workspace_bytes=problem.map_bytes * (1 + problem.layer_norm)
         + _masked_bytes(problem)
-        + 4 * problem.pairs * plain.wide(problem.dtype).itemsize,
+        + 4 * problem.pairs * plain.accumulation_dtype(problem.dtype).itemsize,
     )
 
 
@@ -82,7 +82,7 @@ class _Reference:
             kept.append(TensorSpec((*positions, problem.hidden_size), problem.dtype))
         if problem.layer_norm:
             kept.append(TensorSpec((*positions, problem.hidden_size), problem.dtype))
-            kept.append(TensorSpec((*positions, 1), plain.wide(problem.dtype)))
+            kept.append(TensorSpec((*positions, 1), plain.accumulation_dtype(problem.dtype)))
         return tuple(kept)
 
     def forward(
@@ -91,10 +91,10 @@ class _Reference:
         """Run all steps as one chunk."""
         source = plain.Source.of(inputs)
         scores, made = plain.score(problem, inputs, source, inputs.query)
-        context, weights = plain.look_up(problem, source, scores)
+        context, weights = plain.softmax_context(problem, source, scores)
         found = plain.Map(weights, *made)
         kept = tuple(tensor for tensor in found if tensor is not None) if problem.needs_grad else ()
-        return plain.written(Result(context, found.weights if need_weights else None, kept), out)
+        return plain.copied_into(Result(context, found.weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -109,14 +109,14 @@ class _Reference:
         dquery: Tensor | None = None,
     ) -> Gradients:
         """Run the backward pass of that chunk."""
-        totals = sums.begun(problem, inputs, into, needs)
+        totals = sums.accumulators(problem, inputs, into, needs)
         source, found = plain.Source.of(inputs), plain.Map(*result.kept)
-        dscores = plain.look_up_backward(problem, source, found.weights, dcontext, dweights)
+        dscores = plain.softmax_context_backward(problem, source, found.weights, dcontext, dweights)
         made, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, totals, needs)
         if of_keys is not None:
             plain.add_values(found.weights, dcontext, totals)
             plain.add_keys(problem, inputs, source, of_keys, totals)
-        return sums.ended(problem, totals, into, made, dquery)
+        return sums.finished(problem, totals, into, made, dquery)
 
 
 reference = _Reference()

@@ -88,7 +88,7 @@ def new_steps(
         The steps, for `attend_step`, `query_gradient_step` and `source_gradients`.
 
     Raises:
-        ArgumentError: The score is "general", or `attend` would raise it.
+        ArgumentError: The score is "general", or a parameter of the score is missing or belongs to another score.
         KernelRefused: The named kernel cannot run this call, as for `attend`.
         OutOfMemoryPredicted: No kernel fits into the memory budget, as for `attend`.
         ShapeError: A rank, size or length does not fit, as for `attend`.
@@ -117,7 +117,7 @@ def new_steps(
     if problem.steps != steps:
         raise ShapeError(sentence("queries", f"of T = {steps} steps", problem.steps))
     if 0 in (problem.source, problem.batch, problem.value_size):
-        raise ShapeError(sentence("keys", "of one position and one sequence at least", list(keys.shape)))
+        raise ShapeError(sentence("keys", "of at least one position and one sequence", list(keys.shape)))
     shape = (steps, problem.batch, problem.value_size)
     contexts = values.new_empty(shape) if contexts is None else contexts
     _check("contexts", contexts, shape, values)
@@ -235,7 +235,7 @@ def _step(steps: Steps, step: int) -> int:
 
 def _check_needs_grad(steps: Steps) -> None:
     if not steps.problem.needs_grad:
-        raise ArgumentError(sentence("steps", "made with needs_grad=True", "needs_grad=False"))
+        raise ArgumentError(sentence("steps", "created with needs_grad=True", "needs_grad=False"))
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
@@ -249,4 +249,6 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> N
 
 def _check_rows(name: str, tensor: Tensor) -> None:
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
-        raise ArgumentError(sentence(name, "of a last stride of 1", tensor.stride(-1), "Its rows are written."))
+        raise ArgumentError(
+            sentence(name, "of a last stride of 1", tensor.stride(-1), "Give a tensor with contiguous rows.")
+        )

@@ -54,7 +54,7 @@ def prepare(
         "norm_bias": (norm_bias, (hidden,)),
     }
     if keys.dtype not in _FLOATS:
-        raise DtypeError(sentence("keys", "a float tensor", str(keys.dtype)))
+        raise DtypeError(sentence("keys", "a floating-point tensor", str(keys.dtype)))
     for name, (tensor, shape) in expected.items():
         if tensor is None:
             continue
@@ -99,7 +99,9 @@ def _check_parameters(score: Score, parameters: dict[str, Tensor | None]) -> Non
     if needed and parameters[needed] is None:
         raise ArgumentError(sentence(needed, f"a tensor for the {score.value} score", "None"))
     if (parameters["norm_weight"] is None) != (parameters["norm_bias"] is None):
-        raise ArgumentError(sentence("norm_bias", "given where norm_weight is", "one without the other"))
+        raise ArgumentError(
+            sentence("norm_bias", "given together with norm_weight", "only one of them", "Give both or none.")
+        )
 
 
 def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: torch.device) -> Tensor:

@@ -22,8 +22,8 @@ _STATISTICS = 4  # mean, 1 / standard deviation, and the two means that the grad
 
 _TRITON = Criterion(
     "triton",
-    allowed="installed; on a CPU, its interpreter asked for (TRITON_INTERPRET=1)",
-    actual=lambda problem, device: "not there",
+    allowed="installed; on a CPU its interpreter must be enabled (TRITON_INTERPRET=1)",
+    actual=lambda problem, device: "not available",
     holds=lambda problem, device: device.triton,
     violation=lambda problem, device: (problem, device.replace(triton=False)),
     advice="pip install triton (Linux)",
@@ -101,10 +101,10 @@ class _Fused:
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
         """Launch the kernels of scores and context, or one kernel for both when there are few steps."""
-        inputs = _in_rows(inputs)
+        inputs = _with_contiguous_rows(inputs)
         made = _new_result(problem, inputs, need_weights=need_weights) if out is None else out
         tile = step_tile(problem)
-        with _on(inputs.keys):
+        with _device_guard(inputs.keys):
             if tile is not None:
                 launch.step(problem, inputs, made, tile)
             else:
@@ -125,8 +125,8 @@ class _Fused:
         dquery: Tensor | None = None,
     ) -> Gradients:
         """Launch the kernels of the gradients of scores, values and inputs, or one kernel for all at a single step."""
-        inputs, add = _in_rows(inputs), into is not None
-        above = _rows(dcontext), None if dweights is None else _rows(dweights)
+        inputs, add = _with_contiguous_rows(inputs), into is not None
+        above = _contiguous_rows(dcontext), None if dweights is None else _contiguous_rows(dweights)
         parameters = None
         if problem.additive and needs.source:
             sums = 3 if problem.layer_norm else 1, problem.batch, problem.hidden_size
@@ -139,7 +139,7 @@ class _Fused:
         tile = step_tile(problem, source=needs.source) if problem.steps == 1 else None
         short = short_gradient_tile(problem) if needs.source else None
         dscores = torch.empty_like(result.kept[0])
-        with _on(inputs.keys):
+        with _device_guard(inputs.keys):
             if tile is not None:
                 launch.step_gradient(problem, inputs, result, above, dscores, found, parameters, needs, tile, add=add)
             else:
@@ -180,16 +180,18 @@ def _new_source_gradients(inputs: Inputs) -> Gradients:
     return Gradients(**{name: like(getattr(inputs, name)) for name in names})
 
 
-def _in_rows(inputs: Inputs) -> Inputs:
-    return inputs._replace(query=_rows(inputs.query), keys=_rows(inputs.keys), values=_rows(inputs.values))
+def _with_contiguous_rows(inputs: Inputs) -> Inputs:
+    return inputs._replace(
+        query=_contiguous_rows(inputs.query), keys=_contiguous_rows(inputs.keys), values=_contiguous_rows(inputs.values)
+    )
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def _contiguous_rows(tensor: Tensor) -> Tensor:
     # The Triton kernels accept any strides except for the last dimension, which must be contiguous.
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _on(tensor: Tensor) -> AbstractContextManager:
+def _device_guard(tensor: Tensor) -> AbstractContextManager:
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)

@@ -36,7 +36,7 @@ def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> No
     _launch(
         "step_program", (problem.batch, problem.steps), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
-        WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem), **_of_step(tile),
+        WEIGHTS=result.weights is not None, HARDWARE=_hardware_tanh(problem), **_step_constants(tile),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def scores(problem: Problem, inputs: Inputs, result: Result) -> None:
     _launch(
         "score_program", (-(-problem.steps // tile.steps), problem.batch), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
-        WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem),
+        WEIGHTS=result.weights is not None, HARDWARE=_hardware_tanh(problem),
         BT=tile.steps, BS=tile.positions, BH=tile.features, num_warps=tile.warps,
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def step_gradient(
     _launch(
         "step_gradient_program", (problem.batch,), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, WEIGHTS=dweights is not None,
-        QUERY=needs.query, SOURCE=needs.source, ADD=add, HARDWARE=_hardware(problem), **_of_step(tile),
+        QUERY=needs.query, SOURCE=needs.source, ADD=add, HARDWARE=_hardware_tanh(problem), **_step_constants(tile),
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def input_gradient(
     )  # fmt: skip
     _launch(
         "input_gradient_program", (-(-problem.hidden_size // tile.features), problem.batch), arguments,
-        ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware(problem),
+        ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware_tanh(problem),
         QUERY=needs.query, SOURCE=needs.source, ADD=add, SUMS=sums is not None,
         BS=tile.positions, BH=tile.features, num_warps=tile.warps, maxnreg=input_registers(problem),
     )  # fmt: skip
@@ -233,7 +233,7 @@ def _launch(
         program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
         return
     device = torch.cuda.current_device()
-    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_trait, arguments))
+    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_specialization, arguments))
     known = _compiled()
     compiled = known.get(key)
     if compiled is None:
@@ -245,7 +245,7 @@ def _launch(
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
 
 
-def _trait(argument: Any) -> Any:
+def _specialization(argument: Any) -> Any:
     """Return the properties on which Triton may specialise: dtype and alignment, being 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
@@ -272,7 +272,7 @@ def _program(name: str) -> tuple[Any, bool]:
     return program, version >= (3, 3) and isinstance(program, triton.JITFunction)
 
 
-def _hardware(problem: Problem) -> bool:
+def _hardware_tanh(problem: Problem) -> bool:
     # The relative error of the GPU's tanh is 2^-11: 1/8 of the unit roundoff of bfloat16, 1/2 of that of float16.
     return problem.dtype != torch.float32
 
@@ -292,7 +292,7 @@ def _strides(tensor: Tensor | None) -> tuple[int, ...]:
     return (0, 0) if tensor is None else tensor.stride()[:2]
 
 
-def _of_step(tile: StepTile) -> dict[str, int]:
+def _step_constants(tile: StepTile) -> dict[str, int]:
     return {
         "BS": tile.positions,
         "CH": tile.feature_pieces,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gatewise.attention import Problem, Score, explain
 from gatewise.attention.choice import AUTO, kernel_named, seconds
 from gatewise.attention.kernel import Gathering
-from gatewise.attention.plain import wide
+from gatewise.attention.plain import accumulation_dtype
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused
 from gatewise.planning.translation.decoder import kept_bytes
@@ -97,7 +97,7 @@ def _workspace_bytes(setting: Setting, problem: Problem, name: str, stated: int)
     kernel = kernel_named(name)
     if not (setting.model.input_feeding and isinstance(kernel, Gathering) and kernel.gathers(problem)):
         return stated
-    keys = problem.source * problem.batch * problem.hidden_size * wide(problem.dtype).itemsize
+    keys = problem.source * problem.batch * problem.hidden_size * accumulation_dtype(problem.dtype).itemsize
     return kernel.work(problem.replace(steps=1), setting.device).workspace_bytes + keys
 
 
