@@ -49,7 +49,7 @@ def generate(
         NotFinite: The model's logits are not finite, as those of a model whose training diverged.
     """
     if prompt.numel() == 0:
-        raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a word to begin with."))
+        raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a text to begin with."))
     check_sampling(temperature, top_k, top_p)
     device = next(model.parameters()).device
     tokens = prompt.to(device).view(-1, 1)
@@ -72,7 +72,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     """Raise if a sampling option is out of its range."""
     AMOUNT.check("temperature", temperature)
     if top_k is not None and top_k < 1:
-        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to draw from all tokens."))
+        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to sample from all tokens."))
     if top_p is not None:
         SHARE.check("top_p", top_p)
 
@@ -113,7 +113,7 @@ def _draw(
     largest = logits.max()
     if not largest.isfinite():  # NaN too, which max passes on
         raise NotFinite(
-            f"the model's scores of the next token must be finite, got {largest.item()}. Its weights have diverged in "
+            f"the model's logits of the next token must be finite, got {largest.item()}. Its weights have diverged in "
             "training, or its kernel is at fault: try another `kernel`, or train it again with a lower `learning_rate`."
         )
     if temperature == 0:

@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
         if tied and embedding_size != hidden_size:
             raise ArgumentError(
                 f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` "
-                f"{hidden_size}. Make them equal, or switch `tied` off."
+                f"{hidden_size}. Make them equal, or set `tied` to False."
             )
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
         self.embedding_dropout = nn.Dropout(embedding_dropout)

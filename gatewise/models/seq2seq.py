@@ -140,7 +140,7 @@ class Seq2Seq(nn.Module):
             if size < 1:
                 raise ArgumentError(sentence(name, "a positive integer", size))
         if hidden_size % 2:
-            advice = "Half of the units of the first layer read from each end."
+            advice = "Each direction of the first encoder layer has half of the units."
             raise ArgumentError(sentence("hidden_size", "even", hidden_size, advice))
         rates = {"dropout": dropout, "layer_dropout": layer_dropout, "label_smoothing": label_smoothing}
         for name, rate in rates.items():
@@ -149,7 +149,7 @@ class Seq2Seq(nn.Module):
         if tied not in TIES:
             raise ArgumentError(sentence("tied", f"one of {', '.join(TIES)}", repr(tied)))
         if tied == "all" and source_size != target_size:
-            advice = f"Use a joint vocabulary: here are {source_size:,} and {target_size:,} tokens."
+            advice = f"Use a joint vocabulary: the sizes are {source_size:,} and {target_size:,} tokens."
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
