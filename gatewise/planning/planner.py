@@ -121,7 +121,7 @@ class Planner:
             advice = f"Raise it, or lower `{batching.name}` from {batching.size:,} to {largest:,}, the most that fits."
         else:
             alone = least(self._choices(batching.smallest, batching)).peak.bytes
-            advice = f"The smallest batch there is needs {_rounded_up(alone)}: take a smaller model."
+            advice = f"The smallest possible batch needs {_rounded_up(alone)}: use a smaller model."
         return sentence("memory_budget", needs, got, advice)
 
 

@@ -69,17 +69,17 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
     model, rows = setting.model, setting.shape.target * setting.shape.batch
     sizes, element = sizes_of(setting), setting.dtype.itemsize
     embedded = rows * model.target_embedding.embedding_dim
-    stretch = feeding.workspace_bytes(sizes, recompute=recompute)
+    workspace = feeding.workspace_bytes(sizes, recompute=recompute)
     copies = _copied_bytes(setting) if not recompute else _copied_bytes(setting) // 6
     return Way(
         AGAIN if recompute else KEPT,
-        "a step at a time, gates made again" if recompute else "a step at a time",
+        "step by step, gates recomputed" if recompute else "step by step",
         _loop_seconds(setting),
         # Under autocast the embeddings are kept in float32 beside their converted copy.
         kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute) + setting.autocast * 4 * embedded,
-        forward_scratch=stretch,
+        forward_scratch=workspace,
         # The gradients of the outputs and of the embeddings.
-        backward_scratch=stretch + copies + (rows * model.hidden_size + embedded) * element,
+        backward_scratch=workspace + copies + (rows * model.hidden_size + embedded) * element,
     )
 
 

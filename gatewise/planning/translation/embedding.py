@@ -25,7 +25,7 @@ def embedding(name: str, table: nn.Embedding, steps: int, setting: Setting, *, c
     dropped = setting.mask_bytes(numbers, setting.model.dropout.p)
     way = Way(
         "embedding",
-        "looked up",
+        "embedding lookup",
         kept=numbers * setting.dtype.itemsize + dropped,
         forward_scratch=_NUMBER * numbers,
         # The gradient of the embeddings before and after dropout; that of tied weights is added to another one.

@@ -70,7 +70,7 @@ def _way(memory: str, decision: Decision, layer: LSTM, setting: Setting, given: 
     casts = setting.cast_bytes(*layer.parameters())
     return Way(
         memory,
-        verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates made again",
+        verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates recomputed",
         verdict.seconds or 0.0,
         # Outputs, initial and final states, the dropped input, and autocast's copies of the weights.
         kept=kept + (outputs + 2 * states) * element + given + casts,
