@@ -49,9 +49,9 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     behind = behind.unflatten(2, (back_count, -1)).transpose(1, 2)
     joining = joining.unflatten(0, (back_count, -1))
     dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
-    stretch = options.stretch(time)
-    memory = tuple(new(stretch, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
-    weight_sums = WeightSums(inputs, kept, whole=stretch >= time)
+    chunk = options.chunk_steps(time)
+    memory = tuple(new(chunk, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
+    weight_sums = WeightSums(inputs, kept, whole=chunk >= time)
 
     # All views are created at once: creating them step by step would take as long as the launches.
     sides = [each.split(units, 2) for each in through]
@@ -67,8 +67,8 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
 
     from_below, beside = 0, 1
     for step in reversed(range(time)):
-        if step == time - 1 or (step + 1) % stretch == 0:
-            steps = slice(step // stretch * stretch, step + 1)
+        if step == time - 1 or (step + 1) % chunk == 0:
+            steps = slice(step // chunk * chunk, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
             of_gates = [each.unbind() for each in gates]
             factors = [

@@ -43,9 +43,9 @@ class Options:
         """The dtype of the operands of the steps' products."""
         return torch.float16 if self.halves else self.dtype
 
-    def stretch(self, time: int) -> int:
+    def chunk_steps(self, time: int) -> int:
         """Return the number of steps whose gates are in memory at a time."""
-        return stretch_steps(time) if self.recompute or not self.needs_grad else time
+        return steps_per_chunk(time) if self.recompute or not self.needs_grad else time
 
 
 class LayerWeights(NamedTuple):
@@ -236,7 +236,7 @@ def fit_halves(dtype: torch.dtype, units: int, features: int, *, rounded: bool) 
     return rounded and dtype == torch.float32 and features > 0 and units % 8 == 0 and units <= _MOST_THREADS
 
 
-def stretch_steps(time: int) -> int:
+def steps_per_chunk(time: int) -> int:
     """Return the number of steps in a chunk whose gates are recomputed together: a sixth of all steps."""
     return -(-time // 6)
 

@@ -101,7 +101,7 @@ def attended_outputs(
         keys and values in float16, too.
     """
     if not len(embedded):
-        raise ArgumentError(sentence("embedded", "of one step at least", list(embedded.shape)))
+        raise ArgumentError(sentence("embedded", "of at least one step", list(embedded.shape)))
     device = embedded.device.type
     dtype = embedded.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -164,11 +164,15 @@ class _Decoder(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
         _ = ctx.saved_tensors  # raises if one of them was modified in place
         if ctx.call is None:
-            raise RuntimeError("the backward pass of a decoder uses up what was kept for it; call the decoder again")
+            raise RuntimeError(
+                "the backward pass of a decoder frees the tensors that were kept for it; call the decoder again"
+            )
         options, inputs, kept, parts = ctx.call
         if kept.outputs._version != ctx.version:
             expectation, got = "as the decoder returned it", "one modified by an inplace operation since"
-            raise ModifiedInPlace(sentence("the output", expectation, got, "Change a copy instead, as .clone() makes."))
+            raise ModifiedInPlace(
+                sentence("the output", expectation, got, "Modify a copy instead, which .clone() makes.")
+            )
         ctx.call = None
         found = backward_loop.run(options, inputs, kept, _readable(dy), parts)
         return None, None, None, *found[:-1], *found.weights.flat()

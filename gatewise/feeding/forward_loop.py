@@ -33,11 +33,11 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     operands = tuple(new(time + 1, batch, 2 * units, dtype=options.operand) for _ in inputs.layers)
     fed = operands[0][1:, :, :units]
     outputs = new(time, batch, units) if options.halves else fed
-    stretch, keep = options.stretch(time), options.needs_grad
+    chunk, keep = options.chunk_steps(time), options.needs_grad
     cells = tuple(new(time, batch, units) for _ in inputs.layers) if keep else ()
     all_gates = keep and not options.recompute
     gates = (
-        new(stretch, batch, 4 * units),
+        new(chunk, batch, 4 * units),
         *(new(time if all_gates else 1, batch, 4 * units) for _ in inputs.layers[1:]),
     )
     joined = new(time, batch, 2 * query_size + units if query_size else 2 * units)
@@ -73,8 +73,8 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     of_gates, of_cells, of_layer = [each.unbind() for each in gates], [each.unbind() for each in cells], cell.unbind()
     of_hidden, of_made = hidden.unbind(), made.unbind()
     for step in range(time):
-        if step % stretch == 0:
-            inputs.sums_of_embeddings(slice(step, min(step + stretch, time)), out=gates[0])
+        if step % chunk == 0:
+            inputs.sums_of_embeddings(slice(step, min(step + chunk, time)), out=gates[0])
         for layer in range(top + 1):
             multiply(read[layer][step], weights[layer], product)
             parts.cell(

@@ -10,7 +10,7 @@ from gatewise import attention
 from gatewise.attention.choice import choose
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
-from gatewise.feeding.call import fit_halves, stretch_steps
+from gatewise.feeding.call import fit_halves, steps_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,4 +128,4 @@ def workspace_bytes(sizes: Sizes, *, recompute: bool = False) -> int:
     """Return the size in bytes of the gates that are in memory at a time with `recompute`; 0 without."""
     if not recompute:
         return 0
-    return sizes.layers * stretch_steps(sizes.time) * sizes.batch * 4 * sizes.units * sizes.dtype.itemsize
+    return sizes.layers * steps_per_chunk(sizes.time) * sizes.batch * 4 * sizes.units * sizes.dtype.itemsize
