@@ -187,7 +187,8 @@ def lstm_backward(
             state is of another problem.
         DtypeError: A dtype is neither float64 nor float32, or the dtypes of arguments and state differ.
         DeviceError: Tensors are on different devices.
-        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `state` is not a state.
+        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `state` is not the
+            result of `lstm`.
         KernelRefused: The named kernel cannot run the call.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
