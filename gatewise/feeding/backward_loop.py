@@ -75,7 +75,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
                 (each if scales is None else operands_in(each)).unflatten(2, (count, -1)).transpose(1, 2).unbind()
                 for each in gates
             ]
-        kept.attending.backward(step, of_dy[step], gradient(0, step + 1, from_below))
+        kept.attention_part.backward(step, of_dy[step], gradient(0, step + 1, from_below))
         if back_count == 1:
             torch.mm(of_behind[step][0], joining[0], out=back[0])
         else:
@@ -100,7 +100,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     # The source gradients need as much memory as keys and values; memory that is no longer needed is released first.
     del gates, of_gates, factors, memory
     kept.gates.clear()
-    of_source = kept.attending.source_gradients(dsums)
+    of_source = kept.attention_part.source_gradients(dsums)
     assert of_source.keys is not None
     assert of_source.values is not None
     return Gradients(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.attending import Attending
+from gatewise.feeding.attention_part import AttentionPart
 from gatewise.feeding.elementwise import Dropout
 
 _MOST_THREADS = 1024  # per block
@@ -199,7 +199,7 @@ class Kept(NamedTuple):
         joined: For the additive score [T, B, A + H + A]: the query, the contribution of the hidden state that is added
             to the context, and space for the query's gradient. For the dot score [T, B, H + H]: the last two. The
             backward pass overwrites the contribution with its gradient.
-        attending: The implementation of the attention part.
+        attention_part: The implementation of the attention part.
         steps: The attention steps.
     """
 
@@ -208,7 +208,7 @@ class Kept(NamedTuple):
     cells: tuple[Tensor, ...]
     outputs: Tensor
     joined: Tensor
-    attending: Attending
+    attention_part: AttentionPart
     steps: attention.Steps
 
 

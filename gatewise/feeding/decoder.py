@@ -126,11 +126,11 @@ def parts_for(options: Options, inputs: Inputs) -> Elementwise:
     """Return the element-wise operations for a call: CUDA kernels if they can be compiled, otherwise PyTorch."""
     found = inputs.embedded
     if found.is_cuda and inputs.batch and not _plain.get():
-        from gatewise.feeding import launches
+        from gatewise.feeding import elementwise_kernels
 
-        if launches.available(found.device):
+        if elementwise_kernels.available(found.device):
             sizes = inputs.batch, inputs.units, inputs.query_size
-            return launches.Launches(*sizes, found.dtype, options.halves, found.device)
+            return elementwise_kernels.ElementwiseKernels(*sizes, found.dtype, options.halves, found.device)
     return Plain()
 
 
@@ -143,9 +143,9 @@ def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights)
     units, rounded = weights.attended.shape[0], tf32_products_allowed()
     if device.type != "cuda" or _plain.get() or not fit_halves(dtype, units, features, rounded=rounded):
         return False
-    from gatewise.feeding import launches
+    from gatewise.feeding import elementwise_kernels
 
-    return products.widens() and launches.available(device)
+    return products.widens() and elementwise_kernels.available(device)
 
 
 class _Decoder(torch.autograd.Function):

@@ -10,11 +10,11 @@ compute them write them there.
 from __future__ import annotations
 
 from gatewise import attention
-from gatewise.feeding.attend_apart import Apart
-from gatewise.feeding.attending import Attending, Places
+from gatewise.feeding.attention_part import AttentionPart, Places
 from gatewise.feeding.call import Inputs, Kept, Options
 from gatewise.feeding.elementwise import Elementwise, wide
 from gatewise.feeding.products import multiply
+from gatewise.feeding.separate_attention import SeparateAttention
 
 
 def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
@@ -58,7 +58,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     )
     columns = query_size, query_size + units
     places = Places(joined[..., slice(*columns)], outputs, fed, joined[..., columns[1] :])
-    attending = attending_for(options, inputs, steps, places, parts)
+    attention_part = attention_part_for(options, inputs, steps, places, parts)
     product = new(batch, 4 * units)
     cell = inputs.cell.to(wide(inputs.cell.dtype), copy=True)
     operands[0][0, :, :units] = inputs.attended
@@ -88,17 +88,17 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
                 dropout=inputs.between_at(layer, step),
             )
         multiply(of_hidden[step], joining, of_made[step])
-        attending.forward(step)
-    return Kept(operands, list(gates) if all_gates else [], cells, outputs, joined, attending, steps)
+        attention_part.forward(step)
+    return Kept(operands, list(gates) if all_gates else [], cells, outputs, joined, attention_part, steps)
 
 
-def attending_for(
+def attention_part_for(
     options: Options, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise
-) -> Attending:
+) -> AttentionPart:
     """Return the implementation of the attention part: one launch per step if that is possible."""
     if inputs.keys.is_cuda:
-        from gatewise.feeding import attend_launches
+        from gatewise.feeding import fused_attention
 
-        if attend_launches.possible(inputs, steps, halves=options.halves):
-            return attend_launches.AtOnce(inputs, steps, places, halves=options.halves)
-    return Apart(inputs, steps, places, parts)
+        if fused_attention.possible(inputs, steps, halves=options.halves):
+            return fused_attention.FusedAttention(inputs, steps, places, halves=options.halves)
+    return SeparateAttention(inputs, steps, places, parts)

@@ -81,7 +81,7 @@ class AttendedGradient(ctypes.Structure):
     ]
 
 
-class Launches:
+class ElementwiseKernels:
     """The element-wise operations as CUDA kernels, one launch each; see `Elementwise`.
 
     Args:

@@ -1,7 +1,7 @@
 """The attention part of a decoder step, from the query to the attentional output that is fed to the next step.
 
-`gatewise.feeding.attend_launches` computes it in one launch for the attention kernel "fused",
-`gatewise.feeding.attend_apart` with any attention kernel.
+`gatewise.feeding.fused_attention` computes it in one launch for the attention kernel "fused",
+`gatewise.feeding.separate_attention` with any attention kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Places(NamedTuple):
     dqueries: Tensor
 
 
-class Attending(Protocol):
+class AttentionPart(Protocol):
     """The interface of the attention part of the steps."""
 
     def forward(self, step: int) -> None:

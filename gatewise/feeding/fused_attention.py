@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gatewise import attention
 from gatewise.contract.device import Device
-from gatewise.feeding.attending import Places
+from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Inputs, at
 from gatewise.feeding.elementwise import Planes
-from gatewise.feeding.launches import (
+from gatewise.feeding.elementwise_kernels import (
     DTYPES,
     PlanesArgument,
     address,
@@ -82,8 +82,8 @@ class _Step(NamedTuple):
     normaliser: Tensor | None = None
 
 
-class AtOnce:
-    """Computes attention and the element-wise operations in one launch if `possible`; see `Attending`.
+class FusedAttention:
+    """Computes attention and the element-wise operations in one launch if `possible`; see `AttentionPart`.
 
     It keeps the same tensors of a step as the attention kernel "fused", the scores and their log-sum-exp, so that that
     kernel can compute the source gradients once after the loop.

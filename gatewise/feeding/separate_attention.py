@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.attending import Places
+from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Inputs, at
 from gatewise.feeding.elementwise import Elementwise, Planes
 
 
-class Apart:
-    """Computes attention with `gatewise.attention` and the rest with an element-wise operation; see `Attending`.
+class SeparateAttention:
+    """Computes attention with `gatewise.attention` and the rest with an element-wise operation; see `AttentionPart`.
 
     Args:
         inputs: The inputs of the decoder.
