@@ -11,7 +11,7 @@ from gatewise.models.search import LOOK, Decoder, Search, Translation, log_proba
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Ended:
+class _Finished:
     """The best finished translations of each sentence, the best first; a score of -inf marks an empty entry.
 
     Attributes:
@@ -27,25 +27,25 @@ class _Ended:
     beams: Tensor
 
     @classmethod
-    def none(cls, sentences: int, n_best: int, device: torch.device) -> _Ended:
+    def none(cls, sentences: int, n_best: int, device: torch.device) -> _Finished:
         """Return empty entries for some sentences."""
         scores = torch.full((sentences, n_best), -torch.inf, dtype=torch.float64, device=device)
         steps = torch.zeros_like(scores, dtype=torch.int64)
         return cls(scores, scores.float(), steps, steps.clone())
 
-    def with_more(self, scores: Tensor, logs: Tensor, step: int, beams: Tensor) -> _Ended:
+    def merged(self, scores: Tensor, logs: Tensor, step: int, beams: Tensor) -> _Finished:
         """Merge the translations that end at a step [N, k] and return the best; among equals, earlier ones first."""
         every = torch.cat([self.scores, scores], 1)
         order = every.argsort(dim=1, descending=True, stable=True)[:, : self.scores.shape[1]]
         now = torch.full_like(beams, step)
         pairs = ((self.logs, logs), (self.steps, now), (self.beams, beams))
-        return _Ended(every.gather(1, order), *(torch.cat(pair, 1).gather(1, order) for pair in pairs))
+        return _Finished(every.gather(1, order), *(torch.cat(pair, 1).gather(1, order) for pair in pairs))
 
-    def select(self, rows: Tensor) -> _Ended:
+    def select(self, rows: Tensor) -> _Finished:
         """Return the translations of some sentences."""
-        return _Ended(self.scores[rows], self.logs[rows], self.steps[rows], self.beams[rows])
+        return _Finished(self.scores[rows], self.logs[rows], self.steps[rows], self.beams[rows])
 
-    def put(self, rows: Tensor, others: _Ended) -> None:
+    def put(self, rows: Tensor, others: _Finished) -> None:
         """Overwrite the translations of some sentences."""
         for field in dataclasses.fields(self):
             getattr(self, field.name)[rows] = getattr(others, field.name)
@@ -88,7 +88,7 @@ def beam_search(model: Decoder, source: Tensor, lengths: Tensor, search: Search)
     most = int(limits.max())
     weights = _weights(most + 2, search, device)
     rows = torch.arange(len(lengths), device=device)
-    found = ended = _Ended.none(len(lengths), search.n_best, device)
+    found = ended = _Finished.none(len(lengths), search.n_best, device)
     history = _History.of(most, len(lengths), beams, source)
     settled = torch.zeros_like(rows, dtype=torch.bool)
     tokens = torch.full_like(every, search.beginning)
@@ -107,12 +107,12 @@ def beam_search(model: Decoder, source: Tensor, lengths: Tensor, search: Search)
         ends = words == search.end
         count = ends & (best != -torch.inf) & ~settled[:, None]
         scores = torch.where(count, best.double() * weights[step + 1], -torch.inf)
-        ended = ended.with_more(scores[:, :beams], best[:, :beams], step, origins[:, :beams])
+        ended = ended.merged(scores[:, :beams], best[:, :beams], step, origins[:, :beams])
         totals, chosen = best.masked_fill(ends, -torch.inf).topk(beams)
         parents, written = origins.gather(1, chosen), words.gather(1, chosen)
         history.tokens[step, rows], history.parents[step, rows] = written, parents
         history.attention[step, rows] = attention.float().view(len(rows), beams, -1)
-        settled = settled | _settled(ended, totals[:, 0], weights[step + 2], weights[limits])
+        settled = settled | _is_finished(ended, totals[:, 0], weights[step + 2], weights[limits])
         tokens = written.flatten()
         state = state.select(_flat(parents))
         if (step + 1) % LOOK and step + 1 < most:
@@ -136,7 +136,7 @@ def _weights(count: int, search: Search, device: torch.device) -> Tensor:
     return torch.tensor([search.score(1.0, tokens) for tokens in range(count)], dtype=torch.float64, device=device)
 
 
-def _settled(ended: _Ended, best: Tensor, next_weight: Tensor, last_weights: Tensor) -> Tensor:
+def _is_finished(ended: _Finished, best: Tensor, next_weight: Tensor, last_weights: Tensor) -> Tensor:
     """Return whether no extension of the best beam [N] can enter the requested translations."""
     bound = torch.maximum(best.double() * next_weight, best.double() * last_weights)
     return (best == -torch.inf) | (ended.scores[:, -1] >= bound)
@@ -147,7 +147,7 @@ def _flat(beams: Tensor) -> Tensor:
     return (torch.arange(len(beams), device=beams.device)[:, None] * beams.shape[1] + beams).flatten()
 
 
-def _translations(found: _Ended, history: _History, last: int, lengths: Tensor) -> list[list[Translation]]:
+def _translations(found: _Finished, history: _History, last: int, lengths: Tensor) -> list[list[Translation]]:
     """Follow the parents of all finished translations back to their first tokens."""
     rows, beams = torch.arange(len(lengths), device=lengths.device)[:, None], found.beams
     tokens, attention = [], []

@@ -16,12 +16,12 @@ from gatewise.models.search import LOOK, Decoder, Search, Translation, log_proba
 
 Work = Callable[[], None]
 
-_MOST_SHAPES = 32
+_MAX_GRAPHS = 32
 _FEW = 64
 """Up to this number of sentences the batch is padded to a power of two, beyond it to a multiple of this number."""
 
 
-class _Page(NamedTuple):
+class _Buffers(NamedTuple):
     """The tensors that greedy search writes to; their addresses do not change.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Page(NamedTuple):
     attention: Tensor
 
     @classmethod
-    def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Page:
+    def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Buffers:
         """Allocate the tensors for the longest translation and the steps until the host next checks for the end."""
         most = int(longest_translations(torch.tensor(len(source), device="cpu"))) + LOOK
         return cls(
@@ -75,41 +75,41 @@ def greedy_search(
     if graphs is not None:
         source, lengths = graphs.padded(source, lengths)
     memory, state = model.encode(source, lengths)
-    page = _Page.empty(source, lengths, search)
+    buffers = _Buffers.empty(source, lengths, search)
     # The first step runs outside the graph: the state after it has the dtypes of all later states.
-    state = _write(model, memory, state, page, search)
-    steps = graphs.steps(memory, state, page, search) if graphs is not None else None
+    state = _run_step(model, memory, state, buffers, search)
+    steps = graphs.steps(memory, state, buffers, search) if graphs is not None else None
     if steps is None:
         # A shape that may be captured next time is run with the kernels that the capture will use.
         with for_cuda_graph() if graphs is not None else contextlib.nullcontext():
-            while not page.ended.all():
+            while not buffers.ended.all():
                 for _ in range(LOOK):
-                    state = _write(model, memory, state, page, search)
+                    state = _run_step(model, memory, state, buffers, search)
     else:
-        page = steps.until_ended(memory, state, page)
-    return _translations(page, given, search)
+        buffers = steps.until_ended(memory, state, buffers)
+    return _translations(buffers, given, search)
 
 
-def _write(model: Decoder, memory: Any, state: Any, page: _Page, search: Search) -> Any:
+def _run_step(model: Decoder, memory: Any, state: Any, buffers: _Buffers, search: Search) -> Any:
     """Run one step, write its results in place, and return the next state."""
-    logits, state, attention = model.step(page.tokens, memory, state)
-    best, tokens = log_probabilities(logits, page.limits <= page.done + 1, search).max(-1)
-    page.total.add_(best.masked_fill(page.ended, 0.0))
-    tokens = tokens.masked_fill(page.ended, search.end)
-    page.written.index_copy_(0, page.done[None], tokens[None])
-    page.attention.index_copy_(0, page.done[None], attention.float()[None])
-    page.ended.logical_or_(tokens == search.end)
-    page.tokens.copy_(tokens)
-    page.done.add_(1)
+    logits, state, attention = model.step(buffers.tokens, memory, state)
+    best, tokens = log_probabilities(logits, buffers.limits <= buffers.done + 1, search).max(-1)
+    buffers.total.add_(best.masked_fill(buffers.ended, 0.0))
+    tokens = tokens.masked_fill(buffers.ended, search.end)
+    buffers.written.index_copy_(0, buffers.done[None], tokens[None])
+    buffers.attention.index_copy_(0, buffers.done[None], attention.float()[None])
+    buffers.ended.logical_or_(tokens == search.end)
+    buffers.tokens.copy_(tokens)
+    buffers.done.add_(1)
     return state
 
 
-def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Translation]]:
-    steps = int(page.done)
-    rows, looks = page.written[:steps].t().tolist(), page.attention[:steps].transpose(0, 1).cpu()
+def _translations(buffers: _Buffers, lengths: Tensor, search: Search) -> list[list[Translation]]:
+    steps = int(buffers.done)
+    rows, looks = buffers.written[:steps].t().tolist(), buffers.attention[:steps].transpose(0, 1).cpu()
     found = []
     # A padded batch has more rows than there are sentences.
-    for row, log_probability, look, length in zip(rows, page.total.tolist(), looks, lengths.tolist(), strict=False):
+    for row, log_probability, look, length in zip(rows, buffers.total.tolist(), looks, lengths.tolist(), strict=False):
         count = row.index(search.end)
         score = search.score(log_probability, count + 1)
         found.append([Translation(tuple(row[:count]), log_probability, score, look[: count + 1, :length].clone())])
@@ -134,7 +134,7 @@ class GreedyGraphs:
 
     def __init__(self, model: Decoder, capture: Callable[[Work], Work]) -> None:
         self._model, self._capture = model, capture
-        self._known: collections.OrderedDict[tuple[Any, ...], _Recorded | None] = collections.OrderedDict()
+        self._known: collections.OrderedDict[tuple[Any, ...], _CapturedSteps | None] = collections.OrderedDict()
         self.refusal = ""
 
     def padded(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,50 +145,58 @@ class GreedyGraphs:
         more_rows = (1 << (rows - 1).bit_length()) - rows if rows < _FEW else -rows % _FEW
         return functional.pad(source, (0, more_rows, 0, more_steps)), functional.pad(lengths, (0, more_rows), value=1)
 
-    def steps(self, memory: Any, state: Any, page: _Page, search: Search) -> _Recorded | None:
+    def steps(self, memory: Any, state: Any, buffers: _Buffers, search: Search) -> _CapturedSteps | None:
         """Return the graph for a batch; None for a shape that is new, or that cannot be captured."""
-        key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(page), search)
+        key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(buffers), search)
         if key not in self._known:
             # The first batch of a shape runs without a graph, so that libraries and caches are initialised.
             self._known[key] = None
         elif self._known[key] is None and not self.refusal:
             try:
-                self._known[key] = _Recorded(self._model, self._capture, memory, state, page, search)
+                self._known[key] = _CapturedSteps(self._model, self._capture, memory, state, buffers, search)
             except RuntimeError as error:
                 self.refusal = next(iter(str(error).splitlines()), type(error).__name__)
         self._known.move_to_end(key)
-        while len(self._known) > _MOST_SHAPES:
+        while len(self._known) > _MAX_GRAPHS:
             self._known.popitem(last=False)
         return self._known[key]
 
 
-class _Recorded:
+class _CapturedSteps:
     """A CUDA graph of a few steps, with the tensors that it reads and writes."""
 
     def __init__(
-        self, model: Decoder, capture: Callable[[Work], Work], memory: Any, state: Any, page: _Page, search: Search
+        self,
+        model: Decoder,
+        capture: Callable[[Work], Work],
+        memory: Any,
+        state: Any,
+        buffers: _Buffers,
+        search: Search,
     ) -> None:
         self._memory = type(memory)(*map(torch.clone, memory))
         self._state = type(state)(*map(torch.clone, state))
-        self._page = _Page(*map(torch.clone, page))
+        self._buffers = _Buffers(*map(torch.clone, buffers))
 
         def work() -> None:
             after = self._state
             # Autocast's cache of converted weights is off: the weights may change before the next replay.
-            with torch.autocast(page.total.device.type, _autocast_dtype(page), bool(_autocast_dtype(page)), False):
+            with torch.autocast(
+                buffers.total.device.type, _autocast_dtype(buffers), bool(_autocast_dtype(buffers)), False
+            ):
                 for _ in range(LOOK):
-                    after = _write(model, self._memory, after, self._page, search)
+                    after = _run_step(model, self._memory, after, self._buffers, search)
             _copy(after, self._state)
 
         self._replay = capture(work)
 
-    def until_ended(self, memory: Any, state: Any, page: _Page) -> _Page:
+    def until_ended(self, memory: Any, state: Any, buffers: _Buffers) -> _Buffers:
         """Replay until all translations have ended; the result is overwritten by the next batch."""
-        for source, target in ((memory, self._memory), (state, self._state), (page, self._page)):
+        for source, target in ((memory, self._memory), (state, self._state), (buffers, self._buffers)):
             _copy(source, target)
-        while not self._page.ended.all():
+        while not self._buffers.ended.all():
             self._replay()
-        return self._page
+        return self._buffers
 
 
 def _copy(sources: Any, targets: Any) -> None:
@@ -196,6 +204,6 @@ def _copy(sources: Any, targets: Any) -> None:
         target.copy_(source)
 
 
-def _autocast_dtype(page: _Page) -> torch.dtype | None:
-    device = page.total.device.type
+def _autocast_dtype(buffers: _Buffers) -> torch.dtype | None:
+    device = buffers.total.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
