@@ -59,7 +59,7 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
-    for place, members in _told_apart(places).items():
+    for place, members in _with_paired_directions(places).items():
         if not _is_lstm(place, members, tensors, layout):
             left |= set(members.values())
             continue
@@ -121,7 +121,7 @@ def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
     return _Place(tuple(parts), layer, direction, whole)
 
 
-def _told_apart(places: dict[_Place, dict[str, str]]) -> dict[_Place, dict[str, str]]:
+def _with_paired_directions(places: dict[_Place, dict[str, str]]) -> dict[_Place, dict[str, str]]:
     """Return the places, treating a direction as such only if the other one exists: "forward" may be just a name."""
     seen: dict[tuple[tuple[str, ...], int], set[int | None]] = {}
     for place in places:
