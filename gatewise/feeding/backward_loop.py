@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gatewise import attention
 from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights
-from gatewise.feeding.elementwise import Elementwise, Planes, operands_in, wide
+from gatewise.feeding.elementwise import Elementwise, Planes, elementwise_dtype, operands_in
 from gatewise.feeding.products import multiply, multiply_planes
 from gatewise.feeding.weight_sums import WeightSums
 
@@ -48,7 +48,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     back = new(back_count, batch, units)
     behind = behind.unflatten(2, (back_count, -1)).transpose(1, 2)
     joining = joining.unflatten(0, (back_count, -1))
-    dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
+    dcell = torch.zeros_like(inputs.cell, dtype=elementwise_dtype(inputs.cell.dtype))
     chunk = options.chunk_steps(time)
     memory = tuple(new(chunk, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
     weight_sums = WeightSums(inputs, kept, whole=chunk >= time)

@@ -156,7 +156,7 @@ class Plain:
 
     def activate(self, gates: Tensor) -> None:
         """Activate gate sums in place."""
-        sums = gates.to(wide(gates.dtype))
+        sums = gates.to(elementwise_dtype(gates.dtype))
         _activated(sums)
         gates.copy_(sums)
 
@@ -204,7 +204,7 @@ class Plain:
         self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
     ) -> None:
         """Write the attentional output."""
-        found = torch.add(context.to(wide(context.dtype)), state).tanh_()
+        found = torch.add(context.to(elementwise_dtype(context.dtype)), state).tanh_()
         found = found if dropout is None else _dropped(found, dropout)
         fed.copy_(found)
         if output is not None:
@@ -214,7 +214,7 @@ class Plain:
         self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
         """Write the gradient of context + state."""
-        squashed = output.to(wide(output.dtype))
+        squashed = output.to(elementwise_dtype(output.dtype))
         d = torch.zeros_like(squashed) if dy is None else dy.to(squashed.dtype)
         d = d if later is None else d + _sum(later, squashed)
         if dropout is not None:
@@ -228,7 +228,7 @@ def operands_in(gates: Tensor) -> Tensor:
     return gates.view(torch.float16)[..., : gates.shape[-1]]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def elementwise_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of element-wise operations and of the states between steps: float32 for 16-bit dtypes."""
     return torch.float32 if dtype.itemsize == 2 else dtype
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from gatewise import attention
 from gatewise.feeding.attention_part import AttentionPart, Places
 from gatewise.feeding.call import Inputs, Kept, Options
-from gatewise.feeding.elementwise import Elementwise, wide
+from gatewise.feeding.elementwise import Elementwise, elementwise_dtype
 from gatewise.feeding.products import multiply
 from gatewise.feeding.separate_attention import SeparateAttention
 
@@ -60,7 +60,7 @@ def run(options: Options, inputs: Inputs, parts: Elementwise) -> Kept:
     places = Places(joined[..., slice(*columns)], outputs, fed, joined[..., columns[1] :])
     attention_part = attention_part_for(options, inputs, steps, places, parts)
     product = new(batch, 4 * units)
-    cell = inputs.cell.to(wide(inputs.cell.dtype), copy=True)
+    cell = inputs.cell.to(elementwise_dtype(inputs.cell.dtype), copy=True)
     operands[0][0, :, :units] = inputs.attended
     for operand, state in zip(operands, inputs.hidden, strict=True):
         operand[0, :, units:] = state

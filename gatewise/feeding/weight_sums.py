@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gatewise.feeding.call import Inputs, Kept, LayerWeights
-from gatewise.feeding.elementwise import operands_in, wide
+from gatewise.feeding.elementwise import elementwise_dtype, operands_in
 from gatewise.feeding.products import multiply
 
 
@@ -25,7 +25,11 @@ class WeightSums:
         self._inputs, self._operands, self._whole = inputs, kept.operands, whole
 
         def new(parameter: Tensor) -> Tensor:
-            return torch.empty_like(parameter) if whole else torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+            return (
+                torch.empty_like(parameter)
+                if whole
+                else torch.zeros_like(parameter, dtype=elementwise_dtype(parameter.dtype))
+            )
 
         self._sums = [
             LayerWeights(new(own.w_ih), new(own.w_hh), new(own.b_ih), own.b_hh) for own in inputs.weights.layers
@@ -56,7 +60,7 @@ class WeightSums:
             multiply(rows.t(), embedded, sums.w_ih[:, :-units], add=add)
         multiply(rows.t(), operand[:, :units], sums.w_ih[:, -units:], add=add)
         multiply(rows.t(), operand[:, units:], sums.w_hh, add=add)
-        bias = rows.sum(0, dtype=wide(rows.dtype))
+        bias = rows.sum(0, dtype=elementwise_dtype(rows.dtype))
         sums.b_ih.copy_(bias) if self._whole else sums.b_ih.add_(bias)
 
     def _add_scaled(

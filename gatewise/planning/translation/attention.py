@@ -107,7 +107,7 @@ def _fed(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int
     source = setting.shape.source * setting.shape.batch * element
     keys = source * problem.hidden_size * problem.additive
     kept = kept_bytes(setting, kernel, of_attention=True) - own
-    # The gradient of the encoder's outputs through the attention's weighted sum, and the loop's own workspace.
+    # The gradient of the encoder's outputs, through the context's half of W_a; and a tensor of the loop, [T, B, H].
     return kept + keys, source * problem.value_size + setting.shape.target * setting.shape.batch * hidden * element
 
 
