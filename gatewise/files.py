@@ -1,8 +1,8 @@
-"""The one place that writes files: a file holds its old content or its new content, and what is no file is written to.
+"""The only module that writes files: a file holds either its old or its new content, never a part of it.
 
-A regular file is replaced: the new content goes to a temporary folder beside it, is forced to the disk, and takes the
-name. A symbolic link is followed, so that the link stays and its target is replaced. A device, a FIFO and a descriptor
-of this process such as `/dev/stdout` are written to.
+A regular file is replaced atomically: the new content is written to a temporary folder beside it, flushed to the disk,
+and renamed. A symbolic link is followed, so that the link stays and its target is replaced. A device, a FIFO or a file
+descriptor of this process such as `/dev/stdout` is written to directly.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from typing import IO
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 
 TEMPORARY = ".gatewise-unfinished-"
-"""What the names of temporary folders begin with."""
+"""The prefix of the names of temporary folders."""
 
 _MOST_LINKS = 40
 _UNTOUCHED = "What it held before is untouched. Make room on the disk, or choose another folder."
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one piece.
+    """Write a file atomically.
 
     Args:
         path: The file, device or FIFO to write.
-        content: What it holds afterwards.
+        content: The new content.
 
     Raises:
-        CheckpointError: The file cannot be written; what it held before is untouched.
+        CheckpointError: The file cannot be written; its old content is unchanged.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file in one piece, as UTF-8; see `write_bytes`."""
+    """Write a file atomically, as UTF-8; see `write_bytes`."""
     write_bytes(path, content.encode())
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path; what is written there takes the place of `path` when the block ends well.
+    """Yield a temporary path; the file written there replaces `path` when the block ends without an exception.
 
     Args:
         path: The file, device or FIFO to write.
 
     Yields:
-        A path of the same name in an empty folder of its own, which is removed in the end.
+        A path with the same file name in an empty temporary folder, which is removed at the end.
 
     Raises:
-        CheckpointError: The file cannot be written; what it held before is untouched.
+        CheckpointError: The file cannot be written; its old content is unchanged.
     """
     with _sentences(path):
         before = _found(path)
@@ -81,14 +81,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, whole or not at all; the file and its folder are made where they are missing.
+    """Append a whole line to a file or nothing; the file and its folder are created if they are missing.
 
     Args:
-        path: The file.
-        line: The line without its end.
+        path: The path of the file.
+        line: The line without a line end.
 
     Raises:
-        CheckpointError: The file cannot be written; what it held before is untouched.
+        CheckpointError: The file cannot be written; its old content is unchanged.
     """
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +108,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
-    """Refuse to write a file that is read, or that another output is written to, by whatever path it is named.
+    """Raise if an output is also an input or another output, under whatever path it is named.
 
     Args:
-        outputs: Files to write, by the names of their options; None for those that are not asked for.
-        inputs: Files that are read, in the same way.
+        outputs: The files to write, by the names of their options; None for outputs that are not requested.
+        inputs: The files that are read, in the same form.
 
     Raises:
-        ArgumentError: Two names lead to one regular file.
+        ArgumentError: Two names refer to one regular file.
     """
     taken = [(name, path) for name, path in inputs.items() if path is not None]
     for name, path in outputs.items():
@@ -130,7 +130,7 @@ def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, 
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to one regular file, which need not exist yet."""
+    """Return whether two paths refer to one regular file, which need not exist yet."""
     try:
         found = one.stat(), other.stat()
     except OSError:
@@ -143,16 +143,16 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A library may have an explanation of its own, and no number.
+        # An error raised by a library may have a message but no error number.
         reason = error.strerror or str(error)
         raise CheckpointError(f"{path} cannot be written: {reason}. {_UNTOUCHED}") from error
 
 
 def _found(path: Path) -> os.stat_result | None:
-    """Return what `path` leads to, None for nothing yet.
+    """Return the status of the file at `path`, or None if there is none.
 
     Raises:
-        OSError: It is a folder, or links that lead nowhere but to each other.
+        OSError: The path is a folder, or a loop of symbolic links.
     """
     try:
         found = path.stat()
@@ -164,13 +164,13 @@ def _found(path: Path) -> os.stat_result | None:
 
 
 def _stream(path: Path, found: os.stat_result | None) -> Callable[[], IO[bytes]] | None:
-    """Return what opens the stream to write to where `path` is no regular file."""
+    """Return a function that opens the output stream, or None if `path` is a regular file or does not exist yet."""
     descriptor = _descriptor(path)
     if descriptor is not None:
 
         def duplicate() -> IO[bytes]:
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None:  # what was printed before comes before
+                if stream is not None:  # text printed earlier must come first
                     stream.flush()
             return os.fdopen(os.dup(descriptor), "wb")
 
@@ -181,7 +181,7 @@ def _stream(path: Path, found: os.stat_result | None) -> Callable[[], IO[bytes]]
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number in `/dev/stdout`, `/dev/fd/1` and the like; opening these anew would lose their position."""
+    """Return the descriptor in `/dev/stdout`, `/dev/fd/1` and the like; opening these anew would lose the position."""
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
         if path.name.isdecimal() and re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder):
@@ -197,7 +197,7 @@ def _replace(temporary: Path, target: Path, before: os.stat_result | None) -> No
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     if before is not None:
-        with contextlib.suppress(OSError):  # of another user, whose group may read it
+        with contextlib.suppress(OSError):  # a file of another user may be readable through its group
             os.chown(temporary, before.st_uid, before.st_gid)
         with contextlib.suppress(OSError):
             temporary.chmod(stat.S_IMODE(before.st_mode))
@@ -206,7 +206,7 @@ def _replace(temporary: Path, target: Path, before: os.stat_result | None) -> No
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force a name to the disk, where the system can do that for folders."""
+    """Flush a folder's entries to the disk, on systems that can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The calls that users make."""
+"""The public functions of the package: `attend`, `forward`, `backward` and `explain`."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ def attend(
     memory_budget: float | None = None,
     need_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Look up values by how well their keys go with each query; differentiable once.
+    """Compute attention: the mean of the values, weighted by the softmax of the scores of each query.
 
-    The same as this PyTorch code, for the additive score, without its [T, S, B, H] tensors where the kernel allows:
+    The function is differentiable once. For the additive score it is equivalent to the PyTorch code below; kernels
+    other than "reference" do not store its [T, S, B, H] tensors for all decoder steps:
 
         total = query[:, None] + keys                                # with norm_weight: layer_norm(total, ...)
         scores = (torch.tanh(total) @ v).transpose(1, 2)             # [T, B, S]
@@ -81,36 +82,38 @@ def attend(
         context = torch.einsum("tbs,sbv->tbv", weights, values)
 
     Args:
-        query: Of all decoder steps at once [T, B, H], or of one step [B, H]; Q features instead of H for "general".
-        keys: Of every source position [S, B, H], shared by all steps.
-        values: [S, B, V]; often the encoder's outputs.
-        lengths: Source lengths [B], integers in [0, S], on any device (on the CPU they are checked; those on a GPU are
-            not read, and are taken as clamped to that range). None: all are S. What stands beyond a length is never
-            looked at, NaN or not, and gets a zero gradient. A sequence of length 0 has zero weights, a zero context
-            and zero gradients.
-        score: "additive": v . tanh(query + key). "dot": query . key. "general": (query weight) . key.
-        v: [H]; for "additive" alone.
-        weight: [Q, H]; for "general" alone.
-        norm_weight: Gain of a layer norm of query + key [H]; for "additive" alone. None: no layer norm.
-        norm_bias: Shift of the layer norm [H]; with norm_weight.
-        kernel: One of `gatewise.attention.kernel_names()`, which runs or raises; or "auto", the fastest by prediction.
-        memory_budget: Bytes that "auto" may need beyond the inputs, by prediction; None for no limit.
-        need_weights: Whether the weights are returned too; they are differentiable.
+        query: The queries of all decoder steps [T, B, H], or of one step [B, H]; Q features instead of H for "general".
+        keys: The keys of all source positions [S, B, H], shared by all steps.
+        values: The values of all source positions [S, B, V]; often the encoder's outputs.
+        lengths: The source lengths [B], integers in [0, S], on any device. Lengths on the CPU are checked; lengths on a
+            GPU are not read back, but clamped to that range. None means that all lengths are S. Positions beyond a
+            length are masked: they do not influence the result, even if they are NaN, and their gradients are zero. A
+            sequence of length 0 has zero weights, a zero context and zero gradients.
+        score: "additive" for v . tanh(query + key), "dot" for query . key, "general" for (query weight) . key.
+        v: The vector of the additive score [H]; only for "additive".
+        weight: The matrix of the general score [Q, H]; only for "general".
+        norm_weight: The weight of a layer norm of query + key [H]; only for "additive". None means no layer norm.
+        norm_bias: The bias of the layer norm [H]; required with norm_weight.
+        kernel: One of `gatewise.attention.kernel_names()`, which raises if it cannot run the call; or "auto" for the
+            kernel with the least predicted time.
+        memory_budget: The maximum predicted memory in bytes, beyond the inputs, of a kernel chosen by "auto"; None for
+            no limit.
+        need_weights: Whether to return the attention weights too; they are differentiable.
 
     Returns:
-        The context [T, B, V] ([B, V] for one step), and with need_weights the weights [T, B, S] ([B, S]).
+        The context [T, B, V] ([B, V] for one step) and, with need_weights, the weights [T, B, S] ([B, S]).
 
     Raises:
         ShapeError: A rank, size or length does not fit.
-        DtypeError: Dtypes differ or are not float; under autocast everything is cast to its dtype.
-        DeviceError: Tensors are on different devices.
-        ArgumentError: A parameter is missing, or belongs to another score.
+        DtypeError: The dtypes differ or are not floating point; under autocast all tensors are cast to its dtype.
+        DeviceError: The tensors are on different devices.
+        ArgumentError: A parameter of the score is missing, or belongs to another score.
         KernelRefused: The named kernel cannot run this call; the message is the decision.
-        OutOfMemoryPredicted: No kernel keeps to the budget.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
 
     Numerics:
-        Scores, softmax and sums are kept in float32 for the 16-bit dtypes by the kernel "fused"; the plain kernels
-        round the feature map to the dtype as PyTorch does, and keep the softmax in float32.
+        For the 16-bit dtypes the kernel "fused" keeps scores, softmax and sums in float32. The other kernels round the
+        feature map to the dtype, as PyTorch does, and keep the softmax in float32.
 
     Source:
         Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015, section 3 and
@@ -130,7 +133,7 @@ def attend(
     tensors = (query[None] if one_step else query, keys, values, v, weight, norm_weight, norm_bias)
     if torch.is_autocast_enabled(keys.device.type):
         dtype = torch.get_autocast_dtype(keys.device.type)
-        # As autocast does: float64 stays what it is.
+        # Autocast does not change float64 tensors either.
         tensors = tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in tensors)
     differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     problem, inputs = _prepare(tensors, lengths, score, differentiable)
@@ -164,13 +167,13 @@ def forward(
     need_weights: bool = False,
     needs_grad: bool = True,
 ) -> tuple[Tensor, Tensor | None, Saved]:
-    """Run the forward pass outside autograd and return what its backward pass needs.
+    """Run the forward pass outside autograd and return the state that its backward pass needs.
 
-    Args: as in `attend`; the query is [T, B, H], of one step [1, B, H].
-        needs_grad: Whether a backward pass may follow; False keeps nothing for it.
+    Args: The same as for `attend`, except that the query must be [T, B, H], with T = 1 for one step; and
+        needs_grad: Whether a backward pass may follow; if False, no state is kept for it.
 
     Returns:
-        The context [T, B, V]; the weights [T, B, S], or None; and the opaque `Saved` for `backward`.
+        The context [T, B, V], the weights [T, B, S] or None, and the opaque `Saved` for `backward`.
     """
     tensors = (query, keys, values, v, weight, norm_weight, norm_bias)
     problem, inputs = _prepare(tensors, lengths, score, needs_grad)
@@ -185,15 +188,15 @@ new_sums = explicit.new_sums
 
 
 def explain(problem: Problem, device: Device | torch.device | str = "cpu", kernel: str = AUTO) -> Decision:
-    """Return the decision for a problem: every kernel, accepted or refused and why, with predicted time and memory.
+    """Return the decision for a problem: for every kernel its predicted time and memory, or why it cannot run.
 
     Args:
-        problem: What is to be computed.
-        device: A device of this machine, or the name of one that need not be there, such as "h200".
-        kernel: A name, or "auto".
+        problem: The sizes, dtype and flags of the call.
+        device: A device of this machine, or the name of a device that need not be present, such as "h200".
+        kernel: The name of a kernel, or "auto".
 
     Returns:
-        The decision; it prints as a table, and refusals are in it rather than raised.
+        The decision, which prints as a table; kernels that cannot run are listed in it and raise no error.
 
     Raises:
         KernelRefused: No kernel has that name.
@@ -210,7 +213,7 @@ def explain(problem: Problem, device: Device | torch.device | str = "cpu", kerne
 
 
 class _Attend(torch.autograd.Function):
-    """Forward keeps what its kernel asks for; backward runs that kernel."""
+    """The autograd function: the backward pass runs on the kernel that ran the forward pass."""
 
     @staticmethod
     def forward(

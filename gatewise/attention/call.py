@@ -1,4 +1,4 @@
-"""What travels into an attention kernel, out of it, and from its forward pass to its backward pass."""
+"""The inputs and results of attention kernels, and the state between the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor
 
 from gatewise.attention.problem import Problem
 
-EPSILON = 1e-5  # of the layer norm, as torch.nn.LayerNorm's
+EPSILON = 1e-5  # of the layer norm, the default of torch.nn.LayerNorm
 
 
 class Inputs(NamedTuple):
-    """Everything the context is a function of.
+    """The inputs of an attention call; tensors may have any strides.
 
     Attributes:
-        query: [T, B, Q], any strides, as all the others.
-        keys: [S, B, H].
-        values: [S, B, V].
-        lengths: Source lengths [B], int64 in [0, S], on the keys' device; None when all are S.
-        v: [H]; None unless the score is additive.
-        weight: [Q, H]; None unless the score is general.
-        norm_weight: Gain of the layer norm [H]; None without.
-        norm_bias: Its shift [H]; None without.
+        query: The queries [T, B, Q].
+        keys: The keys [S, B, H].
+        values: The values [S, B, V].
+        lengths: The source lengths [B], int64 in [0, S], on the keys' device; None when all are S.
+        v: The vector of the additive score [H]; None for other scores.
+        weight: The matrix of the general score [Q, H]; None for other scores.
+        norm_weight: The weight of the layer norm [H]; None without layer norm.
+        norm_bias: The bias of the layer norm [H]; None without layer norm.
     """
 
     query: Tensor
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the loss by every input that can have one, shaped as in `Inputs`; None where there is no input."""
+    """The gradients of the loss with respect to the inputs, shaped as in `Inputs`; None for absent inputs."""
 
     query: Tensor | None = None
     keys: Tensor | None = None
@@ -49,11 +49,12 @@ class Gradients(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which gradients the caller wants.
+    """The gradients that the caller needs.
 
     Attributes:
-        query: The query's.
-        source: Those that all decoder steps share: keys, values, v and layer norm.
+        query: Whether the gradient of the query is needed.
+        source: Whether the gradients of the inputs that all decoder steps share (keys, values, v and layer norm) are
+            needed.
     """
 
     query: bool = True
@@ -64,12 +65,13 @@ ALL = Needs()
 
 
 class Result(NamedTuple):
-    """What a kernel's forward pass returns.
+    """The result of a kernel's forward pass.
 
     Attributes:
-        context: [T, B, V].
-        weights: [T, B, S], zero beyond a length; None when they were not asked for.
-        kept: What the same kernel's backward pass needs besides the inputs and the context; private to the kernel.
+        context: The context [T, B, V].
+        weights: The attention weights [T, B, S], zero beyond a length; None when they were not requested.
+        kept: The tensors that the same kernel's backward pass needs besides the inputs and the context; private to the
+            kernel.
     """
 
     context: Tensor
@@ -79,13 +81,13 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Saved:
-    """The opaque value that a forward pass hands to its backward pass; it can be used more than once.
+    """The opaque state that a forward pass hands to its backward pass; it can be used more than once.
 
     Attributes:
-        kernel: Name of the kernel whose forward made it.
-        problem: What was computed.
-        inputs: The inputs, shared with the caller, not copied.
-        result: The outputs and what the kernel kept.
+        kernel: The name of the kernel that ran the forward pass.
+        problem: The description of the call.
+        inputs: The inputs, which are shared with the caller and not copied.
+        result: The outputs and the tensors that the kernel kept.
     """
 
     kernel: str

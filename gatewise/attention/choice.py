@@ -1,4 +1,4 @@
-"""From a problem and a name to a decision: the only place that knows all kernels and how fast devices are."""
+"""The choice of an attention kernel for a problem, and the prediction of its time and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AUTO = "auto"
 ALL: tuple[Kernel, ...] = (fused, recompute, reference)
 _BY_NAME = {kernel.name: kernel for kernel in ALL}
 
-# Results of the special function units a second, by multiprocessor: 16 a clock at about 1.7 GHz. A CPU core computes
-# a hyperbolic tangent in some two nanoseconds.
+# The special function units compute 16 results per clock and multiprocessor, at about 1.7 GHz. A CPU core computes a
+# hyperbolic tangent in about two nanoseconds.
 _TANHS_CUDA, _TANHS_CPU = 16 * 1.7e9, 5e8
 
 
 def kernel_names() -> tuple[str, ...]:
-    """Return the names of all attention kernels, in the order they are asked."""
+    """Return the names of all attention kernels, in the order in which they are considered."""
     return tuple(_BY_NAME)
 
 
@@ -41,7 +41,7 @@ def kernel_named(name: str) -> Kernel:
 
 
 def seconds(work: Work, problem: Problem, device: Device) -> float:
-    """Predict the time of a call, as for LSTM kernels; the special function units are one more thing to wait for."""
+    """Predict the time of a call as for LSTM kernels, with the special function units as one more possible limit."""
     issue = work.operators * device.operator_seconds + work.launches * device.issue_seconds
     arithmetic = work.matmul_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
     traffic = work.bytes_moved / device.memory_bandwidth
@@ -51,7 +51,7 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
 
 
 def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:
-    """Predict the peak memory of a call beyond its inputs: context, gradients, what is kept, workspace."""
+    """Predict the peak memory of a call beyond its inputs: context, gradients, kept tensors and workspace."""
     outputs = problem.steps * problem.batch * problem.value_size
     if problem.needs_grad:
         outputs += problem.steps * problem.batch * problem.hidden_size
@@ -62,13 +62,14 @@ def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> 
 
 @functools.lru_cache(maxsize=4096)
 def decide(problem: Problem, device: Device, kernel: str = AUTO, memory_budget: float | None = None) -> Decision:
-    """Return every kernel's verdict and the kernel that runs; never raises for a refusal.
+    """Return the verdict of every kernel and the kernel that runs; a kernel that cannot run raises no error here.
 
     Args:
-        problem: What is to be computed.
-        device: Where.
-        kernel: A name, or "auto" for the least predicted time.
-        memory_budget: Bytes that "auto" may need, by prediction; None for no limit. A name is not held to it.
+        problem: The description of the call.
+        device: The device of the call.
+        kernel: The name of a kernel, or "auto" for the least predicted time.
+        memory_budget: The maximum predicted memory in bytes for "auto"; None for no limit. It does not apply to a
+            kernel that is named.
     """
     verdicts = tuple(_verdict(each, problem, device) for each in ALL)
     if kernel != AUTO:
@@ -88,18 +89,18 @@ def decide(problem: Problem, device: Device, kernel: str = AUTO, memory_budget: 
 
 
 def choose(problem: Problem, device: Device, kernel: str = AUTO, memory_budget: float | None = None) -> Kernel:
-    """Return the kernel that runs, or raise when the one that was named, or all within the budget, cannot.
+    """Return the kernel that runs, or raise if the named kernel, or every kernel within the budget, cannot run.
 
     Raises:
-        KernelRefused: With the printed decision as its text.
-        OutOfMemoryPredicted: With the printed decision as its text.
+        KernelRefused: The named kernel cannot run this call; the message is the decision.
+        OutOfMemoryPredicted: No kernel fits into the memory budget; the message is the decision.
     """
     check_memory_budget(memory_budget)
     decision = decide(problem, device, kernel, memory_budget)
     if decision.chosen is not None:
         return _BY_NAME[decision.chosen]
     if kernel == AUTO:
-        raise OutOfMemoryPredicted(f"no attention kernel keeps to the memory budget\n\n{decision}")
+        raise OutOfMemoryPredicted(f"no attention kernel fits into the memory budget\n\n{decision}")
     raise KernelRefused(f"the attention kernel {kernel!r} cannot run this call\n\n{decision}")
 
 

@@ -1,4 +1,4 @@
-"""The explicit passes: the only path that autograd, layers, tests and benchmarks take."""
+"""The explicit forward and backward passes, which autograd, layers, tests and benchmarks all use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def run_forward(
     """Run the forward pass of a call on the kernel that is chosen for it.
 
     Args:
-        problem: What `validate.prepare` made of the arguments; nothing is kept unless it needs a gradient.
-        inputs: The same.
-        need_weights: Whether the attention weights are returned.
-        kernel: A name, or "auto".
-        memory_budget: Bytes that "auto" may need, by prediction.
+        problem: The description of the call from `validate.prepare`; unless it needs a gradient, no state is kept.
+        inputs: The inputs from `validate.prepare`.
+        need_weights: Whether to return the attention weights.
+        kernel: The name of a kernel, or "auto".
+        memory_budget: The maximum predicted memory in bytes for "auto".
     """
     if 0 in (problem.steps, problem.source, problem.batch, problem.value_size):
         return _empty(problem, inputs, need_weights)
@@ -41,14 +41,14 @@ def run_forward(
 def run_backward(
     saved: Saved, dcontext: Tensor, dweights: Tensor | None = None, *, into: Gradients | None = None
 ) -> Gradients:
-    """Return the gradients of all inputs; the forward pass is not repeated beyond what its kernel recomputes.
+    """Return the gradients of all inputs; only kernels that recompute repeat a part of the forward pass.
 
     Args:
-        saved: What `run_forward` returned.
-        dcontext: Gradient of the context [T, B, V].
-        dweights: Gradient of the attention weights [T, B, S]; None for zero.
-        into: Float32 (or wider) tensors that all gradients but the query's are added to, in place, so that a decoder
-            that runs step by step makes no gradient of the keys for each step. None for new tensors.
+        saved: The state from `run_forward`.
+        dcontext: The gradient of the context [T, B, V].
+        dweights: The gradient of the attention weights [T, B, S]; None for zero.
+        into: Float32 (or wider) tensors to which all gradients except the query's are added in place, so that a decoder
+            that runs step by step allocates no gradient of the keys for each step. None allocates new tensors.
     """
     problem, inputs = saved.problem, saved.inputs
     with torch.no_grad():
@@ -68,23 +68,23 @@ def run_backward(
 
 
 def new_sums(saved: Saved | Steps) -> Gradients:
-    """Return zeros for `into`: float32, or float64 for a problem in float64; the query's is None.
+    """Return zeros for the argument `into`: float32, or float64 for a problem in float64; the query's is None.
 
     Args:
-        saved: A call or a decoder's steps, for their inputs.
+        saved: The state of a call, or the steps of a decoder, whose inputs determine the shapes.
     """
     return zeros(saved.problem, saved.inputs)
 
 
 def _projected(inputs: Inputs) -> Inputs:
-    # The weight of the general score is one product around the kernels, which see a dot score.
+    # The weight of the general score is applied by a separate matrix product; the kernels then see a dot score.
     if inputs.weight is None:
         return inputs
     return inputs._replace(query=inputs.query @ inputs.weight, weight=None)
 
 
 def _empty(problem: Problem, inputs: Inputs, need_weights: bool) -> tuple[Result, Saved]:
-    # Without source, every sequence has length 0: the context is zero. Without steps or rows there is nothing.
+    # If S is 0, every sequence has length 0 and the context is zero. If T or B is 0, all results are empty.
     context = inputs.values.new_zeros(problem.steps, problem.batch, problem.value_size)
     weights = inputs.values.new_zeros(problem.steps, problem.batch, problem.source) if need_weights else None
     result = Result(context, weights)

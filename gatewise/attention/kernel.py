@@ -1,4 +1,4 @@
-"""What every way of computing attention offers: criteria, stated work, forward and backward as one unit."""
+"""The interface of attention kernels: criteria, statement of work, and forward and backward as one unit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gatewise.contract.kernel import TensorSpec
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What a call does, in quantities that do not depend on how fast the device is.
+    """The work of a call, in quantities that do not depend on the speed of the device.
 
     Attributes:
-        matmul_flops: Floating-point operations in matrix products; a multiply-add counts two.
-        tanhs: Results of the special function units: as many for each hyperbolic tangent as the kernel takes.
-        bytes_moved: Bytes read from and written to device memory.
-        launches: Device kernels that run one after another.
-        operators: PyTorch operators (and Triton launches) that the CPU issues.
-        workspace_bytes: The largest scratch memory alive at once, besides inputs, outputs and what is kept.
+        matmul_flops: The number of floating-point operations in matrix products; a multiply-add counts as two.
+        tanhs: The number of results of the special function units, of which a hyperbolic tangent may take several.
+        bytes_moved: The number of bytes read from and written to device memory.
+        launches: The number of device kernels that run one after another.
+        operators: The number of PyTorch operators (and Triton launches) that the CPU issues.
+        workspace_bytes: The peak size of temporary memory, besides inputs, outputs and kept tensors.
     """
 
     matmul_flops: float = 0.0
@@ -36,7 +36,7 @@ class Work:
     workspace_bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Work done one after the other: sums, and the larger workspace."""
+        """Return the work of two calls that run one after the other: sums, and the larger workspace."""
         return Work(
             self.matmul_flops + other.matmul_flops,
             self.tanhs + other.tanhs,
@@ -51,42 +51,43 @@ class Kernel(Protocol):
     """One way to compute attention, forward and backward.
 
     A kernel is a module-level object without state. It may assume that every criterion holds, that shapes fit, that no
-    size is zero, that the score is additive or dot (the weight of the general score is multiplied outside), and that
-    autograd is off; it must leave every input as it was, and must not look at keys and values beyond a length.
+    size is zero, that the score is additive or dot (the weight of the general score is applied outside), and that
+    autograd is off. It must not modify its inputs, and keys and values beyond a length must not influence its results.
     """
 
     @property
     def name(self) -> str:
-        """The name users write: `kernel="fused"`."""
+        """The name of the kernel, as in `kernel="fused"`."""
         ...
 
     @property
     def summary(self) -> str:
-        """One line for `explain`: what it is."""
+        """A description of one line, for `explain`."""
         ...
 
     def criteria(self) -> Sequence[Criterion]:
-        """Every demand, in the order they are printed."""
+        """Return all criteria, in the order in which they are printed."""
         ...
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """The work of the forward pass, and of the backward pass too when the problem needs a gradient."""
+        """Return the work of the forward pass, and of the backward pass too when the problem needs a gradient."""
         ...
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The tensors of `Result.kept`, in order, each with T as its first size; empty without a gradient."""
+        """Return the tensors of `Result.kept`, in order, each with T as its first size; empty without a gradient."""
         ...
 
     def forward(
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
-        """Compute the context and keep what backward needs.
+        """Compute the context and keep the tensors that the backward pass needs.
 
         Args:
-            problem: What is computed.
-            inputs: Of what.
-            need_weights: Whether the weights are returned; not with `out`.
-            out: Tensors to write context and kept into, for instance one step of those of a whole sequence.
+            problem: The description of the call.
+            inputs: The inputs of the call.
+            need_weights: Whether to return the attention weights; not supported together with `out`.
+            out: Tensors to write the context and the kept tensors into, for instance one step of those of a whole
+                sequence. None allocates them.
         """
         ...
 
@@ -105,32 +106,32 @@ class Kernel(Protocol):
         """Compute the gradients of all inputs, or of the query or the source alone.
 
         Args:
-            problem: As in `forward`.
-            inputs: As in `forward`.
-            result: What `forward` returned.
-            dcontext: Gradient of the context [T, B, V].
-            dweights: Gradient of the weights [T, B, S]; None for zero.
-            into: Tensors that the gradients of keys, values, v and layer norm are added to, in place; its query and
-                weight are not looked at. None for new tensors.
-            needs: Which are wanted; the others are None.
-            dquery: A tensor to write the query's gradient into; None for a new one.
+            problem: The description of the call, as in `forward`.
+            inputs: The inputs of the call, as in `forward`.
+            result: The result of `forward`.
+            dcontext: The gradient of the context [T, B, V].
+            dweights: The gradient of the attention weights [T, B, S]; None for zero.
+            into: Tensors to which the gradients of keys, values, v and layer norm are added in place; its query and
+                weight are ignored. None allocates new tensors.
+            needs: The gradients that are needed; the others are None.
+            dquery: A tensor to write the query's gradient into; None allocates it.
 
         Returns:
-            The gradients; those of `into` when it is given.
+            The gradients; those in `into` if it is given.
         """
         ...
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """What a kernel offers besides, if it makes a step's map again for the gradient of the step's query.
+    """The optional interface of a kernel that recomputes the feature map of a step for the gradient of its query.
 
-    The source's gradients need the maps of all steps, too. What they need of a map is added up while it is there, so
-    that none is made a third time.
+    The gradients of the source depend on the feature maps of all steps, too. With this interface their contribution is
+    accumulated while each map is in memory, so that no map is computed a third time.
     """
 
     def gathers(self, problem: Problem) -> bool:
-        """Tell whether there is anything to gather."""
+        """Return whether the kernel recomputes a feature map for this problem."""
         ...
 
     def gather_step(
@@ -142,16 +143,16 @@ class Gathering(Protocol):
         gathered: Gradients,
         dquery: Tensor,
     ) -> None:
-        """Write the gradient of one step's query, and gather what its map gives.
+        """Write the gradient of one step's query, and accumulate the step's contribution to the source gradients.
 
         Args:
-            problem: Of one step.
-            inputs: The same.
-            result: The same.
-            dcontext: Gradient of its context [1, B, V].
-            gathered: Shaped as keys, v and layer norm, zero before the first step; each step is added. Private to the
-                kernel.
-            dquery: Written [1, B, H].
+            problem: The description of the step.
+            inputs: The inputs of the step.
+            result: The result of the step.
+            dcontext: The gradient of the step's context [1, B, V].
+            gathered: The accumulators, shaped as keys, v and layer norm, zero before the first step. Their content is
+                private to the kernel.
+            dquery: The tensor for the gradient of the query [1, B, H].
         """
         ...
 
@@ -164,14 +165,14 @@ class Gathering(Protocol):
         gathered: Gradients,
         into: Gradients | None,
     ) -> Gradients:
-        """Return the gradients of what all steps share, from what they gathered.
+        """Return the gradients of the inputs that all steps share, from the accumulators.
 
         Args:
-            problem: Of all steps.
-            inputs: The same.
-            result: The same.
-            dcontexts: Gradients of all contexts [T, B, V].
-            gathered: What `gather_step` added every step to, each once.
-            into: As in `Kernel.backward`.
+            problem: The description of all steps together.
+            inputs: The inputs of all steps.
+            result: The result of all steps.
+            dcontexts: The gradients of all contexts [T, B, V].
+            gathered: The accumulators, to which `gather_step` has added every step once.
+            into: The tensors to add to, as in `Kernel.backward`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Attention in plain torch, a stretch of decoder steps at a time, and its hand-derived adjoint.
+"""Attention in PyTorch operators for a chunk of decoder steps, and its hand-derived backward pass.
 
 a = query + keys                       [t, S, B, H]   (additive score only)
 n = (a - mean(a)) / sqrt(var(a) + e)                  (with layer norm)
@@ -20,13 +20,13 @@ from gatewise.attention.problem import Problem
 
 
 class Map(NamedTuple):
-    """What the adjoint needs of a stretch: the softmax, its feature map, and the layer norm's two.
+    """The tensors of a chunk that its backward pass needs: the softmax, the feature map, and those of the layer norm.
 
     Attributes:
-        weights: [t, B, S].
-        tanh: m [t, S, B, H]; None for the dot score.
-        normalised: n [t, S, B, H]; None without layer norm.
-        rstd: 1 / sqrt(var + e) [t, S, B, 1]; None without layer norm.
+        weights: The attention weights [t, B, S].
+        tanh: The feature map m [t, S, B, H]; None for the dot score.
+        normalised: The normalised sum n [t, S, B, H]; None without layer norm.
+        rstd: The factor 1 / sqrt(var + e) [t, S, B, 1]; None without layer norm.
     """
 
     weights: Tensor
@@ -36,12 +36,12 @@ class Map(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Keys and values with zeros beyond each length, so that what stands there can reach nothing, and the mask.
+    """Keys and values with zeros beyond each length, and the mask.
 
     Attributes:
-        keys: [S, B, H].
-        values: [S, B, V].
-        beyond: Which source positions are beyond the length [B, S]; None when none are.
+        keys: The keys [S, B, H].
+        values: The values [S, B, V].
+        beyond: The mask of source positions beyond the length [B, S]; None when there are none.
     """
 
     keys: Tensor
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Source:
-        """Mask the source of a call."""
+        """Mask the keys and values of a call."""
         if inputs.lengths is None:
             return cls(inputs.keys, inputs.values, None)
         positions = torch.arange(inputs.keys.shape[0], device=inputs.keys.device)
@@ -59,21 +59,21 @@ class Source(NamedTuple):
         return cls(inputs.keys.masked_fill(outside, 0), inputs.values.masked_fill(outside, 0), beyond)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums and the softmax are kept in."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums and of the softmax: float32 for 16-bit dtypes, otherwise the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def score(
     problem: Problem, inputs: Inputs, source: Source, query: Tensor
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """Return the scores of a stretch of decoder steps [t, B, S], and its feature map as in `replay`.
+    """Return the scores of a chunk of decoder steps [t, B, S], and its feature map as from `replay`.
 
     Args:
-        problem: What is computed.
-        inputs: Gives v and the layer norm.
-        source: Keys and values.
-        query: Of the stretch [t, B, H].
+        problem: The description of the call.
+        inputs: The inputs of the call; v and the layer norm are used.
+        source: The masked keys and values.
+        query: The queries of the chunk [t, B, H].
     """
     found = replay(problem, inputs, source, query)
     if found[0] is None:
@@ -82,13 +82,13 @@ def score(
     return torch.matmul(found[0], inputs.v).transpose(1, 2), found
 
 
-def look_up(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return context [t, B, V] and weights [t, B, S] from scores."""
+def softmax_context(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the context [t, B, V] and the weights [t, B, S] for some scores."""
     if source.beyond is not None:
         scores = scores.masked_fill(source.beyond, -torch.inf)
-    weights = torch.softmax(scores.to(wide(scores.dtype)), -1)
+    weights = torch.softmax(scores.to(accumulation_dtype(scores.dtype)), -1)
     if source.beyond is not None:
-        # A sequence without any source: the softmax of nothing is NaN, and has to be zero.
+        # If all positions of a sequence are masked, its softmax is NaN and must become zero.
         weights = weights.masked_fill(source.beyond, 0)
     weights = weights.to(problem.dtype)
     return torch.bmm(weights.transpose(0, 1), source.values.transpose(0, 1)).transpose(0, 1), weights
@@ -97,7 +97,7 @@ def look_up(problem: Problem, source: Source, scores: Tensor) -> tuple[Tensor, T
 def replay(
     problem: Problem, inputs: Inputs, source: Source, query: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the feature map of a stretch, and what its layer norm found: all of a `Map` but the weights."""
+    """Return the feature map of a chunk and the tensors of its layer norm: a `Map` without the weights."""
     if not problem.additive:
         return None, None, None
     total = query[:, None] + source.keys
@@ -106,37 +106,37 @@ def replay(
         assert inputs.norm_weight is not None
         assert inputs.norm_bias is not None
         normalised, _, rstd = torch.native_layer_norm(total, [problem.hidden_size], None, None, EPSILON)
-        rstd = rstd.to(wide(problem.dtype))
+        rstd = rstd.to(accumulation_dtype(problem.dtype))
         total = normalised * inputs.norm_weight + inputs.norm_bias
     return total.tanh_(), normalised, rstd
 
 
 def add_values(weights: Tensor, dcontext: Tensor, sums: Gradients) -> None:
-    """Add the gradient of values to its sum, in place.
+    """Add the gradient of the values to its accumulator, in place.
 
     Args:
-        weights: What `look_up` returned.
-        dcontext: Gradient of the context [t, B, V].
-        sums: Of values.
+        weights: The weights from `softmax_context`.
+        dcontext: The gradient of the context [t, B, V].
+        sums: The accumulators; that of the values is used.
     """
     assert sums.values is not None
     sums.values.add_(torch.bmm(weights.permute(1, 2, 0), dcontext.transpose(0, 1)).transpose(0, 1))
 
 
-def look_up_backward(
+def softmax_context_backward(
     problem: Problem, source: Source, weights: Tensor, dcontext: Tensor, dweights: Tensor | None
 ) -> Tensor:
-    """Return the gradients of scores [t, B, S].
+    """Return the gradients of the scores [t, B, S].
 
     Args:
-        problem: What was computed.
-        source: As in `look_up`.
-        weights: What `look_up` returned.
-        dcontext: Gradient of the context [t, B, V].
-        dweights: Gradient of the weights [t, B, S]; None for zero.
+        problem: The description of the call.
+        source: The masked keys and values.
+        weights: The weights from `softmax_context`.
+        dcontext: The gradient of the context [t, B, V].
+        dweights: The gradient of the weights [t, B, S]; None for zero.
     """
     above = torch.bmm(dcontext.transpose(0, 1), source.values.permute(1, 2, 0)).transpose(0, 1)
-    above = above.to(wide(above.dtype))
+    above = above.to(accumulation_dtype(above.dtype))
     if dweights is not None:
         above = above + dweights
     if source.beyond is not None:
@@ -155,17 +155,19 @@ def score_backward(
     sums: Gradients,
     needs: Needs,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of a stretch's query, and of the keys but for what `add_keys` does; add the parameters'.
+    """Return the gradients of a chunk's query and of its keys, and accumulate those of the parameters.
+
+    The gradient of the keys is complete only after `add_keys`.
 
     Args:
-        problem: What was computed.
-        inputs: As in `score`.
-        source: As in `score`.
-        query: As in `score`.
-        kept: The stretch's map.
-        dscores: Gradients of its scores [t, B, S].
-        sums: Gradients of v and layer norm, added to in place; not looked at where they are not needed.
-        needs: Which gradients are wanted.
+        problem: The description of the call.
+        inputs: The inputs of the call.
+        source: The masked keys and values.
+        query: The queries of the chunk [t, B, H].
+        kept: The feature map of the chunk.
+        dscores: The gradients of the chunk's scores [t, B, S].
+        sums: The accumulators of v and layer norm, added to in place; ignored if `needs.source` is False.
+        needs: The gradients that are needed.
     """
     if kept.tanh is None:
         of_keys = of_query = None
@@ -175,7 +177,7 @@ def score_backward(
             of_query = torch.bmm(dscores.transpose(0, 1), source.keys.transpose(0, 1)).transpose(0, 1)
         return of_query, of_keys
     into = _additive_backward(inputs, kept, dscores.transpose(1, 2), sums, needs)
-    dtype = wide(problem.dtype)
+    dtype = accumulation_dtype(problem.dtype)
     of_keys = of_query = None
     if needs.source:
         of_keys = into[0] if len(into) == 1 else into.sum(0, dtype=dtype)
@@ -185,23 +187,23 @@ def score_backward(
 
 
 def add_keys(problem: Problem, inputs: Inputs, source: Source, found: Tensor, sums: Gradients) -> None:
-    """Add the gradient of keys to its sum, in place.
+    """Add the gradient of the keys to its accumulator, in place.
 
     Args:
-        problem: What was computed.
-        inputs: As in `score`.
-        source: As in `score`.
-        found: What `score_backward` returned of it, added up over stretches [S, B, H].
-        sums: Of keys.
+        problem: The description of the call.
+        inputs: The inputs of the call.
+        source: The masked keys and values.
+        found: The keys' gradients that `score_backward` returned, summed over chunks [S, B, H].
+        sums: The accumulators; that of the keys is used.
     """
     assert sums.keys is not None
-    found = _times_v(found.to(wide(problem.dtype)), inputs)
-    # NaN times zero is NaN: a NaN in the query must not give a gradient to a key that was never looked at.
+    found = _times_v(found.to(accumulation_dtype(problem.dtype)), inputs)
+    # NaN times zero is NaN: a NaN in the query must not reach the gradient of a masked key.
     sums.keys.add_(found if source.beyond is None else found.masked_fill(source.beyond.T[..., None], 0))
 
 
-def written(found: Result, out: Result | None) -> Result:
-    """Return what was found, copied into the tensors of `out` if there are any."""
+def copied_into(found: Result, out: Result | None) -> Result:
+    """Return a result, copied into the tensors of `out` if it is given."""
     if out is None:
         return found
     out.context.copy_(found.context)
@@ -211,7 +213,7 @@ def written(found: Result, out: Result | None) -> Result:
 
 
 def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradients, needs: Needs) -> Tensor:
-    """Add the parameters' gradients to the sums and return that of query + keys, without layer norm but for v."""
+    """Accumulate the parameters' gradients; return that of query + keys, without the factor v if no layer norm."""
     assert inputs.v is not None
     assert kept.tanh is not None
     if needs.source:
@@ -236,5 +238,6 @@ def _additive_backward(inputs: Inputs, kept: Map, dscores: Tensor, sums: Gradien
 
 
 def _times_v(sums: Tensor, inputs: Inputs) -> Tensor:
-    # v is the same at all steps and positions: their sums are multiplied, not a map. With layer norm a map was.
+    # v is the same at all steps and positions, so that sums are multiplied by it and not the feature map. With layer
+    # norm, `_additive_backward` has multiplied the map by it.
     return sums if inputs.v is None or inputs.norm_weight is not None else sums * inputs.v

@@ -1,6 +1,6 @@
-"""One attention call as sizes, dtypes and flags, without any tensor.
+"""The description of one attention call as sizes, dtypes and flags, without any tensor.
 
-The legend of `gatewise.contract.problem`, and what attention adds to it:
+The letters are those of `gatewise.contract.problem` and the following:
 
 | letter | meaning |
 |---|---|
@@ -23,30 +23,30 @@ from gatewise.contract.hashing import hash_once
 
 
 class Score(enum.Enum):
-    """How well a query goes with a key."""
+    """The function that compares a query with a key."""
 
-    ADDITIVE = "additive"  # v . tanh(query + key), Bahdanau's
+    ADDITIVE = "additive"  # v . tanh(query + key); Bahdanau et al.
     DOT = "dot"  # query . key
-    GENERAL = "general"  # (query W) . key, Luong's; also called bilinear
+    GENERAL = "general"  # (query W) . key; Luong et al.; also called bilinear
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked of an attention kernel: hashable, so that choices can be cached and tested without a GPU.
+    """The description of an attention call. It is hashable, so that choices can be cached and tested without a GPU.
 
     Attributes:
-        steps: T.
-        source: S.
-        batch: B.
-        hidden_size: H.
-        value_size: V.
-        score: How query and key are compared.
-        query_size: Q; 0 where there is no weight, and queries have H features.
+        steps: The number of decoder steps, T.
+        source: The number of source positions, S.
+        batch: The batch size, B.
+        hidden_size: The number of features in a score, H.
+        value_size: The number of features of a value, V.
+        score: The function that compares a query with a key.
+        query_size: The number of features of a query, Q, for the general score; 0 for the others, whose queries have H.
         layer_norm: Whether query + key is normalised over its features before the tanh.
         ragged: Whether the source has a length for each sequence.
-        dtype: Of every tensor.
+        dtype: The dtype of every tensor.
         needs_grad: Whether a backward pass may follow.
-        allow_tf32: Whether float32 products may be rounded to TF32 (the user's PyTorch settings).
+        allow_tf32: Whether float32 products may be rounded to TF32 (from the PyTorch settings).
     """
 
     steps: int
@@ -73,12 +73,12 @@ class Problem:
 
     @property
     def pairs(self) -> int:
-        """Scores: one for each decoder step, sequence and source position."""
+        """The number of scores: one for each decoder step, sequence and source position."""
         return self.steps * self.batch * self.source
 
     @property
     def map_bytes(self) -> int:
-        """Bytes of the feature map [T, S, B, H] of the additive score; 0 for the others, which have none."""
+        """The size in bytes of the additive score's feature map [T, S, B, H]; 0 for the other scores."""
         return self.pairs * self.hidden_size * self.dtype.itemsize if self.additive else 0
 
     def replace(self, **changes: object) -> Problem:
@@ -86,7 +86,7 @@ class Problem:
         return dataclasses.replace(self, **changes)
 
     def __str__(self) -> str:
-        """One line: score, sizes, dtype and every flag that differs from the plain case."""
+        """Return one line: score, sizes, dtype and every flag that differs from its default."""
         sizes = f"T {self.steps}, S {self.source}, B {self.batch}, H {self.hidden_size}, V {self.value_size}"
         extras = [
             f"Q {self.query_size}" if self.query_size else "",

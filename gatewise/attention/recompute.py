@@ -1,8 +1,9 @@
-"""The `recompute` kernel: partial forward propagation, in plain torch, on any device.
+"""The kernel `recompute`: gradient checkpointing of the feature map in PyTorch operators, on any device.
 
-It keeps the inputs and the attention weights, 1/H of the map. Scores and their adjoint go over the decoder steps in
-stretches whose map fits a workspace; the backward pass makes the map of a stretch again. What has no map, from the
-scores to the context and back, is done for all steps at once.
+It keeps the inputs and the attention weights, which are 1/H of the feature map. Scores and their gradients are computed
+in chunks of decoder steps whose feature map fits into a workspace; the backward pass recomputes the map of each chunk.
+The rest, from the scores to the context and back, needs no feature map and is computed for all steps at once. Zheng et
+al. call this partial forward propagation.
 
 Source: Zheng et al., "Echo: Compiler-based GPU Memory Footprint Reduction for LSTM RNN Training", ISCA 2020.
 """
@@ -24,23 +25,23 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 
-WORKSPACE_BYTES = 64 << 20  # of one map; a stretch is one step at least, however large its map
+WORKSPACE_BYTES = 64 << 20  # for one feature map; a chunk has at least one step, however large its map
 
 
 class _Recompute:
-    """Stretches of decoder steps, replayed in backward."""
+    """The attention kernel that recomputes the feature map chunk by chunk in the backward pass."""
 
     name = "recompute"
-    summary = "plain torch operators that keep the weights alone and replay the map in a workspace"
+    summary = "PyTorch operators that keep only the weights and recompute the feature map in a workspace"
 
     def criteria(self) -> Sequence[Criterion]:
-        """None: this kernel takes everything."""
+        """Return no criteria: this kernel runs every problem."""
         return ()
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """The reference's work, a stretch at a time, with its forward pass twice in training."""
-        stretches = -(-problem.steps // stretch_steps(problem))
-        one = problem.replace(steps=min(problem.steps, stretch_steps(problem)))
+        """Return the work of the reference kernel by chunks, with the forward pass counted twice in training."""
+        chunks = -(-problem.steps // steps_per_chunk(problem))
+        one = problem.replace(steps=min(problem.steps, steps_per_chunk(problem)))
         forward = forward_work(one)
         work = forward + forward + backward_work(one) if problem.needs_grad else forward
         count = problem.steps / one.steps
@@ -49,16 +50,16 @@ class _Recompute:
             matmul_flops=work.matmul_flops * count,
             tanhs=work.tanhs * count,
             bytes_moved=work.bytes_moved * count,
-            launches=work.launches * stretches,
-            operators=work.operators * stretches,
-            # The map that is replayed lives while the adjoint makes its own; scores are those of all steps.
+            launches=work.launches * chunks,
+            operators=work.operators * chunks,
+            # The recomputed map and the gradient of a map are in memory together; scores are those of all steps.
             workspace_bytes=work.workspace_bytes
             + one.map_bytes * (1 + one.layer_norm) * problem.needs_grad
-            + 4 * (problem.pairs - one.pairs) * plain.wide(problem.dtype).itemsize,
+            + 4 * (problem.pairs - one.pairs) * plain.accumulation_dtype(problem.dtype).itemsize,
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The softmax."""
+        """Return the softmax."""
         if not problem.needs_grad:
             return ()
         return (TensorSpec((problem.steps, problem.batch, problem.source), problem.dtype),)
@@ -66,12 +67,14 @@ class _Recompute:
     def forward(
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
-        """Run stretch after stretch and keep the outputs alone."""
+        """Run chunk after chunk and keep only the outputs."""
         source = plain.Source.of(inputs)
-        scores = [plain.score(problem, inputs, source, each)[0] for each in inputs.query.split(stretch_steps(problem))]
-        context, weights = plain.look_up(problem, source, torch.cat(scores))
+        scores = [
+            plain.score(problem, inputs, source, each)[0] for each in inputs.query.split(steps_per_chunk(problem))
+        ]
+        context, weights = plain.softmax_context(problem, source, torch.cat(scores))
         kept = (weights,) if problem.needs_grad else ()
-        return plain.written(Result(context, weights if need_weights else None, kept), out)
+        return plain.copied_into(Result(context, weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -85,29 +88,29 @@ class _Recompute:
         needs: Needs = ALL,
         dquery: Tensor | None = None,
     ) -> Gradients:
-        """Replay each stretch and run its adjoint."""
-        totals = sums.begun(problem, inputs, into, needs)
+        """Recompute the feature map of each chunk and run its backward pass."""
+        totals = sums.accumulators(problem, inputs, into, needs)
         source = plain.Source.of(inputs)
         (weights,) = result.kept
-        dscores = plain.look_up_backward(problem, source, weights, dcontext, dweights)
-        steps = stretch_steps(problem)
+        dscores = plain.softmax_context_backward(problem, source, weights, dcontext, dweights)
+        steps = steps_per_chunk(problem)
         made, of_keys = [], None
         for first in range(0, problem.steps, steps):
             these = slice(first, first + steps)
             query = inputs.query[these]
             found = plain.Map(weights[these], *plain.replay(problem, inputs, source, query))
             of_query, more = plain.score_backward(problem, inputs, source, query, found, dscores[these], totals, needs)
-            del found  # before the next stretch makes its own map
+            del found  # frees this map before the next chunk allocates its own
             made.append(of_query)
             if more is not None:
-                of_keys = more.to(plain.wide(problem.dtype)) if of_keys is None else of_keys.add_(more)
+                of_keys = more.to(plain.accumulation_dtype(problem.dtype)) if of_keys is None else of_keys.add_(more)
         if of_keys is not None:
             plain.add_values(weights, dcontext, totals)
             plain.add_keys(problem, inputs, source, of_keys, totals)
-        return sums.ended(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
+        return sums.finished(problem, totals, into, torch.cat(made) if needs.query else None, dquery)
 
     def gathers(self, problem: Problem) -> bool:
-        """Tell whether a step makes a map again, which only the additive score has."""
+        """Return whether a step recomputes a feature map, which only the additive score has."""
         return problem.additive
 
     def gather_step(
@@ -119,9 +122,9 @@ class _Recompute:
         gathered: Gradients,
         dquery: Tensor,
     ) -> None:
-        """Replay the step, and use its map for both."""
+        """Recompute the step's feature map and use it for the gradients of query and source."""
         source, (weights,) = plain.Source.of(inputs), result.kept
-        dscores = plain.look_up_backward(problem, source, weights, dcontext, None)
+        dscores = plain.softmax_context_backward(problem, source, weights, dcontext, None)
         found = plain.Map(weights, *plain.replay(problem, inputs, source, inputs.query))
         of_query, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, gathered, ALL)
         assert of_query is not None
@@ -139,8 +142,8 @@ class _Recompute:
         gathered: Gradients,
         into: Gradients | None,
     ) -> Gradients:
-        """Add the values' gradient to what was gathered, which no map is needed for."""
-        totals = sums.begun(problem, inputs, into, Needs(query=False, source=True))
+        """Add the gradient of the values, which needs no feature map, to the accumulated gradients."""
+        totals = sums.accumulators(problem, inputs, into, Needs(query=False, source=True))
         source, (weights,) = plain.Source.of(inputs), result.kept
         assert gathered.keys is not None
         plain.add_values(weights, dcontexts, totals)
@@ -149,13 +152,13 @@ class _Recompute:
             total, more = getattr(totals, name), getattr(gathered, name)
             if more is not None:
                 total.add_(more)
-        return sums.ended(problem, totals, into, None, None)
+        return sums.finished(problem, totals, into, None, None)
 
 
 recompute = _Recompute()
 
 
-def stretch_steps(problem: Problem) -> int:
-    """Return how many decoder steps are computed together: all that fit the workspace, one at least."""
+def steps_per_chunk(problem: Problem) -> int:
+    """Return the number of decoder steps in a chunk: as many as fit into the workspace, and at least one."""
     one = max(problem.replace(steps=1).map_bytes, 1)
     return max(1, min(problem.steps, WORKSPACE_BYTES // one))

@@ -1,4 +1,4 @@
-"""The `reference` kernel: plain torch operators that keep the whole feature map, as attention is usually written."""
+"""The kernel `reference`: PyTorch operators that store the whole feature map, as attention is usually written."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 
-# Passes over a map that plain operators make. Forward: write the sum, read and write for the tanh, read for the product
-# with v; with layer norm read and write for the normalisation, the gain, the shift. Backward: read and write for the
-# tanh's adjoint; read for the sums over steps, over positions and for v; with layer norm four read-modify-writes, two
-# products and four sums.
+# The number of times that PyTorch operators read or write a feature map. Forward: write the sum, read and write for the
+# tanh, read for the product with v; with layer norm read and write for the normalisation, the weight and the bias.
+# Backward: read and write for the gradient of tanh; read for the sums over steps, over positions and for v; with layer
+# norm four read-modify-writes, two products and four sums.
 FORWARD_PASSES, FORWARD_NORM_PASSES = 4, 6
 BACKWARD_PASSES, BACKWARD_NORM_PASSES = 5, 20
 FORWARD_OPERATORS, BACKWARD_OPERATORS = 14, 22
 
 
 def forward_work(problem: Problem) -> Work:
-    """State the work of one forward pass in plain torch over all steps at once."""
+    """Return the work of one forward pass in PyTorch operators over all steps at once."""
     passes = (FORWARD_PASSES + FORWARD_NORM_PASSES * problem.layer_norm) * problem.additive
     outputs = (problem.steps * problem.batch + 2 * problem.source * problem.batch) * problem.value_size
     return Work(
@@ -38,7 +38,7 @@ def forward_work(problem: Problem) -> Work:
 
 
 def backward_work(problem: Problem) -> Work:
-    """State the work of one backward pass in plain torch over all steps at once, the map being at hand."""
+    """Return the work of one backward pass in PyTorch operators over all steps at once, with a stored feature map."""
     passes = (BACKWARD_PASSES + BACKWARD_NORM_PASSES * problem.layer_norm) * problem.additive
     sources = 6 * problem.source * problem.batch * (problem.value_size + problem.hidden_size)
     return Work(
@@ -48,32 +48,32 @@ def backward_work(problem: Problem) -> Work:
         operators=BACKWARD_OPERATORS,
         workspace_bytes=problem.map_bytes * (1 + problem.layer_norm)
         + _masked_bytes(problem)
-        + 4 * problem.pairs * plain.wide(problem.dtype).itemsize,
+        + 4 * problem.pairs * plain.accumulation_dtype(problem.dtype).itemsize,
     )
 
 
 def _masked_bytes(problem: Problem) -> int:
-    """Return the bytes of keys and values with zeros beyond each length."""
+    """Return the size in bytes of the masked copies of keys and values."""
     source = problem.source * problem.batch * (problem.hidden_size + problem.value_size)
     return source * problem.dtype.itemsize * problem.ragged
 
 
 class _Reference:
-    """One stretch of all decoder steps, its map kept."""
+    """The attention kernel that computes all decoder steps as one chunk and stores the feature map."""
 
     name = "reference"
-    summary = "plain torch operators that keep the feature map, any device and float dtype"
+    summary = "PyTorch operators that store the feature map, any device and floating-point dtype"
 
     def criteria(self) -> Sequence[Criterion]:
-        """None: this kernel takes everything."""
+        """Return no criteria: this kernel runs every problem."""
         return ()
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """A handful of operators, each over the whole map."""
+        """Return the work of about a dozen operators per pass, each over the whole feature map."""
         return forward_work(problem) + backward_work(problem) if problem.needs_grad else forward_work(problem)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The softmax, then the map; with layer norm its input and statistics too."""
+        """Return the softmax and the feature map; with layer norm also its normalised input and statistics."""
         if not problem.needs_grad:
             return ()
         positions = (problem.steps, problem.source, problem.batch)
@@ -82,19 +82,19 @@ class _Reference:
             kept.append(TensorSpec((*positions, problem.hidden_size), problem.dtype))
         if problem.layer_norm:
             kept.append(TensorSpec((*positions, problem.hidden_size), problem.dtype))
-            kept.append(TensorSpec((*positions, 1), plain.wide(problem.dtype)))
+            kept.append(TensorSpec((*positions, 1), plain.accumulation_dtype(problem.dtype)))
         return tuple(kept)
 
     def forward(
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
-        """Run all steps as one stretch."""
+        """Run all steps as one chunk."""
         source = plain.Source.of(inputs)
         scores, made = plain.score(problem, inputs, source, inputs.query)
-        context, weights = plain.look_up(problem, source, scores)
+        context, weights = plain.softmax_context(problem, source, scores)
         found = plain.Map(weights, *made)
         kept = tuple(tensor for tensor in found if tensor is not None) if problem.needs_grad else ()
-        return plain.written(Result(context, found.weights if need_weights else None, kept), out)
+        return plain.copied_into(Result(context, found.weights if need_weights else None, kept), out)
 
     def backward(
         self,
@@ -108,15 +108,15 @@ class _Reference:
         needs: Needs = ALL,
         dquery: Tensor | None = None,
     ) -> Gradients:
-        """Run the adjoint of that stretch."""
-        totals = sums.begun(problem, inputs, into, needs)
+        """Run the backward pass of that chunk."""
+        totals = sums.accumulators(problem, inputs, into, needs)
         source, found = plain.Source.of(inputs), plain.Map(*result.kept)
-        dscores = plain.look_up_backward(problem, source, found.weights, dcontext, dweights)
+        dscores = plain.softmax_context_backward(problem, source, found.weights, dcontext, dweights)
         made, of_keys = plain.score_backward(problem, inputs, source, inputs.query, found, dscores, totals, needs)
         if of_keys is not None:
             plain.add_values(found.weights, dcontext, totals)
             plain.add_keys(problem, inputs, source, of_keys, totals)
-        return sums.ended(problem, totals, into, made, dquery)
+        return sums.finished(problem, totals, into, made, dquery)
 
 
 reference = _Reference()

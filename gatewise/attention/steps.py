@@ -1,8 +1,9 @@
-"""Attention of a decoder that runs step by step: each step a forward and a query's gradient, the source's once.
+"""Attention for a decoder that runs step by step: forward and query gradient per step, source gradients at the end.
 
-What the gradients of keys, values and parameters are sums of, over steps, is known after the loop of the backward pass:
-all queries and all gradients of contexts. They are computed then, in one call, and no step makes a gradient of the
-source. A kernel that makes a step's map again anyway can gather its share of them meanwhile: `new_gathering`.
+The gradients of keys, values and parameters are sums over steps of terms that depend on the queries and on the
+gradients of the contexts, all of which are known after the backward loop. They are computed then, in one call, and no
+step computes a gradient of the source. A kernel that recomputes each step's feature map anyway can accumulate its
+contribution during the loop: see `new_gathering`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Steps:
     """The source of a decoder that runs step by step, and the tensors that its steps write into.
 
     Attributes:
-        kernel: That runs every step.
-        problem: All steps together.
-        inputs: Source and parameters, shared with the caller; the query is that of all steps [T, B, H], which the
-            caller writes, a step's before `attend_step`.
-        result: Contexts [T, B, V], and what the kernel keeps of each step.
+        kernel: The kernel that runs every step.
+        problem: The description of all steps together.
+        inputs: The source and the parameters, shared with the caller. The query is that of all steps [T, B, H]; the
+            caller writes the query of a step before `attend_step`.
+        result: The contexts [T, B, V], and the tensors that the kernel keeps of each step.
     """
 
     kernel: Kernel
@@ -42,16 +43,16 @@ class Steps:
 
     @property
     def queries(self) -> Tensor:
-        """[T, B, H]; step t's is written by the caller before `attend_step(steps, t)`."""
+        """The queries [T, B, H]; the caller writes that of step t before `attend_step(steps, t)`."""
         return self.inputs.query
 
     @property
     def contexts(self) -> Tensor:
-        """[T, B, V]; step t's is written by `attend_step(steps, t)`."""
+        """The contexts [T, B, V]; `attend_step(steps, t)` writes that of step t."""
         return self.result.context
 
     def at(self, step: int) -> tuple[Problem, Inputs, Result]:
-        """Return one step's share of everything, for a kernel."""
+        """Return problem, inputs and result of one step, for a kernel."""
         here = slice(step, step + 1)
         result = Result(self.result.context[here], None, tuple(kept[here] for kept in self.result.kept))
         return self.problem.replace(steps=1), self.inputs._replace(query=self.inputs.query[here]), result
@@ -73,26 +74,26 @@ def new_steps(
     kernel: str = AUTO,
     memory_budget: float | None = None,
 ) -> Steps:
-    """Choose a kernel and allocate what a decoder's loop writes into; the loop itself then allocates nothing large.
+    """Choose a kernel and allocate the tensors of a decoder's loop, so that the loop itself allocates nothing large.
 
-    Args: as in `gatewise.attention.attend`, and
-        steps: T.
+    Args: The same as for `gatewise.attention.attend`, and
+        steps: The number of decoder steps, T.
         score: "additive" or "dot". For the general score, multiply the keys by its weight once and use "dot".
-        queries: Where the caller is going to write each step's query [T, B, H]; None makes it.
-        contexts: Where each step's context is written [T, B, V]; may be a part of a wider tensor, or the same place for
-            all steps. None makes it.
-        needs_grad: Whether gradients are asked for later.
+        queries: The tensor into which the caller writes each step's query [T, B, H]; None allocates it.
+        contexts: The tensor into which each step's context is written [T, B, V]. It may be a part of a wider tensor, or
+            use the same memory for all steps. None allocates it.
+        needs_grad: Whether gradients are computed later.
 
     Returns:
-        What `attend_step`, `query_gradient_step` and `source_gradients` take.
+        The steps, for `attend_step`, `query_gradient_step` and `source_gradients`.
 
     Raises:
-        ArgumentError: The score is "general", or as `attend` does.
-        KernelRefused: As `attend` does.
-        OutOfMemoryPredicted: As `attend` does.
-        ShapeError: As `attend` does.
-        DtypeError: As `attend` does.
-        DeviceError: As `attend` does.
+        ArgumentError: The score is "general", or a parameter of the score is missing or belongs to another score.
+        KernelRefused: The named kernel cannot run this call, as for `attend`.
+        OutOfMemoryPredicted: No kernel fits into the memory budget, as for `attend`.
+        ShapeError: A rank, size or length does not fit, as for `attend`.
+        DtypeError: The dtypes differ or are not floating point, as for `attend`.
+        DeviceError: The tensors are on different devices, as for `attend`.
     """
     if score in (Score.GENERAL, Score.GENERAL.value):
         advice = "Multiply the keys by the weight once, and use 'dot'."
@@ -116,7 +117,7 @@ def new_steps(
     if problem.steps != steps:
         raise ShapeError(sentence("queries", f"of T = {steps} steps", problem.steps))
     if 0 in (problem.source, problem.batch, problem.value_size):
-        raise ShapeError(sentence("keys", "of one position and one sequence at least", list(keys.shape)))
+        raise ShapeError(sentence("keys", "of at least one position and one sequence", list(keys.shape)))
     shape = (steps, problem.batch, problem.value_size)
     contexts = values.new_empty(shape) if contexts is None else contexts
     _check("contexts", contexts, shape, values)
@@ -131,8 +132,8 @@ def attend_step(steps: Steps, step: int) -> Tensor:
     """Return the context of one step [B, V], written into `steps.contexts[step]`, from `steps.queries[step]`.
 
     Args:
-        steps: What `new_steps` returned.
-        step: t, from 0 to T - 1.
+        steps: The steps from `new_steps`.
+        step: The number of the step, t, from 0 to T - 1.
 
     Raises:
         ShapeError: There is no such step.
@@ -143,17 +144,18 @@ def attend_step(steps: Steps, step: int) -> Tensor:
 
 
 def new_gathering(steps: Steps) -> Gradients | None:
-    """Return what the backward steps of a kernel that makes their maps again gather for the source's gradients.
+    """Return accumulators for the source gradients, for kernels that recompute the feature map of each step.
 
-    Such a kernel makes the map of a step for its query's gradient. With this, `query_gradient_step` adds up what the
-    source's gradients need of it, and `source_gradients` does not make all maps once more. It is for a loop in which
-    each step goes back exactly once, from the gradients of contexts that `source_gradients` is given.
+    Such a kernel recomputes the feature map of a step for the gradient of its query. With these accumulators,
+    `query_gradient_step` also adds the step's contribution to the source gradients, and `source_gradients` need not
+    recompute all maps once more. They are for a loop in which the backward pass runs through each step exactly once,
+    with the same gradients of contexts that `source_gradients` is given.
 
     Args:
-        steps: From `new_steps`.
+        steps: The steps from `new_steps`.
 
     Returns:
-        What both are given; None where the kernel gathers nothing.
+        The accumulators to pass to both functions; None if the kernel does not recompute a feature map.
     """
     kernel, problem = steps.kernel, steps.problem
     if not isinstance(kernel, Gathering) or not kernel.gathers(problem) or not problem.needs_grad:
@@ -164,20 +166,20 @@ def new_gathering(steps: Steps) -> Gradients | None:
 def query_gradient_step(
     steps: Steps, step: int, dcontext: Tensor, out: Tensor | None = None, *, gathered: Gradients | None = None
 ) -> Tensor:
-    """Return the gradient of one step's query [B, H]; nothing else is computed, but for what is gathered.
+    """Return the gradient of one step's query [B, H], and accumulate source gradients if `gathered` is given.
 
     Args:
-        steps: What `new_steps` returned; its query and context of the step are as `attend_step` left them.
-        step: t.
-        dcontext: Gradient of the context of the step [B, V].
-        out: Where it is written [B, H]; None makes it.
-        gathered: What `new_gathering` returned; None to gather nothing.
+        steps: The steps from `new_steps`; query and context of the step must be as `attend_step` left them.
+        step: The number of the step, t.
+        dcontext: The gradient of the step's context [B, V].
+        out: The tensor for the result [B, H]; None allocates it.
+        gathered: The accumulators from `new_gathering`; None to accumulate nothing.
 
     Raises:
-        ArgumentError: The steps were made without gradients, or rows of `out` are not contiguous.
+        ArgumentError: The steps were created with needs_grad=False, or rows of `out` are not contiguous.
         ShapeError: There is no such step, or a shape does not fit.
-        DtypeError: A dtype is not the keys'.
-        DeviceError: A tensor is on another device.
+        DtypeError: A dtype differs from the keys' dtype.
+        DeviceError: A tensor is not on the keys' device.
     """
     _check_needs_grad(steps)
     problem, inputs, result = steps.at(_step(steps, step))
@@ -200,19 +202,19 @@ def query_gradient_step(
 def source_gradients(
     steps: Steps, dcontexts: Tensor, *, into: Gradients | None = None, gathered: Gradients | None = None
 ) -> Gradients:
-    """Return the gradients of everything that all steps share: keys, values, v and layer norm.
+    """Return the gradients of the inputs that all steps share: keys, values, v and layer norm.
 
     Args:
-        steps: What `new_steps` returned, after all its steps.
-        dcontexts: Gradients of all contexts [T, B, V].
-        into: Float32 (or wider) tensors that the gradients are added to, in place; None for new ones.
-        gathered: What `new_gathering` returned, after `query_gradient_step` was given it at all steps.
+        steps: The steps from `new_steps`, after all of them have run.
+        dcontexts: The gradients of all contexts [T, B, V].
+        into: Float32 (or wider) tensors to which the gradients are added in place; None allocates new tensors.
+        gathered: The accumulators from `new_gathering`, after `query_gradient_step` was called with them for all steps.
 
     Raises:
-        ArgumentError: The steps were made without gradients.
-        ShapeError: `dcontexts` is not shaped as the contexts.
-        DtypeError: Its dtype is not the keys'.
-        DeviceError: It is on another device.
+        ArgumentError: The steps were created with needs_grad=False.
+        ShapeError: `dcontexts` does not have the shape of the contexts.
+        DtypeError: Its dtype differs from the keys' dtype.
+        DeviceError: It is not on the keys' device.
     """
     _check_needs_grad(steps)
     _check("dcontexts", dcontexts, tuple(steps.contexts.shape), steps.inputs.values)
@@ -233,7 +235,7 @@ def _step(steps: Steps, step: int) -> int:
 
 def _check_needs_grad(steps: Steps) -> None:
     if not steps.problem.needs_grad:
-        raise ArgumentError(sentence("steps", "made with needs_grad=True", "needs_grad=False"))
+        raise ArgumentError(sentence("steps", "created with needs_grad=True", "needs_grad=False"))
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
@@ -247,4 +249,6 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> N
 
 def _check_rows(name: str, tensor: Tensor) -> None:
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
-        raise ArgumentError(sentence(name, "of a last stride of 1", tensor.stride(-1), "Its rows are written."))
+        raise ArgumentError(
+            sentence(name, "of a last stride of 1", tensor.stride(-1), "Give a tensor with contiguous rows.")
+        )

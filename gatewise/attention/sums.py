@@ -1,4 +1,4 @@
-"""Where the gradients that all decoder steps share are added up."""
+"""Accumulators for the gradients of the inputs that all decoder steps share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gatewise.attention.call import Gradients, Inputs, Needs
 from gatewise.attention.problem import Problem
 
 
-def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs) -> Gradients:
-    """Return what a backward pass adds to: `into`, or zeros in the dtype that sums are kept in, or nothing."""
+def accumulators(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs) -> Gradients:
+    """Return the tensors that a backward pass adds to: `into`, or new zeros, or none if they are not needed."""
     if into is not None:
         return into
     if not needs.source:
@@ -20,8 +20,8 @@ def begun(problem: Problem, inputs: Inputs, into: Gradients | None, needs: Needs
 
 
 def zeros(problem: Problem, inputs: Inputs) -> Gradients:
-    """Return zeros for the gradients of all inputs but the query, in the dtype that sums are kept in."""
-    dtype = plain.wide(problem.dtype)
+    """Return zeros for the gradients of all inputs except the query, in the dtype of sums."""
+    dtype = plain.accumulation_dtype(problem.dtype)
 
     def like(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
@@ -29,17 +29,17 @@ def zeros(problem: Problem, inputs: Inputs) -> Gradients:
     return Gradients(None, *(like(tensor) for tensor in (inputs.keys, inputs.values, *inputs[4:])))
 
 
-def ended(
+def finished(
     problem: Problem, totals: Gradients, into: Gradients | None, found: Tensor | None, dquery: Tensor | None
 ) -> Gradients:
-    """Return the gradients of a call.
+    """Return the gradients of a call from its accumulators.
 
     Args:
-        problem: Its dtype is that of new gradients.
-        totals: What `begun` returned, added to.
-        into: As in `begun`.
-        found: The query's gradient; None when it was not wanted.
-        dquery: Where the caller wants it; None for a new tensor.
+        problem: The description of the call; its dtype is that of new gradients.
+        totals: The accumulators from `accumulators`, after the backward pass.
+        into: The caller's accumulators, or None, as in `accumulators`.
+        found: The gradient of the query; None when it is not needed.
+        dquery: The tensor to copy the query's gradient to; None returns `found` itself.
     """
     if into is None:
         totals = Gradients(*(None if tensor is None else tensor.to(problem.dtype) for tensor in totals))

@@ -1,4 +1,4 @@
-"""From a user's arguments to a `Problem` and `Inputs`, or an error that says what to change."""
+"""The validation of a user's arguments and their conversion to a `Problem` and `Inputs`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prepare(
     norm_bias: Tensor | None,
     needs_grad: bool,
 ) -> tuple[Problem, Inputs]:
-    """Check every argument and describe the call; the query is [T, B, Q] here.
+    """Check every argument and describe the call; the query is [T, B, Q].
 
     Raises:
         ShapeError: A rank, size or length does not fit.
@@ -54,7 +54,7 @@ def prepare(
         "norm_bias": (norm_bias, (hidden,)),
     }
     if keys.dtype not in _FLOATS:
-        raise DtypeError(sentence("keys", "a float tensor", str(keys.dtype)))
+        raise DtypeError(sentence("keys", "a floating-point tensor", str(keys.dtype)))
     for name, (tensor, shape) in expected.items():
         if tensor is None:
             continue
@@ -99,7 +99,9 @@ def _check_parameters(score: Score, parameters: dict[str, Tensor | None]) -> Non
     if needed and parameters[needed] is None:
         raise ArgumentError(sentence(needed, f"a tensor for the {score.value} score", "None"))
     if (parameters["norm_weight"] is None) != (parameters["norm_bias"] is None):
-        raise ArgumentError(sentence("norm_bias", "given where norm_weight is", "one without the other"))
+        raise ArgumentError(
+            sentence("norm_bias", "given together with norm_weight", "only one of them", "Give both or none.")
+        )
 
 
 def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: torch.device) -> Tensor:
@@ -111,7 +113,7 @@ def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: t
     if tuple(given.shape) != (batch,):
         raise ShapeError(sentence("lengths", f"of shape {[batch]}", list(given.shape), "Give one for each sequence."))
     if not given.is_cuda and batch:
-        # On a GPU they are not read: that would wait for the device. There, kernels clamp them to [0, S].
+        # Lengths on a GPU are not checked, because that would synchronise; the kernels clamp them to [0, S].
         least, most = int(given.min()), int(given.max())
         if least < 0 or most > source:
             found = least if least < 0 else most

@@ -1,6 +1,6 @@
-"""What models learn from: text in windows, labelled sequences and pairs of sentences in batches.
+"""Data sets and batches for training: token streams, labelled sequences and sentence pairs.
 
-Nothing here knows what a model is. The way through::
+Nothing in this package knows which model is trained. For a language model::
 
     corpus = python_topics()  # or corpus_from_files(...), corpus_from_file(...)
     tokenizer = build_tokenizer("bpe", corpus.train, size=2000)
@@ -8,14 +8,14 @@ Nothing here knows what a model is. The way through::
     for window in stream.windows(epoch=0):
         ...  # window.inputs, window.targets: [T, B]
 
-and for sequences::
+For a sequence classifier or regressor::
 
     train, valid, test = divide_sequences(read_sequences("steps.csv"))  # or digits(), synthetic()
     targets = class_numbers(train, classes_of(train))
     for batch in SequenceBatches(train, targets, batch_size=64, shuffle=True).windows(epoch=0):
         ...  # batch.inputs: [T, B, F], batch.lengths, batch.targets: [B]
 
-and for translation::
+For translation::
 
     train, valid, test = divide_parallel(phrases("de", "en"))  # or read_parallel("train.de", "train.en")
     source, target = build_vocabularies("bpe", train, size=1000)

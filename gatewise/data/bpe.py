@@ -14,10 +14,10 @@ DEFAULT_SIZE = 2000
 
 
 class BpeTokenizer:
-    """Byte-level byte-pair encoding: any text can be written, and nothing is unknown.
+    """A byte-level byte-pair encoding, which can represent any text and needs no unknown token.
 
     Args:
-        model: The document that `tokenizers.Tokenizer.to_str()` writes.
+        model: The JSON document that `tokenizers.Tokenizer.to_str()` returns.
 
     References:
         Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with Subword Units, 2016, section 3.2.
@@ -32,7 +32,7 @@ class BpeTokenizer:
 
     @classmethod
     def from_text(cls, text: str, size: int | None = None) -> BpeTokenizer:
-        """Learn merges from a text until there are `size` tokens (default 2,000, at least 256)."""
+        """Learn merges from a text until the vocabulary has `size` tokens (default 2,000, at least 256)."""
         size = DEFAULT_SIZE if size is None else size
         if size < 256:
             raise ArgumentError(sentence("vocabulary_size", "at least 256 for bpe", size, "Every byte is a token."))
@@ -55,12 +55,12 @@ class BpeTokenizer:
         return torch.tensor([token for piece in pieces for token in piece.ids], dtype=torch.int64)
 
     def encode_lines(self, lines: Sequence[str]) -> list[torch.Tensor]:
-        """Return the tokens of each line, int64 [N], on all cores."""
+        """Return the tokens of each line, int64 [N], computed on all CPU cores."""
         pieces = self._model.encode_batch(lines, add_special_tokens=False)
         return [torch.tensor(piece.ids, dtype=torch.int64) for piece in pieces]
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that the token was merged from."""
+        """Return the bytes that the token represents."""
         table = _byte_of_letter()
         letters = self._model.id_to_token(token)
         if letters is None:
@@ -68,15 +68,15 @@ class BpeTokenizer:
         return bytes(table[letter] for letter in letters)
 
     def to_json(self) -> str:
-        """Return the library's own document, marked with the kind."""
+        """Return the JSON document of the `tokenizers` library with the kind of this tokenizer added."""
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
 
 
 @functools.cache
 def _byte_of_letter() -> dict[str, int]:
-    """Invert the printable letters under which byte-level tokenizers write bytes.
+    """Return the byte for each printable character that byte-level tokenizers write in its place.
 
-    Bytes that print keep their own character; the others follow, in order, from U+0100.
+    Printable bytes keep their own character; the others are assigned the characters from U+0100 on, in order.
     """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]

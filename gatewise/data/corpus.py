@@ -1,4 +1,4 @@
-"""A corpus: three texts, one to learn from, one to choose by, one to report."""
+"""A text corpus, split into a training, a validation and a test text."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 
 SHARES = (0.9, 0.05, 0.05)
-"""How one text is divided into training, validation and test text."""
+"""The fractions of a text that become training, validation and test text."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Corpus:
-    """Text in its three parts.
+    """A corpus split into three texts.
 
     Attributes:
-        name: What it is, in a few words.
-        train: The text to learn from; vocabularies are built from it alone.
-        valid: The text that decides when to stop and which weights to keep.
-        test: The text that is looked at once, at the end.
+        name: A short description of the corpus.
+        train: The training text; vocabularies are built from it alone.
+        valid: The validation text, used for early stopping and for selecting the best weights.
+        test: The test text, evaluated once after training.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Corpus:
 
 
 def corpus_from_files(train: str | Path, valid: str | Path, test: str | Path) -> Corpus:
-    """Read a corpus that is already divided into three UTF-8 files.
+    """Read a corpus that is already split into three UTF-8 files.
 
     Args:
         train: Path of the training text.
@@ -39,7 +39,7 @@ def corpus_from_files(train: str | Path, valid: str | Path, test: str | Path) ->
         test: Path of the test text.
 
     Returns:
-        The three texts as they stand.
+        The three texts, unchanged.
 
     Raises:
         CorpusError: A file is missing, empty or not UTF-8.
@@ -48,16 +48,16 @@ def corpus_from_files(train: str | Path, valid: str | Path, test: str | Path) ->
 
 
 def corpus_from_file(path: str | Path, shares: Sequence[float] = SHARES) -> Corpus:
-    """Read one UTF-8 file and divide it, in its own order, into three parts.
+    """Read one UTF-8 file and split it into three consecutive parts.
 
-    The text is cut at ends of lines: the first part is for training, the next for validation, the last for testing.
+    The text is split at line ends: the first part is for training, the next for validation, the last for testing.
 
     Args:
         path: Path of the text.
         shares: Fractions of the characters for training, validation and test; they sum to 1.
 
     Returns:
-        The divided text.
+        The corpus.
 
     Raises:
         CorpusError: The file is missing, empty or not UTF-8, or has too few lines for three parts.
@@ -67,13 +67,13 @@ def corpus_from_file(path: str | Path, shares: Sequence[float] = SHARES) -> Corp
 
 
 def python_topics() -> Corpus:
-    """Return the help pages that every Python carries, divided by `SHARES`.
+    """Return the help pages that come with Python, split by `SHARES`.
 
-    These are the texts behind `help("topics")`, in alphabetical order of topic. Many paragraphs stand in several
-    topics; only the first occurrence is kept, so that nothing in the validation or test text was learned by heart.
+    These are the texts behind `help("topics")`, in alphabetical order of topic. Many paragraphs occur in several
+    topics; only the first occurrence is kept, so that no validation or test paragraph occurs in the training text.
 
     Returns:
-        About 350,000 characters; the exact text depends on the version of Python.
+        A corpus of about 350,000 characters; the exact text depends on the version of Python.
     """
     from pydoc_data.topics import topics
 
@@ -91,7 +91,7 @@ def python_topics() -> Corpus:
 
 
 def divide(name: str, text: str, shares: Sequence[float]) -> Corpus:
-    """Cut a text at ends of lines into consecutive parts with these shares of its characters."""
+    """Split a text at line ends into consecutive parts that hold the given fractions of its characters."""
     if len(shares) != 3 or min(shares) <= 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
         raise ArgumentError(
             sentence("shares", "three positive numbers that sum to 1", tuple(shares), f"The default is {SHARES}.")
@@ -108,15 +108,15 @@ def divide(name: str, text: str, shares: Sequence[float]) -> Corpus:
 
 
 def read_text(path: str | Path) -> str:
-    r"""Read a UTF-8 text file, or say exactly why it cannot be read.
+    r"""Read a UTF-8 text file.
 
     A byte-order mark is dropped; line ends become ``\\n``.
 
     Args:
-        path: The file.
+        path: The path of the file.
 
     Returns:
-        Its text.
+        The text of the file.
 
     Raises:
         CorpusError: The file is missing, not a file, unreadable, empty, or not UTF-8 (with the offset of the first

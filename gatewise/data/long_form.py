@@ -1,4 +1,4 @@
-"""Tables with one row a time step, and the sequences in them."""
+"""Tables in long form, with one row per time step, and their conversion to sequences."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from gatewise.contract.errors import DataError
 from gatewise.data.sequences import Sequences
 
 _TOLERANCE = 1e-3
-"""How much a distance in time may differ from the usual one, as a fraction of it."""
+"""The largest relative deviation of a time interval from the median interval that is not a gap."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which column is what.
+    """The roles of the columns of a table.
 
     Attributes:
-        sequence: Tells which sequence a row belongs to.
-        time: Orders the rows of a sequence: numbers or dates at equal distances; empty when rows are in order already.
-        label: What is to be told of the sequence, the same in each of its rows; empty when nothing is known.
-        features: What the model reads; empty for all other columns.
-        allow_gaps: Whether distances in time may differ; steps then only order the rows.
+        sequence: The column that identifies the sequence of a row.
+        time: The column that orders the rows of a sequence, with numbers or dates at equal intervals. An empty string
+            means that the rows are in order already.
+        label: The column of the target, which is the same in all rows of a sequence. An empty string means that the
+            sequences have no labels.
+        features: The columns that are the model's inputs. An empty tuple means all other columns.
+        allow_gaps: Whether time intervals may differ; the time column then only orders the rows.
     """
 
     sequence: str = "sequence"
@@ -37,7 +39,7 @@ class Columns:
         """Return the feature columns of a file.
 
         Raises:
-            DataError: A column is missing or stands there twice, or none is left for the features.
+            DataError: A column is missing or occurs twice, or no column is left for the features.
         """
         twice = [name for name in header if header.count(name) > 1]
         if twice:
@@ -57,16 +59,16 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LongForm:
-    """The rows of a file, one a time step.
+    """The rows of a table in long form, one per time step.
 
     Attributes:
-        name: The file.
-        features: Names of the feature columns.
-        rows: Where each row stands in the file, int64 [R].
-        ids: Which sequence each row belongs to, strings [R].
-        times: Time of each row, float64 [R]; None when the rows are in order.
-        values: Features, float64 [R, F].
-        labels: Label of each row, strings or float64 [R]; None when there are none.
+        name: The name of the file.
+        features: The names of the feature columns.
+        rows: The row number of each row in the file, int64 [R].
+        ids: The identifier of the sequence that each row belongs to, strings [R].
+        times: The time of each row, float64 [R]; None when the rows are in order.
+        values: The features, float64 [R, F].
+        labels: The label of each row, strings or float64 [R]; None when there are none.
     """
 
     name: str
@@ -83,11 +85,11 @@ class LongForm:
 
 
 def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
-    """Put the rows of each sequence together, in order of time; sequences stand in the order of their first rows.
+    """Collect the rows of each sequence in order of time; sequences keep the order of their first rows.
 
     Raises:
-        DataError: There are no rows, a number is missing, times leave a gap or stand there twice, or a sequence has
-            two labels. The sentence names the row.
+        DataError: There are no rows, a number is missing, times leave a gap or occur twice, or a sequence has two
+            labels. The message names the row.
     """
     if not len(table.rows):
         raise DataError(f"{table.name} has no rows of data. Give a file with one row a time step.")
@@ -96,7 +98,7 @@ def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
     rank = np.empty(len(first), dtype=np.int64)
     rank[first.argsort(kind="stable")] = np.arange(len(first))
     code = rank[code]
-    # The last key counts first; lexsort is stable, so that rows without times keep their order.
+    # `lexsort` sorts by its last key first. It is stable, so that rows without times keep their order.
     order = np.lexsort((code,)) if table.times is None else np.lexsort((table.times, code))
     code = code[order]
     begins = np.flatnonzero(np.r_[True, code[1:] != code[:-1]])
@@ -118,7 +120,7 @@ def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
 
 
 def _check_numbers(table: LongForm) -> None:
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there, and refused
+    with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite and are rejected
         bad = np.argwhere(~np.isfinite(table.values.astype(np.float32)))
     if len(bad):
         row, column = bad[0]

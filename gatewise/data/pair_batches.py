@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of similar length, in few shapes, as many pairs as fit into a number of tokens."""
+"""Batches of sentence pairs of similar length, padded to a few shapes and limited by a number of tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gatewise.contract.errors import ArgumentError, DataError, sentence
 from gatewise.data.sentences import BEGINNING, END, PADDING
 
 _FINENESS = 3
-"""Lengths between two powers of two fall into 2^3 buckets, so that at most an eighth of the longer side is padding."""
+"""There are 2^3 buckets of lengths between two powers of two, so that at most 1/8 of the longer side is padding."""
 
 _ALIGNED, _MANY = 8, 64
-"""From 64 pairs on, those that a process reads at a time are a multiple of 8, which matrix kernels are made for."""
+"""From 64 pairs per process on, their number is a multiple of 8, for which matrix kernels are efficient."""
 
 
 class _Tensors(NamedTuple):
@@ -27,53 +27,53 @@ class _Tensors(NamedTuple):
 
 
 class PairBatch(_Tensors):
-    """Sentences and their translations, with `PADDING` behind the end.
+    """A batch of sentences and their translations, padded with `PADDING`.
 
     Attributes:
-        source: int64 [S, B].
-        source_lengths: Tokens of each sentence, int64 [B].
-        inputs: What the decoder reads: `BEGINNING`, then the translation; int64 [T, B].
-        targets: What it should answer: the translation, then `END`; int64 [T, B].
-        token_weight: What a target token counts in the loss, 1 / `count`: float32 [].
-        rows: Which pairs they are, int64 [B].
-        count: Target tokens, the ends included: the mean over the processes that share the batch.
+        source: The source tokens, int64 [S, B].
+        source_lengths: The number of tokens of each source sentence, int64 [B].
+        inputs: The decoder inputs, `BEGINNING` followed by the translation; int64 [T, B].
+        targets: The decoder targets, the translation followed by `END`; int64 [T, B].
+        token_weight: The weight of a target token in the loss, 1 / `count`; float32 [].
+        rows: The indices of the pairs, int64 [B].
+        count: The number of target tokens including `END`, averaged over the processes that share the batch.
     """
 
     count: float  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
 
     def __new__(cls, *tensors: torch.Tensor, count: float = 0) -> PairBatch:
-        """Hold the tensors; a batch made of tensors alone, as a recording makes it, has no count."""
+        """Create a batch; one that is made of tensors alone, as CUDA graph capture does, has no count."""
         batch = super().__new__(cls, *tensors)
         batch.count = count
         return batch
 
 
 class PairBatches:
-    """Epochs over sentence pairs that lie on the device from the start.
+    """Iterates over batches of sentence pairs, which are stored on the device.
 
-    Pairs are put in buckets by the longer of their two lengths, each bucket is shuffled and cut into batches, and the
-    batches are shuffled: little is padding, every epoch has as many batches, and the same epoch always yields the
-    same. What is left over in a bucket goes with the next longer pairs.
+    Pairs are put in buckets by the longer of their two lengths, each bucket is shuffled and split into batches, and the
+    batches are shuffled. There is little padding, every epoch has the same number of batches, and the order depends
+    only on the seed and the epoch. The pairs that do not fill a batch of their bucket move to the next longer bucket.
 
-    All batches of a bucket have one shape: both sides are padded to the longest that the bucket is for. An epoch has as
-    many shapes as buckets, and one more for the batch at its end, so that whatever is prepared for a shape, such as a
-    CUDA graph of the training step, is prepared a few dozen times and serves nearly every batch.
+    All batches of a bucket have one shape: both sides are padded to the longest length of the bucket. An epoch has as
+    many shapes as buckets, and one more for its last batch, so that work that depends on the shape, such as CUDA graph
+    capture of the training step, is done a few dozen times and serves nearly every batch.
 
     Args:
-        source: Tokens of the sentences, each int64 [N], without beginning and end.
-        target: Tokens of their translations.
-        batch_tokens: Most tokens in a batch over all processes, padding included, on the side that has more.
-        device: Where the batches will be read.
-        rank: Which process this is.
-        processes: How many processes share each batch; a training batch has as many pairs for each.
-        shuffle: Whether each epoch has another order, as training needs it. Then fewer pairs than processes may be left
-            out at the end of an epoch.
-        seed: Seed of the orders.
-        name: What the pairs are, for errors.
+        source: The tokens of each source sentence, int64 [N], without beginning and end.
+        target: The tokens of each translation.
+        batch_tokens: The maximum number of tokens in a batch over all processes, padding included, on the longer side.
+        device: The device of the batches.
+        rank: The rank of this process.
+        processes: The number of processes that share each batch; in training, all get the same number of pairs.
+        shuffle: Whether to shuffle each epoch, as for training. Up to `processes - 1` pairs may then be left out at the
+            end of an epoch.
+        seed: The seed of the shuffling.
+        name: The name of the data in error messages.
 
     Raises:
         ArgumentError: `batch_tokens` is not positive.
-        DataError: There is no pair, or a pair is too long for any batch; the message has its line and length.
+        DataError: There is no pair, or a pair is too long for any batch; the message has its index and length.
     """
 
     def __init__(
@@ -111,54 +111,54 @@ class PairBatches:
         self._buckets = _rounded_up(lengths).clamp(max=fits)
         shapes = [(len(rows), steps) for rows, steps in self._batches(torch.arange(len(lengths)))]
         self._count = len(shapes)
-        # What is left out at the end of an epoch differs from epoch to epoch: the shares are those of this order.
+        # Shuffling changes which pairs an epoch leaves out; the statistics are those of the unshuffled order.
         self._places = 2 * sum(rows * steps for rows, steps in shapes)
         self._shapes = len(set(shapes))
 
     @property
     def longest_source(self) -> int:
-        """Tokens of the longest sentence."""
+        """The number of tokens of the longest source sentence."""
         return int(self._source.lengths.max())
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of all sentences, and of all translations without their ends."""
+        """The number of tokens of all sentences and of all translations, without `END`."""
         return int(self._source.lengths.sum()), int(self._target.lengths.sum())
 
     @property
     def shapes(self) -> int:
-        """How many different shapes the batches of an epoch have."""
+        """The number of different shapes among the batches of an epoch."""
         return self._shapes
 
     def largest(self, batch_tokens: int | None = None) -> list[tuple[int, int]]:
-        """Return the largest batch of each length that this process may be given: its padded length and its pairs.
+        """Return the largest batch of each padded length that this process may get, as (padded length, pairs).
 
         Args:
-            batch_tokens: Instead of that of these batches, to see what another would do.
+            batch_tokens: The limit to assume in place of that of these batches.
         """
         found, before = [], 0
         for steps, rows in zip(*self._by_bucket(self._buckets.argsort()), strict=True):
-            before += len(rows)  # what is left over of shorter pairs comes with these
+            before += len(rows)  # pairs that fill no batch of a shorter bucket are batched with these
             found.append((steps, -(-min(self._size(steps, batch_tokens), before) // self._processes)))
         return found
 
     @property
     def padding(self) -> float:
-        """Share of an epoch's places that hold padding; beginning and end of a translation are one token."""
+        """The fraction of an epoch's positions that hold padding; `BEGINNING` and `END` count as one token together."""
         return 1 - (sum(self.tokens) + len(self._buckets)) / self._places
 
     def __len__(self) -> int:
         return self._count
 
     def windows(self, epoch: int = 0, start: int = 0) -> Iterator[PairBatch]:
-        """Read the batches of one epoch.
+        """Iterate over the batches of one epoch.
 
         Args:
-            epoch: Which epoch, from 0; matters only with `shuffle`.
-            start: How many batches to skip, to go on where an interrupted epoch stopped.
+            epoch: The number of the epoch, from 0; it matters only with `shuffle`.
+            start: The number of batches to skip, to resume an interrupted epoch.
 
         Yields:
-            This process's share of each batch; without `shuffle`, a process whose share is empty gets none of it.
+            This process's part of each batch. Without `shuffle`, a batch in which this process has no pair is skipped.
         """
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         rows = torch.arange(len(self._buckets))
@@ -173,7 +173,7 @@ class PairBatches:
                 yield self._batch(own, batch, steps)
 
     def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-        """Cut rows into batches, bucket by bucket, in their order within a bucket; yield each and its padded length."""
+        """Split rows into batches, bucket by bucket in the given order; yield each batch and its padded length."""
         rows = rows[self._buckets[rows].argsort(stable=True)]
         left_over, steps = rows[:0], 0
         for steps, own in zip(*self._by_bucket(rows), strict=True):
@@ -189,7 +189,7 @@ class PairBatches:
             yield left_over, steps
 
     def _size(self, steps: int, batch_tokens: int | None = None) -> int:
-        """Return how many pairs are in a batch of pairs of this length."""
+        """Return the number of pairs in a batch of this padded length."""
         size = max(1, (batch_tokens or self._batch_tokens) // steps)
         if not self._shuffle:
             return size
@@ -217,17 +217,17 @@ class PairBatches:
 
 
 class _Side:
-    """One side of the pairs: all its tokens in a row."""
+    """One side of the pairs: the tokens of all sentences, concatenated."""
 
     def __init__(self, sentences: Sequence[torch.Tensor], device: torch.device | str) -> None:
         self.lengths = torch.tensor([len(each) for each in sentences], dtype=torch.int64)
-        values = torch.cat([*sentences, torch.tensor([PADDING])])  # so that an empty last sentence has a place
+        values = torch.cat([*sentences, torch.tensor([PADDING])])  # keeps the offset of an empty last sentence valid
         self._values = values.to(device)
         self._offsets = (self.lengths.cumsum(0) - self.lengths).to(device)
         self._lengths_there = self.lengths.to(device)
 
     def padded(self, rows: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens of rows that are on the device, [steps, B], and their lengths [B]."""
+        """Return the tokens of some sentences, [steps, B], and their lengths, [B]; `rows` is on the device."""
         lengths = self._lengths_there[rows]
         step = torch.arange(steps, device=rows.device)[:, None]
         places = self._offsets[rows] + torch.minimum(step, (lengths - 1).clamp(min=0))
@@ -235,7 +235,7 @@ class _Side:
 
 
 def _rounded_up(lengths: torch.Tensor) -> torch.Tensor:
-    """Return the longest length of each one's bucket."""
+    """Return the padded length of the bucket of each length."""
     powers = torch.frexp(lengths.float()).exponent.to(torch.int64)  # 2^(power - 1) <= length < 2^power
     width = 1 << (powers - 1 - _FINENESS).clamp(min=0)
     return -(-lengths // width) * width

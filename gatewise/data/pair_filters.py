@@ -1,4 +1,4 @@
-"""Which pairs of sentences are worth learning from."""
+"""The filter that leaves unsuitable sentence pairs out of the training data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PairFilter:
-    """What a training pair must be.
+    """The conditions on a training pair.
 
     Attributes:
-        longest: Most tokens of a sentence or its translation.
-        ratio: How many times as many tokens the one may have as the other; 0 leaves it open.
+        longest: The maximum number of tokens of a sentence or its translation.
+        ratio: The maximum ratio of the two numbers of tokens, the larger to the smaller; 0 allows any ratio.
     """
 
     longest: int = 100
     ratio: float = 9.0
 
     def __post_init__(self) -> None:
-        """Refuse what no pair could meet."""
+        """Reject conditions that no pair could meet."""
         if self.longest < 1:
             raise ArgumentError(sentence("longest", "a positive number of tokens", self.longest))
         if self.ratio != 0 and self.ratio < 1:
@@ -32,13 +32,14 @@ class PairFilter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FilterReport:
-    """How many pairs were left out, each counted under the first reason.
+    """The number of pairs that were left out, each counted under the first reason that applies.
 
     Attributes:
-        pairs: How many there were.
-        empty: One side has no token.
-        too_long: One side has more tokens than `PairFilter.longest`.
-        uneven: One side has more than `PairFilter.ratio` times as many tokens as the other.
+        pairs: The number of pairs before filtering.
+        empty: The number of pairs in which one side has no tokens.
+        too_long: The number of pairs in which one side has more than `PairFilter.longest` tokens.
+        uneven: The number of pairs in which one side has more than `PairFilter.ratio` times as many tokens as the
+            other.
     """
 
     pairs: int
@@ -48,11 +49,11 @@ class FilterReport:
 
     @property
     def kept(self) -> int:
-        """How many pairs are left."""
+        """The number of pairs that are kept."""
         return self.pairs - self.empty - self.too_long - self.uneven
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a summary of one line."""
         reasons = {"empty": self.empty, "too long": self.too_long, "of uneven length": self.uneven}
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         return f"{self.kept:,} of {self.pairs:,} kept" + (f"; left out: {left_out}" if left_out else "")
@@ -61,12 +62,12 @@ class FilterReport:
 def filter_pairs(
     source: Sequence[torch.Tensor], target: Sequence[torch.Tensor], rule: PairFilter
 ) -> tuple[list[int], FilterReport]:
-    """Return the rows of the pairs to keep, in order, and how many were left out why.
+    """Return the indices of the pairs to keep, in order, and a report of the others.
 
     Args:
-        source: Tokens of the sentences, each int64 [N].
-        target: Tokens of their translations.
-        rule: What a pair must be.
+        source: The tokens of each source sentence, int64 [N].
+        target: The tokens of each translation.
+        rule: The conditions on a pair.
     """
     kept: list[int] = []
     empty = too_long = uneven = 0

@@ -1,4 +1,4 @@
-"""Parallel text: line n of one file says in one language what line n of the other says in another."""
+"""Parallel text: line n of one file is the translation of line n of the other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ParallelText:
     """Sentences and their translations.
 
     Attributes:
-        name: What it is, in a few words.
-        source: Sentences.
-        target: As many translations.
+        name: A short description of the text.
+        source: The source sentences.
+        target: The translations, one per source sentence.
     """
 
     name: str
@@ -27,7 +27,7 @@ class ParallelText:
     target: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse sentences without translation."""
+        """Reject texts with different numbers of sentences and translations."""
         if len(self.source) != len(self.target):
             raise CorpusError(
                 f"{self.name} has {len(self.source):,} sentences and {len(self.target):,} translations. Line n of the "
@@ -47,14 +47,14 @@ class ParallelText:
 
 
 def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
-    """Read two UTF-8 files with as many lines.
+    """Read two UTF-8 files with the same number of lines.
 
     Args:
-        source: Path of the sentences, one a line.
-        target: Path of their translations.
+        source: The path of the source sentences, one per line.
+        target: The path of the translations, one per line.
 
     Returns:
-        All pairs, those with an empty line too; white space within a line is one space.
+        All pairs, including those with an empty line; each run of white space within a line becomes one space.
 
     Raises:
         CorpusError: A file is missing, empty or not UTF-8, or their numbers of lines differ; the message has both.
@@ -69,7 +69,7 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
 
 
 def lines_of(text: str) -> tuple[str, ...]:
-    r"""Return the lines of a text, with single spaces; only ``\n`` ends a line."""
+    r"""Return the lines of a text with single spaces between words; only ``\n`` ends a line."""
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
@@ -79,12 +79,12 @@ def lines_of(text: str) -> tuple[str, ...]:
 def divide_parallel(
     pairs: ParallelText, shares: Sequence[float] = SHARES, seed: int = 0
 ) -> tuple[ParallelText, ParallelText, ParallelText]:
-    """Draw training, validation and test pairs; the same sentence never stands in two parts.
+    """Split pairs at random into training, validation and test pairs; no source sentence occurs in two parts.
 
     Args:
-        pairs: What to divide.
-        shares: Fractions of the different sentences for training, validation and test; they sum to 1.
-        seed: Of the draw.
+        pairs: The pairs to split.
+        shares: The fractions of the distinct sentences for training, validation and test; they sum to 1.
+        seed: The seed of the random split.
 
     Returns:
         The three parts, in the order of the shares.

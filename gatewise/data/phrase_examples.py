@@ -1,4 +1,4 @@
-"""Dates, times, durations and amounts as people write them in two languages: pairs that need no file.
+"""Dates, times, durations and amounts in two languages: translation data that needs no file.
 
 Every phrase is written by Babel from the Common Locale Data Repository (CLDR) of Unicode.
 """
@@ -14,7 +14,7 @@ from gatewise.contract.errors import ArgumentError, CorpusError, MissingExtra, s
 from gatewise.data.parallel import ParallelText
 
 ISO = "iso"
-"""Stands for a language in which only dates and times are written: ISO 8601."""
+"""A stand-in for the name of a language that writes only dates and times, in ISO 8601."""
 
 _FIRST_DAY, _DAYS = datetime.datetime(1950, 1, 1), 36_524
 _DATE_FORMATS = ("full", "long", "medium", "short")
@@ -29,25 +29,25 @@ _CURRENCIES = ("EUR", "USD", "CHF", "GBP", "JPY")
 _DRAWS_PER_PAIR = 20
 
 Writer = Callable[[str], str]
-"""Writes one thing in a language."""
+"""A function that writes one date or amount in the given language."""
 
 
 def phrases(source: str = "de", target: str = "en", count: int = 20_000, seed: int = 0) -> ParallelText:
-    """Return localised phrases and their translations, each different from all others.
+    """Return localised phrases and their translations, without duplicates.
 
     Args:
-        source: Language of the phrases: a locale that Babel knows, such as ``"de"``, ``"en"`` or ``"pt_BR"``.
-        target: Language of the translations; ``"iso"`` writes dates and times as ISO 8601 does, and nothing else.
-        count: How many pairs.
-        seed: Of the draw.
+        source: The language of the phrases: a locale that Babel knows, such as ``"de"``, ``"en"`` or ``"pt_BR"``.
+        target: The language of the translations; ``"iso"`` writes dates and times as ISO 8601 does, and nothing else.
+        count: The number of pairs.
+        seed: The seed of the random phrases.
 
     Returns:
-        Pairs such as ``Dienstag, 5. März 2024`` and ``Tuesday, March 5, 2024``. A phrase that could mean two things
-        is left out, so that every phrase has one translation. The wording depends on Babel's version.
+        Pairs such as ``Dienstag, 5. März 2024`` and ``Tuesday, March 5, 2024``. Ambiguous phrases are left out, so that
+        every phrase has one translation. The wording depends on Babel's version.
 
     Raises:
         ArgumentError: Babel has no such locale, or `count` is not positive.
-        CorpusError: There are not so many different phrases.
+        CorpusError: There are fewer than `count` different phrases.
         MissingExtra: Babel is not installed.
     """
     if count < 1:
@@ -71,14 +71,14 @@ def phrases(source: str = "de", target: str = "en", count: int = 20_000, seed: i
     kept = [(phrase, translation) for phrase, translation in drawn.items() if translation is not None]
     if len(kept) < count:
         raise CorpusError(
-            f"there are only about {len(kept):,} different phrases, {count:,} were asked for. Ask for less."
+            f"there are only about {len(kept):,} different phrases, {count:,} were requested. Request fewer."
         )
     name = f"dates and amounts, {source} to {target}"
     return ParallelText(name, tuple(pair[0] for pair in kept), tuple(pair[1] for pair in kept))
 
 
 def _things(draw: random.Random, only_dates: bool) -> Iterator[Writer]:
-    """Draw things to say, without end."""
+    """Draw phrases to write, without end."""
     kinds = [_date, _date, _moment] if only_dates else [_date, _date, _moment, _distance, _measure, _price]
     while True:
         yield draw.choice(kinds)(draw)
@@ -86,7 +86,7 @@ def _things(draw: random.Random, only_dates: bool) -> Iterator[Writer]:
 
 def _date(draw: random.Random) -> Writer:
     day, form = _FIRST_DAY + datetime.timedelta(days=draw.randrange(_DAYS)), draw.choice(_DATE_FORMATS)
-    if form == "short":  # has two digits of the year: those of one century only
+    if form == "short":  # writes two digits of the year: dates of a single century stay unambiguous
         day = day.replace(year=2000 + day.year % 100, day=min(day.day, 28))
 
     def write(language: str) -> str:

@@ -1,4 +1,4 @@
-"""Single sentences as token numbers, with a beginning and an end."""
+"""Single sentences as token numbers, with begin and end tokens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gatewise.data.parallel import ParallelText
 from gatewise.data.tokenizers import Tokenizer, build_tokenizer, decode, load_tokenizer
 
 PADDING, BEGINNING, END = 0, 1, 2
-"""Tokens that stand for no text: beyond the end, before the first token, after the last one."""
+"""The tokens that stand for no text: padding, the begin of a sentence, the end of a sentence."""
 _SPECIAL = 3
 
 VOCABULARIES = ("joint", "separate")
 
 
 class SentenceVocabulary:
-    """The tokens of a tokenizer, and three more: padding, beginning and end of a sentence.
+    """The vocabulary of a tokenizer with three more tokens: padding, begin and end of a sentence.
 
-    Every word of a sentence stands behind a space, the first one too, so that a word has the same tokens wherever it
-    stands.
+    Every word of a sentence, the first one included, is encoded with a space before it, so that a word has the same
+    tokens wherever it occurs.
 
     Args:
-        tokenizer: Of words, characters, bytes or byte pairs.
+        tokenizer: The tokenizer for words, characters, bytes or byte pairs.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,34 +34,34 @@ class SentenceVocabulary:
 
     @property
     def unit(self) -> str:
-        """What one token is, in the plural."""
+        """The name of one token, in the plural."""
         return self.tokenizer.unit
 
     @property
     def unknown(self) -> int | None:
-        """The token of what the vocabulary lacks; None when nothing can be lacking."""
+        """The token for text that is not in the vocabulary; None when every text can be encoded."""
         return None if self.tokenizer.unknown is None else self.tokenizer.unknown + _SPECIAL
 
     def __len__(self) -> int:
         return len(self.tokenizer) + _SPECIAL
 
     def encode(self, text: str) -> torch.Tensor:
-        """Return the tokens of one sentence without beginning and end, int64 [N]."""
+        """Return the tokens of one sentence without begin and end, int64 [N]."""
         return self.tokenizer.encode(_spaced(text)) + _SPECIAL
 
     def encode_all(self, sentences: Sequence[str]) -> list[torch.Tensor]:
-        """Return the tokens of every sentence; byte pairs are looked for in many at a time."""
+        """Return the tokens of every sentence; byte-pair encoding processes many sentences at a time."""
         if isinstance(self.tokenizer, BpeTokenizer):
             return [tokens + _SPECIAL for tokens in self.tokenizer.encode_lines([_spaced(each) for each in sentences])]
         return [self.encode(each) for each in sentences]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the sentence of some tokens; the three special ones have no text."""
+        """Return the text of some tokens; the three special tokens have no text."""
         text = decode(self.tokenizer, (token - _SPECIAL for token in tokens if token >= _SPECIAL))
         return " ".join(text.split())
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """Return every token by itself, for people to look at; the end of the sentence too."""
+        """Return the text of every token separately, for display; special tokens are shown too."""
         special = {PADDING: "<pad>", BEGINNING: "<s>", END: "</s>"}
         return [
             special[token]
@@ -74,13 +74,13 @@ class SentenceVocabulary:
 def build_vocabularies(
     kind: str, pairs: ParallelText, size: int | None = None, sharing: str = "separate"
 ) -> tuple[SentenceVocabulary, SentenceVocabulary]:
-    """Build the vocabularies of both sides from the training pairs.
+    """Build the vocabularies of source and target from the training pairs.
 
     Args:
         kind: ``"bpe"``, ``"word"``, ``"character"`` or ``"byte"``.
         pairs: The training pairs.
-        size: The largest vocabulary in tokens, of each side when they are separate; see `build_tokenizer`.
-        sharing: ``"joint"``, one vocabulary from both sides together; or ``"separate"``.
+        size: The maximum number of tokens, for each side when they are separate; see `build_tokenizer`.
+        sharing: ``"joint"`` for one vocabulary of both sides, or ``"separate"``.
 
     Returns:
         The vocabularies of source and target; the same object when they are joint.
@@ -97,11 +97,11 @@ def build_vocabularies(
 
 
 def vocabularies_to_json(source: SentenceVocabulary, target: SentenceVocabulary) -> str:
-    """Return everything that `load_vocabularies` needs; a joint vocabulary is written once.
+    """Return the JSON document that `load_vocabularies` reads; a joint vocabulary is written once.
 
     Args:
-        source: What sentences are read with.
-        target: What translations are written with; the same object where both share one.
+        source: The vocabulary of the source.
+        target: The vocabulary of the target; the same object when it is joint.
     """
     documents = {"source": json.loads(source.tokenizer.to_json())}
     if target is not source:
@@ -110,13 +110,13 @@ def vocabularies_to_json(source: SentenceVocabulary, target: SentenceVocabulary)
 
 
 def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabulary]:
-    """Rebuild the vocabularies of both sides.
+    """Load the vocabularies of source and target.
 
     Args:
-        document: From `vocabularies_to_json`.
+        document: The JSON document from `vocabularies_to_json`.
 
     Returns:
-        The source's and the target's; one object twice where both share one.
+        The vocabularies of source and target; the same object twice when it is joint.
 
     Raises:
         CorpusError: The document is not one that `vocabularies_to_json` wrote.
@@ -132,11 +132,11 @@ def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabu
 
 
 def encode_all(vocabulary: SentenceVocabulary, sentences: Sequence[str]) -> list[torch.Tensor]:
-    """Return the tokens of every sentence, as `SentenceVocabulary.encode` does one by one.
+    """Return the tokens of every sentence, the same as `SentenceVocabulary.encode` returns for each.
 
     Args:
-        vocabulary: Of the sentences' side.
-        sentences: Plain texts.
+        vocabulary: The vocabulary of the sentences' language.
+        sentences: The sentences as plain text.
     """
     return vocabulary.encode_all(sentences)
 

@@ -1,4 +1,4 @@
-"""Batches of sequences of unequal length, those of similar length together."""
+"""Batches of sequences of similar length."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gatewise.contract.errors import ArgumentError, DataError, sentence
 from gatewise.data.sequences import Sequences
 
 _POOL = 32
-"""Batches whose sequences are drawn together and then sorted by length."""
+"""The number of batches whose sequences are drawn together and then sorted by length."""
 
 
 class EqualBatch(NamedTuple):
-    """Sequences of one length.
+    """A batch of sequences of the same length.
 
     Attributes:
-        inputs: float32 [T, B, F].
-        targets: int64 classes or float32 numbers, [B].
-        rows: Which sequences they are, int64 [B].
+        inputs: The features, float32 [T, B, F].
+        targets: The targets, int64 classes or float32 numbers, [B].
+        rows: The indices of the sequences, int64 [B].
     """
 
     inputs: torch.Tensor
@@ -29,22 +29,22 @@ class EqualBatch(NamedTuple):
 
     @property
     def lengths(self) -> None:
-        """None: every step counts."""
+        """None, because all sequences have T steps."""
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
-        """How many sequences there are: B."""
+        """The number of sequences, B."""
         return self.inputs.shape[1]
 
 
 class RaggedBatch(NamedTuple):
-    """Sequences of unequal length, with zeros behind the end.
+    """A batch of sequences of unequal length, padded with zeros.
 
     Attributes:
-        inputs: float32 [T, B, F], T the longest of them.
-        lengths: Steps of each, int64 [B].
-        targets: int64 classes or float32 numbers, [B].
-        rows: Which sequences they are, int64 [B].
+        inputs: The features, float32 [T, B, F]; T is the length of the longest sequence.
+        lengths: The length of each sequence in steps, int64 [B].
+        targets: The targets, int64 classes or float32 numbers, [B].
+        rows: The indices of the sequences, int64 [B].
     """
 
     inputs: torch.Tensor
@@ -54,29 +54,30 @@ class RaggedBatch(NamedTuple):
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
-        """How many sequences there are: B."""
+        """The number of sequences, B."""
         return self.inputs.shape[1]
 
 
 class SequenceBatches:
-    """Epochs over sequences that lie on the device from the start.
+    """Iterates over batches of sequences, which are stored on the device.
 
-    A batch has sequences of similar length, so that little of it is padding: shuffled sequences are sorted by length
-    within pools of some batches, and the batches are shuffled again. The same epoch always yields the same batches.
+    A batch has sequences of similar length, so that there is little padding: shuffled sequences are sorted by length
+    within pools of several batches, and the batches are shuffled again. The order depends only on the seed and the
+    epoch.
 
     Args:
-        sequences: What to read.
-        targets: One a sequence: int64 or float32 [N].
-        batch_size: Sequences in a batch, over all processes.
-        device: Where the batches will be read.
-        rank: Which process this is.
-        processes: How many processes share each batch; a training batch is divided equally.
-        shuffle: Whether each epoch has another order, as training needs it. Then fewer sequences than processes may be
-            left out at the end of an epoch.
-        seed: Seed of the orders.
+        sequences: The sequences.
+        targets: The target of each sequence, int64 or float32 [N].
+        batch_size: The number of sequences in a batch over all processes.
+        device: The device of the batches.
+        rank: The rank of this process.
+        processes: The number of processes that share each batch; a training batch is divided equally.
+        shuffle: Whether to shuffle each epoch, as for training. Up to `processes - 1` sequences may then be left out at
+            the end of an epoch.
+        seed: The seed of the shuffling.
 
     Raises:
-        ArgumentError: `batch_size` is not positive, or with `shuffle` no multiple of `processes`.
+        ArgumentError: `batch_size` is not positive or, with `shuffle`, not a multiple of `processes`.
         DataError: With `shuffle`, there are fewer sequences than processes.
     """
 
@@ -116,26 +117,26 @@ class SequenceBatches:
 
     @property
     def ragged(self) -> bool:
-        """Whether lengths differ."""
+        """Whether the lengths differ."""
         return self._ragged
 
     @property
     def longest(self) -> int:
-        """Steps of the longest sequence."""
+        """The length of the longest sequence in steps."""
         return int(self._lengths.max())
 
     def __len__(self) -> int:
         return -(-self._read() // self._batch_size)
 
     def windows(self, epoch: int = 0, start: int = 0) -> Iterator[EqualBatch | RaggedBatch]:
-        """Read the batches of one epoch.
+        """Iterate over the batches of one epoch.
 
         Args:
-            epoch: Which epoch, from 0; matters only with `shuffle`.
-            start: How many batches to skip, to go on where an interrupted epoch stopped.
+            epoch: The number of the epoch, from 0; it matters only with `shuffle`.
+            start: The number of batches to skip, to resume an interrupted epoch.
 
         Yields:
-            This process's share of each batch; a process whose share of a last small batch is empty gets none of it.
+            This process's part of each batch. A last small batch in which this process has no sequence is skipped.
         """
         order = self._shuffled(epoch) if self._shuffle else self._sorted(torch.arange(len(self._lengths)))
         for rows in order.split(self._batch_size)[start:]:
@@ -144,7 +145,7 @@ class SequenceBatches:
                 yield self._batch(own)
 
     def _read(self) -> int:
-        """Return how many sequences an epoch reads over all processes."""
+        """Return the number of sequences in an epoch over all processes."""
         count = len(self._lengths)
         return count - count % self._processes if self._shuffle else count
 

@@ -1,4 +1,4 @@
-"""Sequences that need no file."""
+"""Example data sets of sequences that need no file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gatewise.data.sequences import Sequences
 
 
 def digits() -> Sequences:
-    """Return scikit-learn's handwritten digits, each read row by row: 1,797 sequences of 8 steps of 8 grey values.
+    """Return scikit-learn's handwritten digits, row by row: 1,797 sequences of 8 steps of 8 grey values.
 
     Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
     """
@@ -23,17 +23,17 @@ def digits() -> Sequences:
 
 
 def synthetic(count: int = 10_000, time: int = 10, noise: float = 0.01, seed: int = 0) -> Sequences:
-    r"""Return the task of the CudnnLSTM training template: the sign of a mean over two noisy features.
+    r"""Return the task of the CudnnLSTM training template: predict the sign of a mean over two noisy features.
 
     $$y = \left[\tanh\left(\frac{1}{T} \sum_{t=0}^{T-1} \left(0.1\, x_{1t}^2 \sin t
     + \frac{0.4\, x_{2t}^3}{|x_{1t}| + 1}\right) + \varepsilon\right) > 0\right],
     \quad x \sim U[-1, 1],\ \varepsilon \sim N(0, \text{noise}^2)$$
 
     Args:
-        count: Sequences, N.
-        time: Steps of each, T.
-        noise: Standard deviation of the noise before the sign is taken.
-        seed: Of features and noise.
+        count: The number of sequences, N.
+        time: The number of steps of each sequence, T.
+        noise: The standard deviation of the noise that is added before the sign is taken.
+        seed: The seed of the features and of the noise.
 
     Returns:
         N sequences of two features, labelled 0 or 1.
@@ -48,7 +48,7 @@ def synthetic(count: int = 10_000, time: int = 10, noise: float = 0.01, seed: in
 
 
 def noiseless(x: np.ndarray) -> np.ndarray:
-    """Return the mean whose sign `synthetic` asks for, before its noise, [N] for x [N, T, 2]."""
+    """Return the mean whose sign is the label in `synthetic`, without noise, [N] for x [N, T, 2]."""
     first, second = x[:, :, 0], x[:, :, 1]
     terms = 0.1 * first**2 * np.sin(np.arange(x.shape[1])) + 0.4 * second**3 / (np.abs(first) + 1)
     return terms.mean(axis=1)

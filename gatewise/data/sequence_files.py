@@ -1,7 +1,7 @@
-"""Sequences in files: CSV and Parquet in long form, and NumPy's .npz.
+"""Readers of sequences from CSV and Parquet files in long form and from NumPy's .npz files.
 
-CSV is read by Python's own `csv`, a row at a time: it knows the line on which a record stands, so that every error can
-name it, and needs nothing installed. Parquet is for data that is too large for that, and needs pyarrow.
+CSV is read row by row with Python's `csv` module: it knows the line number of each record, so that every error can name
+it, and needs no other package. Parquet is for data that is too large for CSV, and needs pyarrow.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ _LONG_FORM = Columns()
 
 
 def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: bool = False) -> Sequences:
-    """Read labelled sequences from a file, by the ending of its name.
+    """Read labelled sequences from a file; the suffix of its name determines the format.
 
-    ``.csv`` and ``.parquet``: one row a time step. ``.npz``: `x` [N, T, F] with `lengths` [N] where sequences are
-    shorter than T, or all steps one after the other, `x` [sum of lengths, F] with `lengths`; and the labels `y` [N].
+    A ``.csv`` or ``.parquet`` file has one row per time step. A ``.npz`` file has `x` [N, T, F], with `lengths` [N]
+    when sequences are shorter than T; or all sequences concatenated, `x` [sum of lengths, F], with `lengths`; and the
+    labels `y` [N].
 
     Args:
-        path: The file.
-        columns: Which column of a table is what; `label` empty reads no labels, from an .npz neither.
-        numbers: Whether labels are numbers to be predicted, otherwise names of classes.
+        path: The path of the file.
+        columns: The roles of the columns of a table. An empty `label` reads no labels, from an .npz file neither.
+        numbers: Whether labels are numbers for regression; otherwise they are names of classes.
 
     Returns:
         The sequences in the order of the file, on the CPU.
 
     Raises:
-        DataError: The file is missing, empty, of another format, or its content cannot be trained on; the sentence
+        DataError: The file is missing or empty, or has another format, or cannot be used for training; the message
             names the file, the row, and what to do.
-        MissingExtra: Parquet without pyarrow.
+        MissingExtra: The file is Parquet and pyarrow is not installed.
     """
     path = Path(path)
     read = _READERS.get(path.suffix.lower())
@@ -80,7 +81,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     ids: list[str] = []
     names: list[str] = []
     amounts = array("d")
-    shared: dict[str, str] = {}  # a name is kept once, however many rows have it
+    shared: dict[str, str] = {}  # equal strings share one object, however many rows have them
 
     def number(record: list[str], column: int, convert: Callable[[str], float] = float) -> float:
         try:
@@ -101,9 +102,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
                 "every row the same features."
             )
         if not record[sequence].strip():
-            raise DataError(
-                f"{path}, row {reader.line_num}: {header[sequence]!r} is empty. Say which sequence it is of."
-            )
+            raise DataError(f"{path}, row {reader.line_num}: {header[sequence]!r} is empty. Fill in its sequence.")
         rows.append(reader.line_num)
         ids.append(shared.setdefault(record[sequence], record[sequence]))
         if time is not None:
@@ -130,7 +129,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
 
 
 def _moment(text: str) -> float:
-    """Return a number as it is, a date in seconds."""
+    """Return a number unchanged, and a date as seconds since 1970."""
     try:
         return float(text)
     except ValueError:
@@ -196,14 +195,14 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
 
 
 def _missing(values: np.ndarray) -> int | None:
-    """Return the first place that holds no number although it should."""
+    """Return the index of the first value that is not a finite number, or None."""
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return None
     return int(np.isfinite(values).argmin())
 
 
 def _names(values: np.ndarray) -> np.ndarray:
-    """Write ids and labels as text; a whole number in floating point has no point."""
+    """Return identifiers and labels as text; integral floating-point numbers are written without a decimal point."""
     if values.dtype.kind == "f" and np.array_equal(values, np.trunc(values)):
         values = values.astype(np.int64)
     return np.array([str(value) for value in values], dtype=object)
@@ -237,7 +236,7 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
     elif lengths.sum() != len(x):
         raise DataError(f"{path}: `lengths` sum to {lengths.sum()}, `x` has {len(x)} steps. Make them agree.")
     labels = _npz_labels(path, arrays["y"], count, numbers) if columns.label else None
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there, and refused
+    with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite and are rejected
         values = x.astype(np.float32)
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):

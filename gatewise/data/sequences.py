@@ -1,4 +1,4 @@
-"""Labelled sequences of unequal length: what classifiers and regressors learn from."""
+"""Labelled sequences of unequal length, for classification and regression."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import torch
 from gatewise.contract.errors import ArgumentError, DataError, sentence
 
 SEQUENCE_SHARES = (0.8, 0.1, 0.1)
-"""How sequences are divided into training, validation and test sequences."""
+"""The fractions of the sequences that become training, validation and test sequences."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sequences:
-    """N sequences of F features, one after the other.
+    """N sequences of F features, concatenated.
 
     Attributes:
-        name: Where they are from, for reports and errors.
-        features: Names of the features.
+        name: The source of the sequences, for reports and error messages.
+        features: The names of the features.
         values: The steps of all sequences, float32 [sum of lengths, F].
-        lengths: Steps of each sequence, at least 1, int64 [N] on the CPU.
-        labels: What is to be told of each sequence: strings, or float64 numbers, [N]; None when nothing is known.
-        ids: What each sequence is called, strings [N].
-        rows: Where in its file each sequence begins, for errors, int64 [N]; None without a file of rows.
+        lengths: The length of each sequence in steps, at least 1, int64 [N] on the CPU.
+        labels: The target of each sequence: strings, or float64 numbers, [N]; None when there are no labels.
+        ids: The identifier of each sequence, strings [N].
+        rows: The row of the file at which each sequence begins, for error messages, int64 [N]; None when the file has
+            no rows.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Sequences:
         return len(self.lengths)
 
     def selected(self, chosen: torch.Tensor) -> Sequences:
-        """Return the sequences of these numbers, int64 [M], in this order."""
+        """Return the sequences at these indices, int64 [M], in the given order."""
         offsets = self.lengths.cumsum(0) - self.lengths
         lengths = self.lengths[chosen]
         starts = torch.repeat_interleave(offsets[chosen] - (lengths.cumsum(0) - lengths), lengths)
@@ -56,7 +57,7 @@ class Sequences:
         )
 
     def place(self, number: int) -> str:
-        """Say where a sequence stands: the file and its row, or its number."""
+        """Return the location of a sequence for an error message: its file, and its row or index."""
         where = f"sequence {number}" if self.rows is None else f"row {self.rows[number]}"
         return f"{self.name}, {where}"
 
@@ -64,12 +65,12 @@ class Sequences:
 def divide_sequences(
     sequences: Sequences, shares: Sequence[float] = SEQUENCE_SHARES, seed: int = 0
 ) -> tuple[Sequences, Sequences, Sequences]:
-    """Draw training, validation and test sequences.
+    """Split sequences at random into training, validation and test sequences.
 
     Args:
-        sequences: What to divide, in any order.
-        shares: Fractions for training, validation and test; they sum to 1.
-        seed: The same seed divides the same sequences in the same way.
+        sequences: The sequences to split, in any order.
+        shares: The fractions for training, validation and test; they sum to 1.
+        seed: The seed of the random split.
 
     Returns:
         The three parts, each with at least one sequence.
@@ -95,13 +96,13 @@ def divide_sequences(
 
 
 def classes_of(sequences: Sequences) -> tuple[str, ...]:
-    """Return the different labels in order: as numbers when all of them are whole numbers, otherwise as text.
+    """Return the distinct labels, sorted as numbers when all of them are integers and otherwise as text.
 
     Args:
-        sequences: With labels.
+        sequences: The sequences, with labels.
 
     Raises:
-        DataError: There are fewer than two, or no labels.
+        DataError: There are fewer than two distinct labels, or no labels.
     """
     labels = set(_labels(sequences))
     try:
@@ -110,18 +111,18 @@ def classes_of(sequences: Sequences) -> tuple[str, ...]:
         classes = tuple(sorted(labels))
     if len(classes) < 2:
         raise DataError(
-            f"{sequences.name} has one label only, {', '.join(map(repr, classes))}: there is nothing to tell apart. "
+            f"{sequences.name} has one label only, {', '.join(map(repr, classes))}: there is nothing to classify. "
             "Give sequences of at least two classes."
         )
     return classes
 
 
 def class_numbers(sequences: Sequences, classes: Sequence[str]) -> torch.Tensor:
-    """Return each sequence's label as its number among the classes, int64 [N].
+    """Return the label of each sequence as its index in the classes, int64 [N].
 
     Args:
-        sequences: With labels.
-        classes: As `classes_of` returns them.
+        sequences: The sequences, with labels.
+        classes: The classes that `classes_of` returns.
 
     Raises:
         DataError: A label is none of the classes, or there are no labels.

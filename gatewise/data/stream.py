@@ -1,4 +1,4 @@
-"""A long text as columns that are read side by side in windows: truncated backpropagation through time."""
+"""Windows of a long token stream, for truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 
 
 class Window(NamedTuple):
-    """A piece of every column.
+    """A window of consecutive steps of every column.
 
     Attributes:
-        inputs: Tokens, int64 [T, B].
-        targets: The token after each of them, int64 [T, B].
+        inputs: The input tokens, int64 [T, B].
+        targets: The next token after each input token, int64 [T, B].
     """
 
     inputs: torch.Tensor
@@ -23,27 +23,28 @@ class Window(NamedTuple):
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - not a tuple's count of equal items
-        """How many tokens are predicted: T * B."""
+        """The number of predicted tokens, T * B."""
         return self.targets.numel()
 
 
 class TokenStream:
-    """Tokens in contiguous columns, so that a state carried from window to window sees the text without a gap.
+    """Splits a token stream into contiguous columns, so that the state carries over from one window to the next.
 
     Column b is the b-th of `batch_size` equal consecutive parts of the text; up to `batch_size` tokens at the end are
-    left out. Everything lies on the device from the start: reading a window is a slice.
+    left out. All tokens are stored on the device: a window is a slice.
 
     Args:
-        tokens: The text, int64 [N].
-        batch_size: Columns in all, over every process.
-        window: Time steps in a window; the last one of an epoch may be shorter.
-        device: Where the windows will be read.
-        rank: Which process this is.
-        processes: How many processes share the columns; process r reads the r-th run of consecutive columns.
-        rotate: Whether each epoch begins somewhere else in the text (drawn from `seed` and the epoch, so that no state
-            is needed to repeat it); the columns then meet other borders in each epoch.
-        seed: Seed of the beginnings.
-        name: What to call the text in errors.
+        tokens: The tokens of the text, int64 [N].
+        batch_size: The number of columns over all processes.
+        window: The number of time steps in a window; the last window of an epoch may be shorter.
+        device: The device of the windows.
+        rank: The rank of this process.
+        processes: The number of processes that share the columns; process r reads the r-th run of consecutive columns.
+        rotate: Whether each epoch starts at a different position of the text, drawn from `seed` and the number of the
+            epoch, so that an epoch can be repeated without any state. The columns then begin and end elsewhere in each
+            epoch.
+        seed: The seed of the starting positions.
+        name: The name of the text in error messages.
 
     Raises:
         CorpusError: The text has fewer than `batch_size * (window + 1)` tokens.
@@ -84,26 +85,26 @@ class TokenStream:
 
     @property
     def steps(self) -> int:
-        """Time steps in an epoch."""
+        """The number of time steps in an epoch."""
         return len(self._tokens) // self._batch_size - 1
 
     @property
     def tokens(self) -> int:
-        """Tokens predicted in an epoch, over every process."""
+        """The number of tokens predicted in an epoch, over all processes."""
         return self.steps * self._batch_size
 
     def __len__(self) -> int:
         return -(-self.steps // self._window)
 
     def windows(self, epoch: int = 0, start: int = 0) -> Iterator[Window]:
-        """Read the windows of one epoch.
+        """Iterate over the windows of one epoch.
 
         Args:
-            epoch: Which epoch, from 0; matters only with `rotate`.
-            start: How many windows to skip, to go on where an interrupted epoch stopped.
+            epoch: The number of the epoch, from 0; it matters only with `rotate`.
+            start: The number of windows to skip, to resume an interrupted epoch.
 
         Yields:
-            Windows in the order of the text.
+            The windows in the order of the text.
         """
         tokens = self._tokens
         if self._rotate:

@@ -1,7 +1,7 @@
-"""From text to token numbers and back: words, characters, bytes and byte-pair encoding.
+"""Tokenizers for words, characters, bytes and byte-pair encoding.
 
-Decoding is concatenative: `decode(a) + decode(b) == decode(a + b)`, save for a UTF-8 character whose bytes are divided
-between the two, so that text can be shown token by token (see `stream_text`).
+Decoding is concatenative: `decode(a) + decode(b) == decode(a + b)`, except when the bytes of a UTF-8 character are
+split between the two. Text can therefore be shown token by token (see `stream_text`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ END_OF_LINE = "<eos>"
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer can do.
+    """The interface of every tokenizer.
 
     Attributes:
-        kind: The name by which `build_tokenizer` knows it.
-        unit: What one token is, in the plural, for reports.
-        unknown: The token that stands for what the vocabulary lacks; None when nothing can be lacking.
+        kind: The name of this kind of tokenizer in `build_tokenizer`.
+        unit: The name of one token, in the plural, for reports.
+        unknown: The token for text that is not in the vocabulary; None when every text can be encoded.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
     unknown: int | None
 
     def __len__(self) -> int:
-        """Return the number of different tokens."""
+        """Return the number of distinct tokens."""
         ...
 
     def encode(self, text: str) -> torch.Tensor:
@@ -42,19 +42,19 @@ class Tokenizer(Protocol):
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """Return what one token stands for, as UTF-8 bytes."""
+        """Return the text of one token as UTF-8 bytes."""
         ...
 
     def to_json(self) -> str:
-        """Return everything that `load_tokenizer` needs."""
+        """Return the JSON document that `load_tokenizer` reads."""
         ...
 
 
 class WordTokenizer:
-    """Words separated by white space; every line ends with `<eos>`.
+    """A tokenizer for words separated by white space; every line ends with `<eos>`.
 
     Args:
-        words: The vocabulary; token n is `words[n]`. Must hold `<unk>` and `<eos>`.
+        words: The vocabulary; token n is `words[n]`. It must contain `<unk>` and `<eos>`.
     """
 
     kind = "word"
@@ -71,7 +71,7 @@ class WordTokenizer:
 
     @classmethod
     def from_text(cls, text: str, size: int | None = None) -> WordTokenizer:
-        """Take the most frequent words of a text; `<unk>` and `<eos>` count towards `size`."""
+        """Build the vocabulary from the most frequent words of a text; `<unk>` and `<eos>` count towards `size`."""
         counts = collections.Counter(text.split())
         special = (UNKNOWN, END_OF_LINE)
         ranked = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
@@ -83,7 +83,7 @@ class WordTokenizer:
     def encode(self, text: str) -> torch.Tensor:
         """Return the words of each line, each line followed by `<eos>`, as int64 [N].
 
-        Text after the last end of line has no `<eos>`, so that a prompt can be continued within its line.
+        Text after the last line end has no `<eos>`, so that a prompt can be continued within its line.
         """
         *lines, rest = text.split("\n")
         index, unknown = self._index, self._index[UNKNOWN]
@@ -95,7 +95,7 @@ class WordTokenizer:
         return torch.tensor(tokens, dtype=torch.int64)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the word with a space after it; the end of a line is a new line."""
+        """Return the word followed by a space, or a new line for `<eos>`."""
         return b"\n" if token == self.end_of_line else self._words[token].encode() + b" "
 
     def to_json(self) -> str:
@@ -104,10 +104,10 @@ class WordTokenizer:
 
 
 class CharacterTokenizer:
-    """Unicode characters.
+    """A tokenizer for Unicode characters.
 
     Args:
-        characters: The alphabet without duplicates; character n is token n + 1, token 0 is an unknown character.
+        characters: The alphabet without duplicates; character n is token n + 1, and token 0 is an unknown character.
     """
 
     kind = "character"
@@ -120,7 +120,7 @@ class CharacterTokenizer:
 
     @classmethod
     def from_text(cls, text: str, size: int | None = None) -> CharacterTokenizer:
-        """Take the most frequent characters of a text; the unknown character counts towards `size`."""
+        """Build the alphabet from the most frequent characters of a text; `size` includes the unknown character."""
         counts = collections.Counter(text)
         ranked = sorted(counts.keys() - {"\N{REPLACEMENT CHARACTER}"}, key=lambda one: (-counts[one], one))
         return cls("".join(ranked[: _room(size, 1)]))
@@ -129,7 +129,7 @@ class CharacterTokenizer:
         return len(self._characters)
 
     def encode(self, text: str) -> torch.Tensor:
-        """Return one token a character, int64 [N]."""
+        """Return one token per character, int64 [N]."""
         index = self._index
         return torch.tensor([index.get(character, 0) for character in text], dtype=torch.int64)
 
@@ -161,7 +161,7 @@ class ByteTokenizer:
         return bytes([token])
 
     def to_json(self) -> str:
-        """Return its kind; there is nothing else to keep."""
+        """Return the kind as JSON; a byte tokenizer has no vocabulary."""
         return json.dumps({"kind": self.kind})
 
 
@@ -170,27 +170,27 @@ def build_tokenizer(kind: str, text: str, size: int | None = None) -> Tokenizer:
 
     Args:
         kind: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
-        text: The text whose vocabulary is taken.
-        size: The largest vocabulary in tokens; None keeps every word or character, and means 2,000 for ``"bpe"``.
+        text: The training text.
+        size: The maximum number of tokens; None keeps every word or character, and means 2,000 for ``"bpe"``.
 
     Returns:
         The tokenizer.
 
     Raises:
         ArgumentError: `kind` is not one of the four, or `size` is too small for it.
-        MissingExtra: ``"bpe"`` without the package `tokenizers`.
+        MissingExtra: `kind` is ``"bpe"`` and the package `tokenizers` is not installed.
     """
     return _known(kind)(text, size)
 
 
 def load_tokenizer(document: str) -> Tokenizer:
-    """Rebuild a tokenizer from its `to_json()`.
+    """Load a tokenizer from its `to_json()`.
 
     Args:
-        document: What that returned.
+        document: The JSON document that `to_json()` returned.
 
     Returns:
-        A tokenizer that gives the same tokens.
+        A tokenizer with the same vocabulary.
 
     Raises:
         CorpusError: The document is not one that a tokenizer wrote.
@@ -214,11 +214,11 @@ def load_tokenizer(document: str) -> Tokenizer:
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Turn tokens into text as they come, holding back a character until all its bytes are there.
+    """Yield text as tokens arrive; bytes are held back until a character is complete.
 
     Args:
         tokenizer: The tokenizer of the tokens.
-        tokens: Token numbers, possibly without end.
+        tokens: The token numbers, possibly without end.
 
     Yields:
         Pieces of text, none of them empty.
@@ -232,7 +232,7 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
-    """Return the text of finitely many tokens."""
+    """Return the text of some tokens."""
     return "".join(stream_text(tokenizer, tokens))
 
 
@@ -254,7 +254,7 @@ TOKENIZERS: dict[str, Callable[[str, int | None], Tokenizer]] = {
     "byte": _bytes_from_text,
     "bpe": _bpe_from_text,
 }
-"""Every kind of tokenizer, with what builds it from a text and a size."""
+"""The function that builds each kind of tokenizer from a text and a size."""
 
 
 def _known(kind: str) -> Callable[[str, int | None], Tokenizer]:

@@ -1,4 +1,4 @@
-"""The mark that any model of sequences has to beat: knowing how often each token occurs and nothing else."""
+"""The unigram perplexity of a text: the baseline for any language model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 def unigram_perplexity(tokens: torch.Tensor) -> float:
     """Return the perplexity of a text under its own token frequencies: ``exp(-sum_w p(w) log p(w))``.
 
-    It is the lowest perplexity that any model without context can reach on this very text, because the frequencies are
-    those of the text itself and not of the training text.
+    This is the lowest perplexity that a model without context can reach on this text, because the frequencies are those
+    of the text itself and not of the training text.
 
     Args:
-        tokens: The text, int64 [N].
+        tokens: The tokens of the text, int64 [N].
 
     Returns:
         The perplexity, at least 1.

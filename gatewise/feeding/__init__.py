@@ -1,7 +1,8 @@
-"""The loop of a decoder with input feeding: LSTM layers and attention in one forward and one backward pass.
+"""A decoder with input feeding: LSTM layers and attention in one forward and one backward pass.
 
-Each step reads what the step before attended to, so that no call can take all steps of a layer at once. `Plain` is the
-reference of what stands between a step's products; on CUDA devices it is a launch of our own for each part.
+With input feeding each step reads the attentional output of the previous step, so that the steps of a layer cannot be
+computed in one call. `Plain` is the reference implementation of the element-wise operations between a step's matrix
+products; on CUDA devices each of them is one CUDA kernel of this package.
 """
 
 from gatewise.feeding.call import LayerWeights, Weights

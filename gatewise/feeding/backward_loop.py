@@ -1,8 +1,9 @@
-"""The backward pass of a decoder with input feeding: only what depends on the step after it runs step by step.
+"""The backward pass of a decoder with input feeding.
 
-A step is the element-wise adjoint of the attended output, the gradient of attention's query, one product back to the
-top hidden state, and for each layer the adjoint of its cell and one product back to what it read. Gradients of weights,
-embeddings, keys and values are products over all steps, from operands that were kept.
+Only the work that depends on the following step runs step by step: the backward pass of the attentional output, the
+gradient of the attention query, one product back to the top hidden state, and for each layer the backward pass of its
+cell and one product back to its input. The gradients of weights, embeddings, keys and values are products over all
+steps, computed from kept operands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gatewise import attention
 from gatewise.feeding.call import Gradients, Inputs, Kept, Options, Weights
-from gatewise.feeding.elementwise import Elementwise, Planes, operands_in, wide
+from gatewise.feeding.elementwise import Elementwise, Planes, elementwise_dtype, operands_in
 from gatewise.feeding.products import multiply, multiply_planes
 from gatewise.feeding.weight_sums import WeightSums
 
@@ -22,24 +23,24 @@ _GATES = 4
 
 
 def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Elementwise) -> Gradients:
-    """Run the steps backward; what was kept is used up.
+    """Run the steps backward, consuming the kept tensors.
 
     Args:
-        options: As in the forward pass.
-        inputs: As in the forward pass.
-        kept: What that returned.
-        dy: Gradient of the attended outputs [T, B, H].
-        parts: The element-wise parts.
+        options: The options of the forward pass.
+        inputs: The inputs of the forward pass.
+        kept: The result of the forward pass.
+        dy: The gradient of the attentional outputs [T, B, H].
+        parts: The element-wise operations.
     """
     time, batch, units, top = inputs.time, inputs.batch, inputs.units, len(inputs.layers) - 1
     query_size, new = inputs.query_size, inputs.embedded.new_empty
     dsums = kept.joined[..., query_size : query_size + units]
     dqueries = kept.joined[..., query_size + units :]
-    # Back from the query and the sum to the hidden state: one product, where the query came from one.
+    # One product leads from the gradients of the query and of the sum to that of the hidden state.
     behind = kept.joined[..., query_size:] if query_size else dsums
     joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
     count = _planes(inputs, _GATES * units)
-    # TensorFloat-32 products of this size gain nothing by being cut.
+    # For TF32, splitting a product of this size gains nothing.
     back_count = _planes(inputs, joining.shape[0]) if options.dtype.itemsize == 2 else 1
     through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
     weights = [layer.weight.unflatten(0, (count, -1)) for layer in inputs.layers]
@@ -47,19 +48,19 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     back = new(back_count, batch, units)
     behind = behind.unflatten(2, (back_count, -1)).transpose(1, 2)
     joining = joining.unflatten(0, (back_count, -1))
-    dcell = torch.zeros_like(inputs.cell, dtype=wide(inputs.cell.dtype))
-    stretch = options.stretch(time)
-    memory = tuple(new(stretch, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
-    weight_sums = WeightSums(inputs, kept, whole=stretch >= time)
+    dcell = torch.zeros_like(inputs.cell, dtype=elementwise_dtype(inputs.cell.dtype))
+    chunk = options.chunk_steps(time)
+    memory = tuple(new(chunk, batch, 4 * units) for _ in inputs.layers) if options.recompute else ()
+    weight_sums = WeightSums(inputs, kept, whole=chunk >= time)
 
-    # Views of all steps at once: made one by one they would take as long as the launches.
+    # All views are created at once: creating them step by step would take as long as the launches.
     sides = [each.split(units, 2) for each in through]
     of_rows = None if scales is None else [each.unbind() for each in scales]
     of_cells = [each.unbind() for each in kept.cells]
     of_dy, of_behind, of_dcell = dy.unbind(), behind.unbind(), dcell.unbind()
 
     def gradient(layer: int, step: int, side: int) -> Planes | None:
-        """Return what a layer's product made of a step's gradients, which there are not before the last step."""
+        """Return the gradient that a layer's product computed at a step, or None after the last step."""
         if step == time:
             return None
         return Planes(sides[layer][side], None if of_rows is None else of_rows[layer][step])
@@ -69,14 +70,14 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     steps, gates, of_gates, factors = slice(time, time), (), [], []
     for step in reversed(range(time)):
         if step < steps.start:
-            steps = slice(step // stretch * stretch, step + 1)
+            steps = slice(step // chunk * chunk, step + 1)
             gates = _gates(options, inputs, kept, steps, parts, memory)
             of_gates = [each.unbind() for each in gates]
             factors = [
                 (each if scales is None else operands_in(each)).unflatten(2, (count, -1)).transpose(1, 2).unbind()
                 for each in gates
             ]
-        kept.attending.backward(step, of_dy[step], gradient(0, step + 1, from_below))
+        kept.attention_part.backward(step, of_dy[step], gradient(0, step + 1, from_below))
         if back_count == 1:
             torch.mm(of_behind[step][0], joining[0], out=back[0])
         else:
@@ -98,10 +99,10 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
             above = gradient(layer, step, from_below)
         if step == steps.start:
             weight_sums.add(steps, gates, None if scales is None else scales[:, steps])
-    # The source's gradients need as much again as the keys and values: not beside what no one needs any more.
+    # The source gradients need as much memory as keys and values; memory that is no longer needed is released first.
     del gates, of_gates, factors, memory
     kept.gates.clear()
-    of_source = kept.attending.source_gradients(dsums)
+    of_source = kept.attention_part.source_gradients(dsums)
     assert of_source.keys is not None
     assert of_source.values is not None
     return Gradients(
@@ -116,8 +117,8 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
 
 
 def _planes(inputs: Inputs, depth: int) -> int:
-    """Return into how many products, side by side, one of so many terms is cut."""
-    # On a GPU, because as one it would be too few tiles for the multiprocessors.
+    """Return the number of products over which the sum of a product of this depth is split."""
+    # On a GPU, a single product would have too few tiles for all multiprocessors.
     return _GATES if inputs.embedded.is_cuda and depth % _GATES == 0 else 1
 
 
@@ -146,7 +147,7 @@ def _weights_gradient(
 def _gates(
     options: Options, inputs: Inputs, kept: Kept, steps: slice, parts: Elementwise, memory: tuple[Tensor, ...]
 ) -> Sequence[Tensor]:
-    """Return the activated gates of each layer at some steps [t, B, 4H]: those kept, or computed again."""
+    """Return the activated gates of each layer at some steps [t, B, 4H], kept or recomputed."""
     if not options.recompute:
         return kept.gates
     found = tuple(each[: steps.stop - steps.start] for each in memory)

@@ -1,4 +1,4 @@
-"""The differentiable call."""
+"""The differentiable function of a decoder with input feeding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gatewise.feeding import backward_loop, forward_loop, packing, products
 from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
 from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
 
-# Whether `plain_parts` is around the call.
+# Whether the current code runs inside `plain_parts`.
 _plain: ContextVar[bool] = ContextVar("gatewise_plain_parts", default=False)
 
 
 @contextlib.contextmanager
 def plain_parts() -> Iterator[None]:
-    """Compute the element-wise parts of decoders in the block in plain torch, with no kernel of our own."""
+    """Compute the element-wise operations of decoders in the block with PyTorch, without the CUDA kernels here."""
     token = _plain.set(True)
     try:
         yield
@@ -32,12 +32,12 @@ def plain_parts() -> Iterator[None]:
 
 
 class State(NamedTuple):
-    """Where the decoder starts.
+    """The initial state of the decoder.
 
     Attributes:
-        hidden: [L, B, H].
-        cell: [L, B, H].
-        attended: What the first step is fed [B, H].
+        hidden: The hidden state of each layer [L, B, H].
+        cell: The cell state of each layer [L, B, H].
+        attended: The attentional output that is fed to the first step [B, H].
     """
 
     hidden: Tensor
@@ -60,7 +60,7 @@ def attended_outputs(
 ) -> Tensor:
     """Run a decoder with input feeding over given tokens; differentiable once.
 
-    The same as this PyTorch code, in which W_q is left out for the dot score:
+    The function is equivalent to this PyTorch code, in which W_q is omitted for the dot score:
 
         for x in embedded:
             below = cat([x, attended])
@@ -71,36 +71,37 @@ def attended_outputs(
             attended = dropout(tanh(cat([h[-1], context]) @ W_a.T))
             outputs.append(attended)
 
-    The context's half of W_a is multiplied with the values, once, instead of with each context.
+    The context's half of W_a is multiplied with the values once, instead of with each context.
 
     Args:
-        embedded: Embeddings of the tokens that the decoder reads [T, B, E].
-        state: Where it starts.
-        keys: [S, B, A]; of the general score, the values through its weight.
-        values: [S, B, V].
-        lengths: Of the source [B], int64, on the same device; None when all are S.
+        embedded: The embeddings of the decoder's input tokens [T, B, E].
+        state: The initial state.
+        keys: The attention keys [S, B, A]; for the general score, the values multiplied by its weight.
+        values: The encoder's outputs [S, B, V].
+        lengths: The source lengths [B], int64, on the same device; None when all are S.
         weights: The parameters.
-        dropout: Probability that a unit of an attended output is dropped.
-        layer_dropout: The same of what a layer reads from the one below.
+        dropout: The dropout probability of the attentional outputs.
+        layer_dropout: The dropout probability between two LSTM layers.
         attention_kernel: One of `gatewise.attention.kernel_names()`, or "auto".
-        recompute: Whether the backward pass computes the gates again, a stretch of steps at a time, instead of finding
-            all of them kept: 4 of the 9 numbers that are kept for each unit of a layer and step.
+        recompute: Whether the backward pass recomputes the gates for a chunk of steps at a time, instead of keeping all
+            of them. Gates are 4 of the 9 numbers that are kept for each unit of a layer and step.
 
     Returns:
-        The attended outputs [T, B, H]; their rows may be parts of wider ones.
+        The attentional outputs [T, B, H]; the tensor may be a view of a wider one.
 
     Raises:
-        ArgumentError: There is no token to read.
-        KernelRefused: The attention kernel that was named cannot run this call.
+        ArgumentError: There is no token.
+        KernelRefused: The named attention kernel cannot run this call.
 
     Numerics:
-        Under autocast everything is computed in its dtype, with cell states and what is element-wise in float32; gates
-        and cell states are rounded to the dtype when they are kept for the backward pass. In float32, where products
-        may be rounded to TensorFloat-32 on the GPU, those of the steps round as much by taking float16 operands, with
-        a power of two for each row of gradients; the kernel "fused" reads keys and values in float16 there, too.
+        Under autocast the computation is in autocast's dtype, with cell states and element-wise operations in float32;
+        gates and cell states are rounded to that dtype when they are kept for the backward pass. In float32, where
+        products may be rounded to TensorFloat-32 on a GPU, those of the steps use float16 operands instead, which have
+        as many mantissa bits, with a power of two as scale for each row of gradients; the kernel "fused" then reads
+        keys and values in float16, too.
     """
     if not len(embedded):
-        raise ArgumentError(sentence("embedded", "of one step at least", list(embedded.shape)))
+        raise ArgumentError(sentence("embedded", "of at least one step", list(embedded.shape)))
     device = embedded.device.type
     dtype = embedded.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -123,29 +124,29 @@ def attended_outputs(
 
 
 def parts_for(options: Options, inputs: Inputs) -> Elementwise:
-    """Return the element-wise parts for a call: our own launches where they can be compiled, otherwise plain torch."""
+    """Return the element-wise operations for a call: CUDA kernels if they can be compiled, otherwise PyTorch."""
     found = inputs.embedded
     if found.is_cuda and inputs.batch and not _plain.get():
-        from gatewise.feeding import launches
+        from gatewise.feeding import elementwise_kernels
 
-        if launches.available(found.device):
+        if elementwise_kernels.available(found.device):
             sizes = inputs.batch, inputs.units, inputs.query_size
-            return launches.Launches(*sizes, found.dtype, options.halves, found.device)
+            return elementwise_kernels.ElementwiseKernels(*sizes, found.dtype, options.halves, found.device)
     return Plain()
 
 
 def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights) -> bool:
-    """Whether what the steps' products multiply is stored in float16, beside float32 numbers that may be rounded.
+    """Return whether the operands of the steps' products are stored in float16 beside float32 numbers.
 
-    TensorFloat-32 has as many bits behind the point, ten, and its numbers take twice the room.
+    TensorFloat-32 has as many mantissa bits as float16, ten, and takes twice the memory.
     """
     features = 0 if weights.query is None else len(weights.query)
     units, rounded = weights.attended.shape[0], tf32_products_allowed()
     if device.type != "cuda" or _plain.get() or not fit_halves(dtype, units, features, rounded=rounded):
         return False
-    from gatewise.feeding import launches
+    from gatewise.feeding import elementwise_kernels
 
-    return products.widens() and launches.available(device)
+    return products.widens() and elementwise_kernels.available(device)
 
 
 _Read = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -177,25 +178,29 @@ class _Decoder(torch.autograd.Function):
         ctx.save_for_backward(*read, *weights, lengths)
         ctx.call = options, inputs, kept, parts
         ctx.version = kept.outputs._version
-        return kept.outputs.detach()  # the tensor itself would be held by the function that made it
+        return kept.outputs.detach()  # returning the tensor itself would create a reference cycle with `ctx`
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
-        _ = ctx.saved_tensors  # raises where one was changed in place since
+        _ = ctx.saved_tensors  # raises if one of them was modified in place
         if ctx.call is None:
-            raise RuntimeError("the backward pass of a decoder uses up what was kept for it; call the decoder again")
+            raise RuntimeError(
+                "the backward pass of a decoder frees the tensors that were kept for it; call the decoder again"
+            )
         options, inputs, kept, parts = ctx.call
         if kept.outputs._version != ctx.version:
             expectation, got = "as the decoder returned it", "one modified by an inplace operation since"
-            raise ModifiedInPlace(sentence("the output", expectation, got, "Change a copy instead, as .clone() makes."))
+            raise ModifiedInPlace(
+                sentence("the output", expectation, got, "Modify a copy instead, which .clone() makes.")
+            )
         ctx.call = None
         found = backward_loop.run(options, inputs, kept, _readable(dy), parts)
         return None, None, None, *found[:-1], *found.weights.flat()
 
 
 def _packed(options: Options, lengths: Tensor | None, masks: _Masks, read: _Read, weights: Weights) -> Inputs:
-    """Put in place what the steps read."""
+    """Convert the tensors to the layout that the steps read."""
     embedded, hidden, cell, attended, keys, source = read
     of_context = packing.of_context(weights, options.dtype)
     return Inputs(
@@ -225,6 +230,6 @@ def _drawn(probability: float, shape: tuple[int, ...], like: Tensor) -> Dropout 
 
 
 def _readable(dy: Tensor) -> Tensor:
-    """Return a gradient that launches can read: contiguous planes at an aligned address."""
+    """Return a gradient that the CUDA kernels can read: contiguous and at an aligned address."""
     dy = dy.contiguous()
     return dy if dy.data_ptr() % 16 == 0 else dy.clone()

@@ -1,4 +1,4 @@
-"""What stands between the products of a decoder step, in plain torch: the reference, on any device.
+"""The element-wise operations between the matrix products of a decoder step, in PyTorch: the reference, on any device.
 
 cell        z = gates + product + bias;  i, f, o = sigmoid(z_i, z_f, z_o);  g = tanh(z_g)
             c = f * c' + i * g;  h = o * tanh(c)
@@ -12,15 +12,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-_LARGEST = 14  # the exponent that the largest number of a row gets in float16, which ends at 2^16
+_LARGEST = 14  # the exponent of the largest number of a row after scaling to float16, whose range ends at 2^16
 
 
 class Dropout(NamedTuple):
-    """Which units of a plane stay.
+    """The dropout of a plane [B, H].
 
     Attributes:
-        mask: bool, shaped as the plane.
-        scale: What those that stay are multiplied with.
+        mask: The units that are kept, bool, shaped as the plane.
+        scale: The factor of the units that are kept.
     """
 
     mask: Tensor
@@ -28,11 +28,11 @@ class Dropout(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """A gradient as products left it.
+    """A gradient as the result of one or more products.
 
     Attributes:
-        planes: To be summed [parts, B, H].
-        scale: What each row is to be multiplied with [B]; None for 1.
+        planes: The partial sums [parts, B, H], whose sum is the gradient.
+        scale: The factor of each row [B]; None for 1.
     """
 
     planes: Tensor
@@ -40,10 +40,10 @@ class Planes(NamedTuple):
 
 
 class Elementwise(Protocol):
-    """The four element-wise parts of a step. Planes are [B, H], gates [B, 4H] in the order i f g o.
+    """The interface of the element-wise operations of a step. Planes are [B, H], gates [B, 4H] in the order i f g o.
 
-    Rows may be parts of wider ones, except those of gates, products, cells and masks. What products multiply may be
-    float16 beside float32 numbers.
+    Rows may be parts of wider rows, except those of gates, products, cells and masks. Operands of products may be
+    float16 while the other tensors are float32.
     """
 
     def cell(
@@ -58,22 +58,23 @@ class Elementwise(Protocol):
         above: Tensor | None,
         dropout: Dropout | None,
     ) -> None:
-        """Step an LSTM cell.
+        """Run one step of an LSTM cell.
 
         Args:
-            gates: With a bias unwritten, otherwise what is added to the product; with `kept`, activated on return.
-            product: Of weights and operand [B, 4H].
-            bias: [4H], or None.
-            cell: Cell state, replaced; float32 for 16-bit numbers.
-            hidden: Where the hidden state is written.
-            kept: Where the cell state is written for the backward pass; None where nothing is kept.
-            above: Where the hidden state is written for the layer above, after dropout; or None.
-            dropout: Of `above`; None for none.
+            gates: The summands of the product if `bias` is None, otherwise uninitialised; with `kept`, the activated
+                gates are written to it.
+            product: The product of weights and operand [B, 4H].
+            bias: The bias [4H], or None.
+            cell: The cell state, updated in place; float32 if the other tensors have 16 bits.
+            hidden: The tensor for the hidden state.
+            kept: The tensor for the copy of the cell state for the backward pass; None if nothing is kept.
+            above: The tensor for the hidden state after dropout, which the layer above reads; or None.
+            dropout: The dropout of `above`; None for none.
         """
         ...
 
     def activate(self, gates: Tensor) -> None:
-        """Replace sums of gates [N, 4H], of any number of rows, by the activated gates."""
+        """Activate gate sums [N, 4H] in place, for any number of rows."""
         ...
 
     def cell_gradient(
@@ -89,45 +90,45 @@ class Elementwise(Protocol):
         dropout: Dropout | None,
         scale: Tensor | None,
     ) -> None:
-        """Step the adjoint of a cell.
+        """Run the backward pass of one step of an LSTM cell.
 
         Args:
-            gates: Activated, replaced by the gradients of their sums: see `operands_in`.
-            cell: Cell state after the step.
-            earlier: Cell state before it.
-            dcell: Gradient of the former, replaced by that of the latter.
-            above: Gradient of what the layer above read; after its dropout.
-            beside: Gradient of the hidden state from attention.
-            later: Gradient of the hidden state from the next step.
-            dropout: Of what the layer above read.
-            scale: None; or, where the gradients are written as float16 in the first half of each row's memory, what
-                each row of them is to be multiplied with, a power of two [B].
+            gates: The activated gates, which are overwritten by the gradients of their sums: see `operands_in`.
+            cell: The cell state after the step.
+            earlier: The cell state before the step.
+            dcell: The gradient of the cell state after the step, which is overwritten by that before the step.
+            above: The gradient of the input of the layer above, after dropout.
+            beside: The gradient of the hidden state from attention.
+            later: The gradient of the hidden state from the next step.
+            dropout: The dropout of the input of the layer above.
+            scale: None; or a tensor [B] for the scale of each row, a power of two, if the gradients are written as
+                float16 numbers into the first half of each row's memory.
         """
         ...
 
     def attended(
         self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
     ) -> None:
-        """Write the attended output, the dropout of the tanh of the sum of context and state, twice.
+        """Write the attentional output, the dropout of tanh(context + state), to two tensors.
 
         Args:
-            context: Of attention.
-            state: What the hidden state adds.
-            output: Where it is written as it is; or None.
-            fed: Where it is written for the next step.
-            dropout: None for none.
+            context: The context of attention.
+            state: The contribution of the hidden state.
+            output: The tensor for the output in the dtype of the computation; or None.
+            fed: The tensor for the output as an operand of the next step.
+            dropout: The dropout of the output; None for none.
         """
         ...
 
     def attended_gradient(
         self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
-        """Write the gradient of that sum, from gradients of the output: from outside and from the next step."""
+        """Write the gradient of context + state, from the output's gradients from the loss and from the next step."""
         ...
 
 
 class Plain:
-    """The parts in plain torch."""
+    """The element-wise operations in PyTorch."""
 
     def cell(
         self,
@@ -141,7 +142,7 @@ class Plain:
         above: Tensor | None,
         dropout: Dropout | None,
     ) -> None:
-        """Step an LSTM cell."""
+        """Run one step of an LSTM cell."""
         total = product.to(cell.dtype) + (gates if bias is None else bias)
         i, f, g, o = _activated(total)
         cell.mul_(f).addcmul_(i, g)
@@ -154,8 +155,8 @@ class Plain:
             gates.copy_(total)
 
     def activate(self, gates: Tensor) -> None:
-        """Replace sums of gates by the activated gates."""
-        sums = gates.to(wide(gates.dtype))
+        """Activate gate sums in place."""
+        sums = gates.to(elementwise_dtype(gates.dtype))
         _activated(sums)
         gates.copy_(sums)
 
@@ -172,7 +173,7 @@ class Plain:
         dropout: Dropout | None,
         scale: Tensor | None,
     ) -> None:
-        """Step the adjoint of a cell."""
+        """Run the backward pass of one step of an LSTM cell."""
         dh = torch.zeros_like(dcell)
         if above is not None:
             dh = _sum(above, dh)
@@ -202,8 +203,8 @@ class Plain:
     def attended(
         self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
     ) -> None:
-        """Write the attended output."""
-        found = torch.add(context.to(wide(context.dtype)), state).tanh_()
+        """Write the attentional output."""
+        found = torch.add(context.to(elementwise_dtype(context.dtype)), state).tanh_()
         found = found if dropout is None else _dropped(found, dropout)
         fed.copy_(found)
         if output is not None:
@@ -212,12 +213,12 @@ class Plain:
     def attended_gradient(
         self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
-        """Write the gradient of the sum."""
-        squashed = output.to(wide(output.dtype))
+        """Write the gradient of context + state."""
+        squashed = output.to(elementwise_dtype(output.dtype))
         d = torch.zeros_like(squashed) if dy is None else dy.to(squashed.dtype)
         d = d if later is None else d + _sum(later, squashed)
         if dropout is not None:
-            # Where a unit was dropped, its tanh is lost, and not needed.
+            # The tanh of a dropped unit is lost, but its gradient is zero anyway.
             squashed, d = squashed / dropout.scale, _dropped(d, dropout)
         sums.copy_(d * (1 - squashed * squashed))
 
@@ -227,13 +228,13 @@ def operands_in(gates: Tensor) -> Tensor:
     return gates.view(torch.float16)[..., : gates.shape[-1]]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that is computed in between products, and that states are carried in between steps."""
+def elementwise_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of element-wise operations and of the states between steps: float32 for 16-bit dtypes."""
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def _activated(sums: Tensor) -> tuple[Tensor, ...]:
-    """Activate sums in place and return the four gates."""
+    """Activate gate sums in place and return the four gates."""
     i, f, g, o = sums.chunk(4, -1)
     for gate in (i, f, o):
         gate.sigmoid_()

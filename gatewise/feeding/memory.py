@@ -1,4 +1,4 @@
-"""What the loop of a decoder keeps from its forward pass to its backward pass, by arithmetic on sizes."""
+"""The memory that the decoder's loop keeps from its forward pass to its backward pass, computed from sizes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from gatewise import attention
 from gatewise.attention.choice import choose
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
-from gatewise.feeding.call import fit_halves, stretch_steps
+from gatewise.feeding.call import fit_halves, steps_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """A call of `attended_outputs` in training, without any tensor.
+    """The sizes of a call of `attended_outputs` in training.
 
     Attributes:
-        time: T.
-        source: S.
-        batch: B.
-        units: H.
-        layers: L.
-        embedding_size: E.
-        features: A, of the additive score; 0 for the dot and the general score.
-        value_size: V.
-        layer_norm: Whether the additive score is normalised.
-        dtype: What it is computed in.
-        dropout: Whether attended outputs are dropped.
-        layer_dropout: Whether what the layers above the first read is.
-        allow_tf32: Whether float32 products are rounded, and what the steps' products multiply is float16 for it.
+        time: The number of decoder steps, T.
+        source: The number of source positions, S.
+        batch: The batch size, B.
+        units: The number of units of a layer, H.
+        layers: The number of LSTM layers, L.
+        embedding_size: The size of an embedding, E.
+        features: The number of features of the additive score, A; 0 for the dot and the general score.
+        value_size: The number of features of the encoder's outputs, V.
+        layer_norm: Whether the additive score has a layer norm.
+        dtype: The dtype of the computation.
+        dropout: Whether the attentional outputs have dropout.
+        layer_dropout: Whether the inputs of the layers above the first have dropout.
+        allow_tf32: Whether float32 products may be rounded to TensorFloat-32; operands may then be stored in float16.
     """
 
     time: int
@@ -49,12 +49,12 @@ class Sizes:
 
     @property
     def halves(self) -> bool:
-        """Whether what the steps' products multiply is float16, on a GPU."""
+        """Whether the operands of the steps' products are stored in float16 on a GPU."""
         return fit_halves(self.dtype, self.units, self.features, rounded=self.allow_tf32)
 
     @property
     def attention(self) -> attention.Problem:
-        """All its steps of attention together."""
+        """The attention problem of all steps together."""
         return attention.Problem(
             steps=self.time,
             source=self.source,
@@ -73,17 +73,17 @@ class Sizes:
 def kept(
     sizes: Sizes, device: Device, *, recompute: bool = False, attention_kernel: str = "auto"
 ) -> dict[str, tuple[TensorSpec, ...]]:
-    """Return the tensors that live from the forward pass to the backward pass, by what they are.
+    """Return the tensors that live from the forward pass to the backward pass, by purpose.
 
-    `TensorSpec.nbytes` is what each takes. Embeddings, keys and the source's values are the caller's, and not counted;
-    nor are their conversions under autocast, and where nothing is converted halves of W_a are counted that are only
-    looked at.
+    `TensorSpec.nbytes` is the size of each. Embeddings, keys and the source's values belong to the caller and are not
+    counted, nor are their conversions under autocast. The halves of W_a are counted even if no conversion is needed and
+    they are views.
 
     Args:
-        sizes: Of the call.
-        device: Where it runs, which says which attention kernel "auto" is.
-        recompute: As in `attended_outputs`.
-        attention_kernel: The same.
+        sizes: The sizes of the call.
+        device: The device of the call, on which the choice of "auto" depends.
+        recompute: Whether gates are recomputed, as in `attended_outputs`.
+        attention_kernel: The attention kernel, as in `attended_outputs`.
     """
     time, batch, units, features = sizes.time, sizes.batch, sizes.units, sizes.features
     chosen = choose(sizes.attention, device, attention_kernel)
@@ -105,7 +105,7 @@ def kept(
         "contexts": numbers(batch, units),
         "attention": tuple(chosen.kept(sizes.attention, device)),
         "values": numbers(sizes.source, batch, units),
-        # Keys and values as each step reads them, where attention and what surrounds it are one launch.
+        # The copies of keys and values that each step reads, if the attention part is one launch.
         "source": (
             (
                 *numbers(sizes.source, batch, features, dtype=operand),
@@ -125,7 +125,7 @@ def kept(
 
 
 def workspace_bytes(sizes: Sizes, *, recompute: bool = False) -> int:
-    """Return the bytes of gates that a pass with `recompute` holds at a time; 0 without."""
+    """Return the size in bytes of the gates that are in memory at a time with `recompute`; 0 without."""
     if not recompute:
         return 0
-    return sizes.layers * stretch_steps(sizes.time) * sizes.batch * 4 * sizes.units * sizes.dtype.itemsize
+    return sizes.layers * steps_per_chunk(sizes.time) * sizes.batch * 4 * sizes.units * sizes.dtype.itemsize

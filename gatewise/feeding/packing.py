@@ -1,4 +1,4 @@
-"""Parameters side by side, as the products of a step read them, in the dtype they are computed in."""
+"""Parameters in the layout and dtype of the steps' products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gatewise.feeding.call import Layer, Weights
 
 
 def layers(weights: Weights, dtype: torch.dtype, operand: torch.dtype) -> tuple[Layer, ...]:
-    """Return for each layer one matrix [4H, 2H] and one bias [4H]; without what the first one does with embeddings."""
+    """Return one matrix [4H, 2H] and one bias [4H] per layer; the first layer's weights of embeddings are left out."""
     units = weights.attended.shape[0]
     return tuple(
         Layer(_beside(own.w_ih[:, -units:], own.w_hh, 1, operand), (own.b_ih + own.b_hh).to(dtype))
@@ -23,7 +23,7 @@ def from_embeddings(weights: Weights, dtype: torch.dtype) -> Tensor:
 
 
 def joining(weights: Weights, dtype: torch.dtype) -> Tensor:
-    """Return what the top hidden state is multiplied with: the query's weights, if any, then its half of W_a."""
+    """Return the matrix for the top hidden state: the query's weights, if any, and the state's half of W_a."""
     units = weights.attended.shape[0]
     of_hidden = weights.attended[:, :units]
     return of_hidden.to(dtype) if weights.query is None else _beside(weights.query, of_hidden, 0, dtype)
@@ -35,7 +35,7 @@ def of_context(weights: Weights, dtype: torch.dtype) -> Tensor:
 
 
 def _beside(first: Tensor, second: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    # Converted while they are copied, which torch.cat does not do.
+    # The conversion is part of the copy, for which torch.cat has no option.
     shape = list(first.shape)
     shape[dim] += second.shape[dim]
     both = first.new_empty(shape, dtype=dtype)

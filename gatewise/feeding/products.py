@@ -1,4 +1,4 @@
-"""Products whose result may be of a wider dtype than what is multiplied."""
+"""Matrix products whose result may have a wider dtype than their operands."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gatewise.kernels.cuda import deep_products
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
-    """Write the product of two matrices, or add it to what is there; without rounding in between where PyTorch can.
+    """Write or add the product of two matrices, without rounding to the operands' dtype where PyTorch supports it.
 
     Args:
-        left: [M, K].
-        right: [K, N], of the same dtype.
-        out: [M, N], of that dtype or a wider one.
-        add: Whether to add.
+        left: The left operand [M, K].
+        right: The right operand [K, N], of the same dtype.
+        out: The tensor for the result [M, N], of that dtype or a wider one.
+        add: Whether to add the product to `out`.
     """
     assert left.dtype == right.dtype
     first, *others = deep_products.parts(left, right)
@@ -32,7 +32,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
             torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
         else:
             torch.mm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
-    elif left.dtype == torch.float16:  # whose range a product may leave
+    elif left.dtype == torch.float16:  # a product may exceed the range of float16
         multiply(left.to(out.dtype), right.to(out.dtype), out, add=add)
     elif add:
         out.add_(left @ right)
@@ -41,7 +41,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
 
 
 def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Write the products of matrices side by side [parts, M, K] and [parts, K, N] into [parts, M, N], as `multiply`."""
+    """Write a batch of products, [parts, M, K] times [parts, K, N], into `out` [parts, M, N], as `multiply` does."""
     assert left.dtype == right.dtype
     if left.dtype == out.dtype:
         torch.bmm(left, right, out=out)
@@ -53,5 +53,5 @@ def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 @functools.cache
 def widens() -> bool:
-    """Whether PyTorch's products can have a wider result on a GPU: from 2.8 on."""
+    """Return whether PyTorch's products on a GPU can have a wider result dtype, as they can from version 2.8 on."""
     return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))

@@ -1,4 +1,4 @@
-"""Gradients that are sums over steps, added up a stretch of steps at a time."""
+"""Gradients that are sums over steps, accumulated chunk by chunk."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ import torch
 from torch import Tensor
 
 from gatewise.feeding.call import Inputs, Kept, LayerWeights
-from gatewise.feeding.elementwise import operands_in, wide
+from gatewise.feeding.elementwise import elementwise_dtype, operands_in
 from gatewise.feeding.products import multiply
 
 
 class WeightSums:
-    """Gradients of the embeddings, and of the layers' weights, in the dtype of the parameters.
+    """The gradients of the embeddings and of the layers' weights, in the dtype of the parameters.
 
     Args:
-        inputs: Of the decoder.
-        kept: The operands of its products.
-        whole: Whether all steps come in one stretch: then nothing is added up, in whatever dtype.
+        inputs: The inputs of the decoder.
+        kept: The kept tensors, of which the operands of products are used.
+        whole: Whether all steps are one chunk; the gradients are then written and need no accumulators.
     """
 
     def __init__(self, inputs: Inputs, kept: Kept, *, whole: bool) -> None:
         self._inputs, self._operands, self._whole = inputs, kept.operands, whole
 
         def new(parameter: Tensor) -> Tensor:
-            return torch.empty_like(parameter) if whole else torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+            return (
+                torch.empty_like(parameter)
+                if whole
+                else torch.zeros_like(parameter, dtype=elementwise_dtype(parameter.dtype))
+            )
 
         self._sums = [
             LayerWeights(new(own.w_ih), new(own.w_hh), new(own.b_ih), own.b_hh) for own in inputs.weights.layers
@@ -33,12 +37,12 @@ class WeightSums:
         self.embedded = torch.empty_like(inputs.embedded, dtype=inputs.embedded_dtype)
 
     def add(self, steps: slice, dgates: Sequence[Tensor], scales: Tensor | None) -> None:
-        """Add what a stretch of steps gives.
+        """Add the contribution of a chunk of steps.
 
         Args:
-            steps: Which.
-            dgates: Gradients of the gate sums of each layer, one row for each of the steps [t, B, 4H].
-            scales: None; or, where they are float16 numbers, what each row is to be multiplied with [L, t, B].
+            steps: The steps of the chunk.
+            dgates: The gradients of the gate sums of each layer, one row for each of the steps [t, B, 4H].
+            scales: None; or the scale of each row if the gradients are float16 numbers [L, t, B].
         """
         count = steps.stop - steps.start
         for layer, (sums, every) in enumerate(zip(self._sums, dgates, strict=True)):
@@ -56,14 +60,14 @@ class WeightSums:
             multiply(rows.t(), embedded, sums.w_ih[:, :-units], add=add)
         multiply(rows.t(), operand[:, :units], sums.w_ih[:, -units:], add=add)
         multiply(rows.t(), operand[:, units:], sums.w_hh, add=add)
-        bias = rows.sum(0, dtype=wide(rows.dtype))
+        bias = rows.sum(0, dtype=elementwise_dtype(rows.dtype))
         sums.b_ih.copy_(bias) if self._whole else sums.b_ih.add_(bias)
 
     def _add_scaled(
         self, layer: int, sums: LayerWeights, steps: slice, rows: Tensor, operand: Tensor, scale: Tensor
     ) -> None:
-        # The powers of two, which are the rows' and not the columns', go to the other operand. The largest of them is
-        # taken out: what is too small for float16 then is too small to be seen in the sum.
+        # The scales belong to rows, over which the product sums: they are applied to the other operand. The largest
+        # scale is factored out; numbers that are then too small for float16 are negligible in the sum.
         units, half, largest = self._inputs.units, operand.dtype, scale.max()
         share = scale / largest
         operand = operand * share.to(half)

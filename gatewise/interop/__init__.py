@@ -1,1 +1,1 @@
-"""Moving in from other systems: their weights, their layers, their operators."""
+"""Interoperability with other systems: their weight layouts, their files, a Keras layer and SystemML's operators."""

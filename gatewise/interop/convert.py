@@ -1,4 +1,4 @@
-"""Weights from one layout to another, in memory."""
+"""Conversion of LSTM weights from one layout to another, in memory."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def convert(
     pair: bool = False,
     stack: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the LSTM weights among named tensors in another layout.
+    """Convert the LSTM weights among named tensors to another layout.
 
-    The numbers are moved, not changed, except where two biases become one (they are added) and where a layout adds a
-    number to the forget gate at run time that the other does not.
+    The numbers are moved and not changed, with two exceptions: two biases are added where the target has one, and a
+    constant that one of the layouts adds to the forget gate at run time is added or subtracted.
 
     Args:
-        tensors: By name, as a file or a `state_dict` has them; tensors that belong to no LSTM are left out.
-        source: Their layout, by name or as a value of your own.
-        target: The layout of the result.
-        layers: Names of the layers to take, in this order; all when empty.
-        pair: Whether layers of one direction stand two by two: forward, backward.
-        stack: Whether the layers become one stack, the first at the bottom, as in one `torch.nn.LSTM`.
+        tensors: The tensors by name, as in a file or a `state_dict`; tensors that belong to no LSTM are left out.
+        source: The layout of the tensors: the name of a layout, or a `WeightLayout`.
+        target: The layout of the result: the name of a layout, or a `WeightLayout`.
+        layers: The names of the layers to convert, in this order; all layers if empty.
+        pair: Whether to combine successive layers of one direction to bidirectional layers: forward, backward.
+        stack: Whether to combine the layers to one stack as in `torch.nn.LSTM`, the first at the bottom.
 
     Returns:
-        New tensors. A single LSTM has the plain names of its layout, several have theirs in front.
+        New tensors. A single LSTM has the plain names of its layout; several LSTMs have their own names as prefixes.
 
     Raises:
-        ArgumentError: No such layout; no LSTM in it among the tensors; a layer that does not exist, or layers that do
-            not fit each other; a direction or a projection that the target has no place for.
+        ArgumentError: There is no such layout; no tensors of an LSTM in the source layout; a layer does not exist, or
+            layers do not fit each other; or the target layout has no place for a direction or a projection.
         CheckpointError: Some tensors of an LSTM are missing.
-        ShapeError: The shapes of its tensors do not fit each other.
+        ShapeError: The shapes of an LSTM's tensors do not fit each other.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ def convert(
 def arranged(
     stacks: Sequence[Stack], *, layers: Sequence[str] = (), pair: bool = False, stack: bool = False
 ) -> tuple[Stack, ...]:
-    """Choose, pair and join stacks; see `convert`."""
+    """Select, pair and join stacks; see `convert`."""
     stacks = selected(stacks, layers)
     if pair:
         stacks = paired(stacks)
@@ -72,15 +72,15 @@ def arranged(
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """Return a tensor on the CPU, outside autograd, from a tensor or an array.
+    """Convert a tensor or an array to a tensor on the CPU that is detached from the autograd graph.
 
     Raises:
-        ArgumentError: It is neither, or holds no numbers.
+        ArgumentError: The value is neither a tensor nor an array of numbers.
     """
     if isinstance(value, Tensor):
         return value.detach().cpu()
     try:
-        # Arrays from files may be read-only or big-endian, which torch does not take.
+        # Arrays from files may be read-only or big-endian, which PyTorch does not support.
         array = np.array(value)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:

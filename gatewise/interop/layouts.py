@@ -1,4 +1,4 @@
-"""How other systems store the weights of an LSTM: one `WeightLayout` each, as data.
+"""The weight layouts of other systems: one `WeightLayout` each, as data.
 
 | name | gates | matrices | biases |
 |---|---|---|---|
@@ -11,7 +11,7 @@
 | `flax` | one tensor each | [I, H], [H, H] | one [H] each |
 | `haste` | i g f o | [I, 4H], [H, 4H] | one [4H] |
 
-Every value says whose it is in `system`. The functions that read the table are in `packing`.
+Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Literal, NamedTuple
 from gatewise.contract.errors import ArgumentError, sentence
 
 GATES = "ifgo"
-"""The order of PyTorch, cuDNN and `DirectionWeights`."""
+"""The order of the gates in PyTorch, cuDNN and `DirectionWeights`."""
 
 
 class Form(enum.Enum):
-    """How the matrix of one gate, [H, K] in PyTorch, lies in its tensor."""
+    """The memory layout of a gate's matrix, which is [H, K] in PyTorch."""
 
     ROWS = "[H, K]"
     COLUMNS = "[K, H]"
-    RESHAPED = "[K, H], in which the numbers of [H, K] stand in their order in memory"
+    RESHAPED = "[K, H], with the numbers in the order in which [H, K] has them in memory"
 
 
 class Matrix(NamedTuple):
     """The input or the recurrent weights.
 
     Attributes:
-        name: Of the tensor. `{gate}` stands for the letter of a gate.
-        form: Of each gate's matrix.
-        gates_along: The dimension that the gates stand along; None when every gate has a tensor of its own.
+        name: The name of the tensor. `{gate}` stands for the letter of a gate.
+        form: The memory layout of each gate's matrix.
+        gates_along: The dimension along which the gates are concatenated; None if every gate has its own tensor.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Bias(NamedTuple):
     """The biases of one direction.
 
     Attributes:
-        names: Of the tensors, as in `Matrix`; two when both biases of PyTorch exist.
-        halves: Whether the one tensor is [8H]: the input bias, then the recurrent bias.
+        names: The names of the tensors, as in `Matrix`; two if both biases of PyTorch exist.
+        halves: Whether there is one tensor [8H]: the input bias followed by the recurrent bias.
         row: Whether the tensor is a matrix of one row.
-        required: Whether there is always a bias, zero if need be.
+        required: Whether there is always a bias, which may be zero.
     """
 
     names: tuple[str, ...]
@@ -65,23 +65,23 @@ class Bias(NamedTuple):
 
     @property
     def told_apart(self) -> int:
-        """How many biases are told apart, 1 or 2."""
+        """The number of separate biases, 1 or 2."""
         return 2 if self.halves else len(self.names)
 
 
 class Places(NamedTuple):
-    """Where the tensors of a direction are written; they are read from anywhere.
+    """The names under which the tensors of a direction are written; when reading, any prefix is accepted.
 
-    `{name}` stands for the module, `{layer}` for the layer's number, `{direction}` for one of `directions`. Where
-    `{layer}` is missing here and in the layout's `suffix`, every layer is a module of its own.
+    `{name}` stands for the module, `{layer}` for the layer's number, `{direction}` for one of `directions`. If
+    `{layer}` occurs neither here nor in the layout's `suffix`, every layer is a separate module.
 
     Attributes:
-        single: One layer, one direction.
-        stacked: Several layers.
-        bidirectional: One layer, two directions; empty when the layout has no second direction.
-        stacked_bidirectional: Several layers, two directions.
-        directions: What the directions are called.
-        names: Of modules that need a name and have none: with one direction, with two.
+        single: The name for one layer and one direction.
+        stacked: The name for several layers.
+        bidirectional: The name for one layer and two directions; empty if the layout has no second direction.
+        stacked_bidirectional: The name for several layers and two directions.
+        directions: The names of the directions.
+        names: The default names of modules with one direction and with two.
     """
 
     single: str = "{name}"
@@ -94,24 +94,25 @@ class Places(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WeightLayout:
-    """How one system stores the weights of an LSTM.
+    """The way in which one system stores the weights of an LSTM.
 
     Attributes:
-        name: What it is called here.
-        system: Whose it is.
+        name: The name of the layout.
+        system: The name of the system.
         gates: The order of the gates, a permutation of "ifgo".
-        input: The input weights; with `recurrent` None the rows of the recurrent weights follow theirs.
-        recurrent: The recurrent weights; None when both are one matrix.
+        input: The input weights; if `recurrent` is None, they are followed by the rows of the recurrent weights.
+        recurrent: The recurrent weights; None if both are one matrix.
         bias: The biases.
-        places: Where the tensors stand in a file.
-        suffix: What every name ends with: `{layer}` stands for the layer's number, `{reverse}` for `_reverse` in the
+        places: The prefixes of the tensors' names in a file.
+        suffix: The suffix of every name: `{layer}` stands for the layer's number, `{reverse}` for `_reverse` in the
             second direction.
-        separator: Between the parts of a name.
-        layer_numbers: A pattern of the component of a name that has the layer's number; empty when there is none.
-        marker: A pattern in the innermost scope of an LSTM; needed where the names of the tensors do not tell.
-        forget_bias: What is added to the forget gate at run time.
-        projection: Name of the projection's tensor; empty when the layout has none.
-        refuses: Patterns of tensors beside the weights that make it another cell, and what they are.
+        separator: The separator between the parts of a name.
+        layer_numbers: A pattern for the part of a name that has the layer's number; empty if there is none.
+        marker: A pattern for the innermost scope of an LSTM, for layouts whose tensor names do not identify an LSTM.
+        forget_bias: The constant that the system adds to the forget gate at run time.
+        projection: The name of the projection's tensor; empty if the layout has none.
+        refuses: Patterns of the names of further tensors that make the cell one of another kind, and descriptions of
+            them.
     """
 
     name: str
@@ -131,7 +132,7 @@ class WeightLayout:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The one or two matrices."""
+        """The one or two weight matrices."""
         return (self.input,) if self.recurrent is None else (self.input, self.recurrent)
 
 
@@ -250,14 +251,14 @@ LAYOUTS: dict[str, WeightLayout] = {
         ),
     )
 }
-"""Every layout by its name."""
+"""All layouts by name."""
 
 
 def layout_named(layout: str | WeightLayout) -> WeightLayout:
-    """Return a layout from its name, or as it is.
+    """Return a layout given by its name, or a `WeightLayout` unchanged.
 
     Raises:
-        ArgumentError: No layout has this name; the message lists those that there are.
+        ArgumentError: There is no layout of this name; the message lists the known ones.
     """
     if isinstance(layout, WeightLayout):
         return layout

@@ -1,8 +1,8 @@
-"""From the tensors of any layout to PyTorch's form, and back.
+"""Conversion of the tensors of any layout to PyTorch's form, and back.
 
-Between two layouts stands `DirectionWeights`: gates in the order `i f g o`, stacked along the rows. A layout with one
-bias leaves `b_hh` out. What a system adds to the forget gate at run time is in `b_hh`, so that no number is rounded;
-where there is only one bias it is added to that.
+`DirectionWeights` is the common form of all layouts: gates in the order `i f g o`, stacked along the rows. A layout
+with one bias has no `b_hh`. The constant that a system adds to the forget gate at run time is stored in `b_hh`, so that
+no number is rounded; if there is only one bias in the target, it is added to that.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.layouts import GATES, Form, Matrix, WeightLayout, layout_named
 
 _TURNED_WHOLE = ((Form.ROWS, 0), (Form.COLUMNS, 1))
-"""Where turning the tensor turns every gate, and leaves the gates along the rows."""
+"""The forms for which transposing the tensor transposes every gate and leaves the gates along the rows."""
 
 
 def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> DirectionWeights:
-    """Return the weights of one direction of one layer in PyTorch's form, differentiably.
+    """Return the weights of one direction of one layer in PyTorch's form; differentiable.
 
     Args:
-        tensors: By the layout's names, without place and suffix.
-        layout: Of `tensors`.
+        tensors: The tensors by the layout's names, without prefix and suffix.
+        layout: The layout of `tensors`.
 
     Returns:
-        Weights with gates in the order `i f g o`. `b_hh` is None when the layout has one bias, and both are None when
-        there is none; a forget bias that the system adds at run time is in `b_hh`. They may be views of `tensors`.
+        Weights with gates in the order `i f g o`. `b_hh` is None if the layout has one bias, and both biases are None
+        if there is none; a forget bias that the system adds at run time is in `b_hh`. They may be views of `tensors`.
 
     Raises:
-        ShapeError: The shapes do not fit each other; the message has the actual ones.
+        ShapeError: The shapes do not fit each other; the message has the actual shapes.
 
     Example:
         >>> import torch
@@ -62,20 +62,20 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
 
 
 def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Tensor]:
-    """Return the tensors of one direction of one layer as a layout has them: the way back from `unpack`.
+    """Return the tensors of one direction of one layer in a layout: the inverse of `unpack`.
 
-    Two biases become one by adding them. One becomes two: two exact halves where a layout has both in one tensor,
-    otherwise itself and zeros.
+    Two biases become one by adding them. One bias becomes two: two exact halves if the layout has both in one tensor,
+    otherwise the bias and zeros.
 
     Args:
-        weights: In PyTorch's form; `b_hh` may be None where `b_ih` is not.
-        layout: Of the result.
+        weights: The weights in PyTorch's form; `b_hh` may be None even if `b_ih` is not.
+        layout: The layout of the result.
 
     Returns:
-        Tensors by the layout's names, without place and suffix.
+        Tensors by the layout's names, without prefix and suffix.
 
     Raises:
-        ArgumentError: The weights have a projection and the layout has none.
+        ArgumentError: The weights have a projection and the layout does not.
     """
     layout = layout_named(layout)
     if weights.w_hr is not None and not layout.projection:
@@ -99,17 +99,17 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
 
 
 def tensor_names(layout: WeightLayout) -> list[str]:
-    """Return the names of one direction's tensors, without place and suffix."""
+    """Return the names of one direction's tensors, without prefix and suffix."""
     projection = [layout.projection] if layout.projection else []
     return [*_matrix_names(layout), *_bias_names(layout), *projection]
 
 
 def missing_tensors(found: Collection[str], layout: WeightLayout) -> list[str]:
-    """Return the names that must be there beside those that are: biases may be absent, but not some of them.
+    """Return the names of missing tensors; biases may be absent altogether, but not in part.
 
     Args:
-        found: Names without place and suffix.
-        layout: Whose they are.
+        found: The names that exist, without prefix and suffix.
+        layout: The layout of the names.
     """
     biases = _bias_names(layout)
     needed = [*_matrix_names(layout), *(biases if layout.bias.required or set(biases) & set(found) else [])]
@@ -135,7 +135,7 @@ def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLa
     if matrix.gates_along is not None:
         _require(found[0].shape[matrix.gates_along] % 4 == 0 and found[0].numel() > 0, tensors, layout)
         if layout.gates == GATES and (matrix.form, matrix.gates_along) in _TURNED_WHOLE:
-            return _turned(found[0], matrix.form)  # a view: a layer that computes with it in every call pays nothing
+            return _turned(found[0], matrix.form)  # a view, so that a layer can do this in every call at no cost
         found = list(found[0].chunk(4, matrix.gates_along))
     _require(len({tensor.shape for tensor in found}) == 1, tensors, layout)
     blocks = [_turned(block, matrix.form) for block in found]
@@ -143,7 +143,7 @@ def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLa
 
 
 def _read_biases(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[Tensor]:
-    """Return as many biases as the layout tells apart, each [4H] in the order `i f g o`; none when there are none."""
+    """Return the layout's one or two biases, each [4H] in the order `i f g o`; an empty list if there are none."""
     if _bias_names(layout)[0] not in tensors:
         return []
     joined = []
@@ -160,14 +160,14 @@ def _read_biases(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[Te
 
 
 def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Tensor]:
-    """Return as many biases as the layout has, each [4H] in the order `i f g o`."""
+    """Return the layout's number of biases, each [4H] in the order `i f g o`."""
     b_ih, b_hh = weights.b_ih, weights.b_hh
     if b_ih is None:
         if not layout.bias.required:
             return []
         b_ih = weights.w_ih.new_zeros(weights.w_ih.shape[0])
     if layout.forget_bias:
-        # Taken from the second bias where there is one: what `unpack` put there goes without a rounding.
+        # Subtracted from the second bias if there is one: this undoes what `unpack` did without rounding.
         if b_hh is None:
             b_ih = b_ih - _forget_bias(b_ih, layout.forget_bias)
         else:
@@ -187,7 +187,7 @@ def _forget_bias(like: Tensor, value: float) -> Tensor:
 
 
 def _turned(block: Tensor, form: Form) -> Tensor:
-    """Return [H, K] from how it lies in its tensor, or back: every form is its own inverse."""
+    """Convert a gate's matrix between [H, K] and its form; every form is its own inverse."""
     match form:
         case Form.ROWS:
             return block

@@ -1,4 +1,4 @@
-"""Finding the LSTMs among named tensors, by the names and the shapes of a layout."""
+"""Search for the LSTMs among named tensors, by the names and shapes of a layout."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _INNER_SCOPES = re.compile(
     r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
 )
 _ANY_CELL = {"kernel", "bias", "b"}
-"""Names that tensors of other layers have too."""
+"""The names that tensors of other layers have too."""
 
 
 class Found(NamedTuple):
-    """What there is among named tensors.
+    """The result of a search among named tensors.
 
     Attributes:
         stacks: The LSTMs, in the order of their tensors.
-        left: Names of the tensors that belong to none.
+        left: The names of the tensors that belong to no LSTM.
     """
 
     stacks: tuple[Stack, ...]
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the tensors of one direction of one layer stand: the parts of their names before the layout's own."""
+    """The prefix of the names of one direction's tensors, with the layer and the direction that it denotes."""
 
     parts: tuple[str, ...]
     layer: int
@@ -44,22 +44,22 @@ class _Place(NamedTuple):
 
 
 def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
-    """Return every LSTM in a layout among named tensors.
+    """Find every LSTM in a layout among named tensors.
 
     Args:
-        tensors: By name; parts of names are divided by "/" or ".".
-        layout: In which they are.
+        tensors: The tensors by name; the parts of names are separated by "/" or ".".
+        layout: The layout to search for.
 
     Raises:
-        CheckpointError: Tensors of an LSTM are missing.
+        CheckpointError: Some tensors of an LSTM are missing.
         ShapeError: Shapes do not fit each other.
-        ArgumentError: There is no LSTM in this layout, or it is one of another kind, with peepholes say.
+        ArgumentError: There is no LSTM in this layout, or it is of another kind, for example with peepholes.
     """
     places = _places(tensors, layout)
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
-    for place, members in _told_apart(places).items():
+    for place, members in _with_paired_directions(places).items():
         if not _is_lstm(place, members, tensors, layout):
             left |= set(members.values())
             continue
@@ -77,7 +77,7 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
 
 
 def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place, dict[str, str]]:
-    """Return for every place the full names of its tensors, by the layout's names."""
+    """Return for every place the full names of its tensors by the layout's names."""
     own = "|".join(re.escape(name).replace("/", "[/.]") for name in tensor_names(layout))
     suffix = layout.suffix.format(layer=r"(?P<layer>\d+)", reverse="(?P<reverse>_reverse)?")
     pattern = re.compile(rf"(?:(?P<place>.*)[/.])?(?P<own>{own}){suffix}")
@@ -98,7 +98,7 @@ def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place,
 
 
 def _plain(name: str) -> str:
-    """Return a name without what TensorFlow and Flax put around it."""
+    """Return a name without the prefixes and suffixes of TensorFlow and Flax."""
     return name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").removesuffix(":0").removeprefix("params/")
 
 
@@ -115,14 +115,14 @@ def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
         if found and direction is None:
             direction = index
             parts.remove(found[-1])
-    # TensorFlow numbers cells through the whole model, those of the two directions of one layer too.
+    # TensorFlow numbers cells through the whole model, including those of the two directions of one layer.
     if direction is not None and parts and re.fullmatch(r"lstm_cell_\d+", parts[-1]):
         parts[-1] = "lstm_cell"
     return _Place(tuple(parts), layer, direction, whole)
 
 
-def _told_apart(places: dict[_Place, dict[str, str]]) -> dict[_Place, dict[str, str]]:
-    """Return the places, with a direction only where there is the other one too: "forward" may be just a name."""
+def _with_paired_directions(places: dict[_Place, dict[str, str]]) -> dict[_Place, dict[str, str]]:
+    """Return the places, treating a direction as such only if the other one exists: "forward" may be just a name."""
     seen: dict[tuple[tuple[str, ...], int], set[int | None]] = {}
     for place in places:
         seen.setdefault((place.parts, place.layer), set()).add(place.direction)
@@ -139,7 +139,7 @@ def _is_lstm(place: _Place, members: Mapping[str, str], tensors: Mapping[str, Te
         return False
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
         return True
-    # A GRU and a plain recurrent layer have the same names, and three matrices or one.
+    # A GRU and a plain recurrent layer have the same names, but three matrices or one instead of four.
     shape = sorted(tensors[members[layout.recurrent.name]].shape)
     return len(shape) != 2 or shape[1] not in (shape[0], 3 * shape[0])
 
@@ -150,8 +150,8 @@ def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, o
         for pattern, what in layout.refuses:
             match = re.fullmatch(rf"(?:(.*)[/.])?({pattern})", _plain(name))
             if match and (match[1] or "").replace(".", "/") in cells:
-                advice = "Its results cannot be had without them. Leave the layer out."
-                raise ArgumentError(sentence(name, "absent: an LSTM without " + what, "there", advice))
+                advice = "gatewise cannot compute this cell. Leave the layer out."
+                raise ArgumentError(sentence(name, "absent: an LSTM without " + what, "present", advice))
 
 
 def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]) -> Stack:
@@ -169,7 +169,7 @@ def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]
 
 
 def _module_names(modules: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Return a name for each module: its place, without the scopes that every one has inside."""
+    """Return a name for each module: its place without the inner scopes that all modules have."""
     short = {}
     for parts in modules:
         kept = list(parts)

@@ -1,7 +1,7 @@
-"""The LSTMs of a file, whatever they were called there, and their names in a layout.
+"""Stacked LSTMs, independent of their names in a file, and their names in a layout.
 
-A `Stack` is what one `torch.nn.LSTM` holds. Keras and others have a module for every layer: each is found as a stack of
-one layer, and `joined` puts them on each other.
+A `Stack` holds the weights of one `torch.nn.LSTM`. Keras and others have one module per layer: each is found as a stack
+of one layer, and `joined` combines them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Stack(NamedTuple):
     """The weights of an LSTM of one or more layers.
 
     Attributes:
-        name: Of its module; empty when the tensors had no other name than the layout's.
-        layers: For each layer the weights of each direction.
+        name: The name of its module; empty if the tensors had no prefix.
+        layers: The weights of each direction, for each layer.
     """
 
     name: str
@@ -31,36 +31,36 @@ class Stack(NamedTuple):
 
     @property
     def directions(self) -> int:
-        """D: 1 or 2."""
+        """The number of directions, D: 1 or 2."""
         return len(self.layers[0])
 
     @property
     def input_size(self) -> int:
-        """I: features that the first layer reads."""
+        """The number of input features of the first layer, I."""
         return self.layers[0][0].w_ih.shape[1]
 
     @property
     def hidden_size(self) -> int:
-        """H: hidden units of the first layer."""
+        """The number of hidden units of the first layer, H."""
         return self.layers[0][0].w_ih.shape[0] // 4
 
     @property
     def output_size(self) -> int:
-        """Features of the output of the last layer."""
+        """The number of output features of the last layer."""
         return sum(weights.w_hh.shape[1] for weights in self.layers[-1])
 
     def __str__(self) -> str:
-        """One line: layers, directions, sizes."""
+        """Return one line: layers, directions, sizes."""
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         directions = "1 direction" if self.directions == 1 else "2 directions"
         return f"{layers}, {directions}, I {self.input_size}, H {self.hidden_size}"
 
 
 def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]:
-    """Return the stacks of these names, in their order; all of them for no names.
+    """Return the stacks with these names, in the given order; all stacks if there are no names.
 
     Raises:
-        ArgumentError: There is no stack of a name; the message lists those that there are.
+        ArgumentError: There is no stack of a name; the message lists the known names.
     """
     known = {stack.name: stack for stack in stacks}
     for name in names:
@@ -70,10 +70,10 @@ def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]
 
 
 def paired(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
-    """Return stacks of two directions made of successive stacks of one: forward, backward, forward, backward.
+    """Combine successive stacks of one direction to bidirectional stacks: forward, backward, forward, backward.
 
     Raises:
-        ArgumentError: Their number is odd, or two of them do not go together.
+        ArgumentError: The number of stacks is odd, or two of them do not fit each other.
     """
     if len(stacks) % 2 or any(stack.directions == 2 for stack in stacks):
         advice = "Name them in the order forward, backward."
@@ -89,21 +89,21 @@ def paired(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
 
 
 def joined(stacks: Sequence[Stack]) -> Stack:
-    """Return one stack of all the layers, the first at the bottom.
+    """Combine stacks to one stack of all their layers, the first at the bottom.
 
     Raises:
-        ArgumentError: A layer does not read what the one below gives.
+        ArgumentError: The sizes of two successive layers do not fit each other.
     """
     return checked(Stack("", tuple(layer for stack in stacks for layer in stack.layers)))
 
 
 def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Tensor]:
-    """Return the tensors of stacks in a layout, with their names.
+    """Return the tensors of stacks in a layout, by name.
 
-    A single stack needs no name. Of several, each keeps its own.
+    A single stack needs no name. Several stacks have their own names as prefixes.
 
     Raises:
-        ArgumentError: The layout has no second direction, or no projection, and a stack has.
+        ArgumentError: A stack has two directions or a projection, which the layout does not support.
     """
     tensors: dict[str, Tensor] = {}
     for stack in stacks:
@@ -152,7 +152,9 @@ def checked(stack: Stack) -> Stack:
                 got = f"{list(weights.w_hh.shape)} in {len(layer)}"
                 raise ArgumentError(sentence(f"the recurrent weights of {where}", expectation, got, advice))
             if (weights.b_ih is None) != (first.b_ih is None):
-                raise ArgumentError(sentence(f"the bias of {where}", "there as in the other layers, or not", "mixed"))
+                raise ArgumentError(
+                    sentence(f"the bias of {where}", "present in all layers or in none", "some layers without")
+                )
         features = sum(weights.w_hh.shape[1] for weights in layer)
     return stack
 

@@ -1,4 +1,4 @@
-"""Complete models built from gatewise layers, and how to draw from them."""
+"""Complete models built from gatewise layers, and the functions that generate text and translations with them."""
 
 from gatewise.models.classifier import SequenceClassifier
 from gatewise.models.decoding import generate, restrict

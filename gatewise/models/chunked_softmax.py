@@ -1,4 +1,4 @@
-"""The softmax over a vocabulary and its weighted loss, a chunk of tokens at a time: no chunk's scores outlive it."""
+"""The softmax over a vocabulary and its weighted loss, computed in chunks of tokens to limit the memory for logits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gatewise.models.softmax import is_plain, product_dtype
 from gatewise.models.widening import copied, is_aligned, widened
 
 CHUNK_BYTES = 128 << 20
-"""Scores of a chunk when nobody says how many rows it has: enough of them that products run at full speed."""
+"""The default size of a chunk's logits in bytes: large enough that matrix products run at full speed."""
 
 HALF_ROWS = 8192
-"""Most rows of a chunk in float16, where sums over rows end at 65,504."""
+"""The maximum number of rows of a chunk in float16, where sums over rows must not exceed 65,504."""
 
-_TILE = 128  # rows that a program of a matrix kernel works on
+_TILE = 128  # rows of a tile of a matrix kernel
 
 
 def weighted_token_loss(
@@ -31,39 +31,40 @@ def weighted_token_loss(
     chunk_rows: int = 0,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    r"""Return $\sum_n \text{share}_n \, \ell_n$, the loss $\ell_n$ of each row being its cross-entropy.
+    r"""Return $\sum_n \text{share}_n \, \ell_n$, where $\ell_n$ is the cross-entropy of row n.
 
-    The same as this PyTorch code, differentiable once, without its [N, V] tensors:
+    The function is differentiable once, and equivalent to this PyTorch code without its [N, V] tensors:
 
         scores = linear(hidden, weight, bias).float()
         losses = cross_entropy(scores, targets, reduction="none", label_smoothing=label_smoothing)
         loss = (losses * shares).sum()
 
-    The loss is one number, so the gradient of its scores is known in the forward pass but for a factor. The forward
-    pass goes over the rows in chunks, turns a chunk's scores into their gradient where they stand, and multiplies it
-    out at once: what is kept are the gradients of `hidden`, `weight` and `bias`, which the backward pass scales. There
-    are as many products as in the plain code.
+    The loss is a scalar, so that the gradient of the logits is known in the forward pass up to a factor. The forward
+    pass goes over the rows in chunks, replaces the logits of a chunk by their gradient in place, and multiplies the
+    gradient with its operands at once. Only the gradients of `hidden`, `weight` and `bias` are kept, which the backward
+    pass scales. The number of matrix products is that of the plain code.
 
     Args:
-        hidden: h [N, H], in the dtype in which products are computed; under autocast any floating-point dtype.
-        weight: W [V, H], of any floating-point dtype under autocast, otherwise that of `hidden`.
-        bias: b [V], likewise.
-        targets: int64 [N], each in [0, V).
-        shares: What each row counts [N]; a constant: it gets no gradient.
-        chunk_rows: Most rows whose scores are alive at once, in chunks of about one size; 0 takes as many as make
-            `CHUNK_BYTES` in the dtype of `hidden`.
-        label_smoothing: Share of the target that is spread evenly over all tokens.
+        hidden: The hidden rows h [N, H], in the dtype of the products; under autocast any floating-point dtype.
+        weight: The matrix W [V, H], of any floating-point dtype under autocast, otherwise of that of `hidden`.
+        bias: The vector b [V], of the same dtypes as `weight`.
+        targets: The target tokens, int64 [N], each in [0, V).
+        shares: The weight of each row in the loss [N]; it is a constant and gets no gradient.
+        chunk_rows: The maximum number of rows of a chunk; chunks have nearly equal sizes. 0 chooses the number of rows
+            whose logits take `CHUNK_BYTES` in the dtype of `hidden`.
+        label_smoothing: The fraction of the target distribution that is spread evenly over all tokens.
 
     Returns:
         The loss, a scalar in nats; float64 for float64 products, otherwise float32.
 
     Numerics:
-        Scores and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
-        them; the softmax is computed in the dtype of the result, and so are the sums over chunks.
+        Logits and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
+        them. The softmax and the sums over chunks are computed in the dtype of the result.
 
-        On a GPU, float32 products that may be rounded to TF32 are computed in float16, which has as many bits, in half
-        the memory and time. Scores are rounded once more by that: gradients err less than with operands cut to TF32 as
-        long as scores are below 10 or so, less than twice as much at scores of 30. Scores end at 65,504.
+        On a GPU, float32 products that may be rounded to TF32 are computed in float16 instead, which has as many
+        mantissa bits and takes half the memory and time. This rounds the logits once more: the gradients are more
+        accurate than with TF32 operands as long as logits are below about 10, and have less than twice the error for
+        logits of 30. Logits must not exceed 65,504.
     """
     if is_plain():
         scores = functional.linear(hidden, weight, bias)
@@ -75,31 +76,31 @@ def weighted_token_loss(
     dtype = dtype_of_products(hidden)
     rows = chunk_rows or rows_of_a_chunk(weight.shape[0], hidden.itemsize)
     rows = even_rows(len(hidden), rows, dtype)
-    # In no_grad mode a function is not told that nothing follows.
+    # `ctx.needs_input_grad` does not reflect no_grad mode, so that the grad mode has to be passed.
     follows = torch.is_grad_enabled()
     return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)
 
 
 def dtype_of_products(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which the scores of these rows are computed here and now."""
+    """Return the dtype in which the logits of these rows are computed under the current settings."""
     dtype = product_dtype(hidden)
     rounded = dtype == torch.float32 and hidden.is_cuda and tf32_products_allowed()
     return torch.float16 if rounded else dtype
 
 
 def rows_of_a_chunk(vocabulary: int, itemsize: int) -> int:
-    """Return how many rows of scores make `CHUNK_BYTES`, in whole tiles of a product; one at least."""
+    """Return the number of rows whose logits take `CHUNK_BYTES`, a multiple of a matrix tile and at least one."""
     rows = CHUNK_BYTES // (vocabulary * itemsize)
     return max(1, rows if rows < _TILE else rows - rows % _TILE)
 
 
 def even_rows(count: int, chunk_rows: int, dtype: torch.dtype) -> int:
-    """Return the rows of a chunk when none has more than `chunk_rows`, and none is much smaller than the others.
+    """Return the number of rows per chunk that makes the chunks nearly equal, and at most `chunk_rows` each.
 
     Args:
-        count: Rows of all chunks together.
-        chunk_rows: Most rows of a chunk; in float16 at most `HALF_ROWS` whatever it says.
-        dtype: Of the products.
+        count: The number of rows of all chunks together.
+        chunk_rows: The maximum number of rows of a chunk; in float16 it is limited to `HALF_ROWS`.
+        dtype: The dtype of the products.
     """
     chunks = -(-count // (min(chunk_rows, HALF_ROWS) if dtype == torch.float16 else chunk_rows))
     return -(-count // chunks) if chunks else 1
@@ -127,7 +128,7 @@ class _WeightedLoss(torch.autograd.Function):
         columns = widened(weight, bias, dtype, None) if wider else weight.to(dtype)
         bias_here = bias.to(dtype)
         shares = shares.to(numbers)
-        # Of order one, so that they can multiply in 16 bits; a batch without any share has gradients of zero.
+        # Scaled to order one, so that the products can be in 16 bits; if all shares are zero, so are the gradients.
         scale = shares.abs().amax().clamp(min=torch.finfo(numbers).tiny) if count else shares.new_ones(())
         relative = (shares / scale).unsqueeze(1)
         losses = shares.new_empty(count)
@@ -170,7 +171,7 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return sums times a factor in a dtype, multiplied in the wider of the two."""
+    """Return sums times a factor, converted to a dtype and multiplied in the wider of the two dtypes."""
     if dtype.itemsize < sums.itemsize:
         return (sums * factor).to(dtype)
     if sums.is_contiguous() or sums.ndim < 2:
@@ -183,7 +184,7 @@ def _worth_widening(size: int, vocabulary: int, dtype: torch.dtype, on_gpu: bool
 
 
 class _Softmax(Protocol):
-    """What writes each row's loss, and the gradient of its scores in their place."""
+    """A function that writes the loss of each row and replaces the logits by their gradient."""
 
     def __call__(
         self, scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool
@@ -201,7 +202,7 @@ def _softmax(scores: Tensor) -> _Softmax:
 
 def _plain_softmax(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool) -> None:
     target = targets.unsqueeze(1)
-    # In their own place where the dtype is that of the losses: each number is read before it is written.
+    # In place where the dtype is that of the losses: each number is read before it is written.
     in_place = scores.dtype == losses.dtype
     logs = torch.log_softmax(scores, -1, losses.dtype, **({"out": scores} if in_place else {}))
     torch.mul(logs.gather(1, target).squeeze(1), smoothing - 1, out=losses)
@@ -217,10 +218,10 @@ def _plain_softmax(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: f
 
 
 class _Sums:
-    """The gradients of weight and bias, added up over chunks.
+    """The gradients of weight and bias, accumulated over chunks.
 
     Args:
-        dtype: In which they are added up; that of the products, where there is one chunk.
+        dtype: The dtype of the sums; that of the products if there is only one chunk.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -229,13 +230,13 @@ class _Sums:
         self.bias: Tensor | None = None
 
     def add(self, scores: Tensor, rows: Tensor, share: Tensor, *, with_bias: bool) -> None:
-        """Add a chunk: the gradient of its scores [n, V], what they were made of [n, H], what each row counts [n, 1].
+        """Add a chunk: the gradient of its logits [n, V], its hidden rows [n, H] and its shares [n, 1].
 
         Args:
-            scores: Gradient of the scores, before the rows' shares.
-            rows: Hidden rows.
-            share: Shares.
-            with_bias: Whether the bias is apart; otherwise it is a column of the weight.
+            scores: The gradient of the logits, not yet multiplied by the shares.
+            rows: The hidden rows.
+            share: The weight of each row in the loss.
+            with_bias: Whether to compute the bias's gradient separately; otherwise the bias is a column of the weight.
         """
         shared = rows * share
         if self.weight is not None and scores.dtype == self._dtype:

@@ -1,4 +1,4 @@
-"""A stacked, bidirectional LSTM that tells something of a whole sequence: a class, or a number."""
+"""A stacked, bidirectional LSTM for sequence classification and regression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POOLINGS = ("mean", "last", "max")
 
 
 class SequenceClassifier(nn.Module):
-    r"""Reads a sequence and answers once, with the scores of classes or with a number.
+    r"""Predicts the scores of classes, or a number, for a whole sequence.
 
     .. code-block:: text
 
@@ -25,20 +25,20 @@ class SequenceClassifier(nn.Module):
         a number: y = target_mean + target_scale (W dropout(p) + b)
 
     Args:
-        input_size: Features of a step, F.
-        classes: Different classes, C; 0 predicts a number.
-        hidden_size: Units of each LSTM layer and direction, H.
-        num_layers: LSTM layers, L.
-        bidirectional: Whether a second set of weights reads from the end; D is then 2.
-        pooling: What stands for the sequence [D*H]: ``"mean"`` or ``"max"`` of the last layer's outputs over the
+        input_size: The number of features of a step, F.
+        classes: The number of classes, C; 0 predicts a number.
+        hidden_size: The number of units of each LSTM layer and direction, H.
+        num_layers: The number of LSTM layers, L.
+        bidirectional: Whether to run the LSTM in both directions; the number of directions D is then 2.
+        pooling: The representation of the sequence [D*H]: ``"mean"`` or ``"max"`` of the last layer's outputs over the
             sequence's steps, or ``"last"``, its state after reading the whole sequence in each direction.
-        dropout: Probability that a pooled unit is dropped, in training mode.
-        layer_dropout: Probability that a unit is dropped between two LSTM layers, in training mode.
-        kernel: Which kernel the LSTM asks for; ``"auto"`` leaves it to gatewise.
-        device: Where the parameters live.
+        dropout: The dropout probability of the pooled units, in training mode.
+        layer_dropout: The dropout probability between two LSTM layers, in training mode.
+        kernel: The kernel of the LSTM; ``"auto"`` lets gatewise choose.
+        device: The device of the parameters.
 
-    The buffers `input_mean`, `input_scale` [F], `target_mean` and `target_scale` [] begin as 0 and 1; see
-    `standardize`. A sequence without any step is pooled to zeros.
+    The buffers `input_mean`, `input_scale` [F], `target_mean` and `target_scale` [] are initialised to 0 and 1; see
+    `standardize`. A sequence of length 0 is pooled to zeros.
 
     Raises:
         ArgumentError: A size is not positive, `classes` is 1, a probability is outside [0, 1), or the pooling is
@@ -96,11 +96,11 @@ class SequenceClassifier(nn.Module):
 
     @torch.no_grad()
     def standardize(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> None:
-        """Let features, and numbers to predict, have mean 0 and standard deviation 1 within the model.
+        """Set the buffers so that features, and numbers to predict, have mean 0 and standard deviation 1 in the model.
 
         Args:
-            inputs: Steps of the training sequences [N, F]; a feature that never changes keeps the scale 1.
-            targets: Numbers to predict [N]; None leaves them as they are.
+            inputs: The steps of the training sequences [N, F]; a constant feature keeps the scale 1.
+            targets: The numbers to predict [N]; None leaves `target_mean` and `target_scale` unchanged.
         """
         for values, mean, scale in (
             (inputs, self.input_mean, self.input_scale),
@@ -112,14 +112,14 @@ class SequenceClassifier(nn.Module):
                 scale.copy_(deviation.where(deviation > 0, 1.0))
 
     def forward(self, inputs: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """Answer for every sequence.
+        """Predict the scores or the number of every sequence.
 
         Args:
-            inputs: [T, B, F].
-            lengths: Steps of each sequence, int64 [B]; None counts all of them.
+            inputs: The features [T, B, F].
+            lengths: The length of each sequence, int64 [B]; None means that all have T steps.
 
         Returns:
-            The scores of the classes [B, C] before the softmax, or the numbers [B].
+            The scores of the classes [B, C] before the softmax, or the predicted numbers [B].
         """
         answer = self._answer(inputs, lengths)
         return answer if self.classes else torch.addcmul(self.target_mean, answer.squeeze(-1), self.target_scale)
@@ -128,12 +128,12 @@ class SequenceClassifier(nn.Module):
         """Return the mean loss over sequences, and no state.
 
         Args:
-            batch: Anything with `inputs` [T, B, F], `lengths` [B] or None, and `targets` [B]: int64 classes or float32
-                numbers.
-            state: None; sequences have nothing to do with those of the batch before.
+            batch: An object with `inputs` [T, B, F], `lengths` [B] or None, and `targets` [B]: int64 classes or
+                float32 numbers.
+            state: Always None; batches of sequences are independent.
 
         Returns:
-            Cross-entropy in nats; or the squared error in units of `target_scale`.
+            The cross-entropy in nats, or the squared error in units of `target_scale`.
         """
         answer = self._answer(batch.inputs, batch.lengths)
         if self.classes:
@@ -150,8 +150,8 @@ class SequenceClassifier(nn.Module):
             return torch.cat(tuple(last[-(1 + self.lstm.bidirectional) :]), dim=-1)
         if lengths is None:
             return hidden.mean(0) if self.pooling == "mean" else hidden.amax(0)
-        if self.pooling == "mean":  # outputs are zero behind the end
+        if self.pooling == "mean":  # outputs beyond the length are zero
             return hidden.sum(0) / lengths.clamp(min=1)[:, None]
         behind = torch.arange(len(hidden), device=hidden.device)[:, None] >= lengths
-        behind[0] = False  # a sequence of no steps has a zero there
+        behind[0] = False  # keeps the zero output at step 0 of a sequence of length 0
         return hidden.masked_fill(behind[:, :, None], -torch.inf).amax(0)

@@ -1,4 +1,4 @@
-"""Drawing text from a model, one token at a time."""
+"""Sampling text from a model, one token at a time."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ def generate(
     forbidden: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Draw tokens from a model without end, each one fed back as the next input.
+    """Sample tokens from a model without end; each token is the next input.
 
-    The state is carried, so a token costs one time step however long the text has grown. Nothing is computed before the
-    first token is asked for; take as many as you want with `itertools.islice`.
+    The state carries over, so that the cost of a token does not grow with the length of the text. Nothing is computed
+    before the first token is requested; use `itertools.islice` to limit the number of tokens.
 
     Args:
-        model: Called as ``logits, state = model(tokens, state)`` with tokens [T, 1] and logits [T, 1, V], in evaluation
-            mode.
-        prompt: What the text begins with, int64 [N] with N >= 1, on any device.
-        state: The model's state before the prompt; None begins with zeros.
-        temperature: Divides the logits: below 1 is more cautious, above 1 bolder, 0 always takes the likeliest token.
-        top_k: Draw only from this many likeliest tokens; None from all.
-        top_p: Draw only from the fewest likeliest tokens whose probabilities sum to at least this; None from all.
-        forbidden: Tokens that are never drawn.
-        generator: Source of randomness on the CPU; None takes torch's own.
+        model: A model that is called as ``logits, state = model(tokens, state)`` with tokens [T, 1] and logits
+            [T, 1, V]; it is run in evaluation mode.
+        prompt: The tokens that the text begins with, int64 [N] with N >= 1, on any device.
+        state: The model's state before the prompt; None means zeros.
+        temperature: The number by which logits are divided: values below 1 make likely tokens likelier, values above 1
+            less likely, and 0 always takes the likeliest token.
+        top_k: The number of likeliest tokens to sample from; None samples from all.
+        top_p: The minimum total probability of the likeliest tokens to sample from, of which the fewest are taken; None
+            samples from all.
+        forbidden: Tokens that are never sampled.
+        generator: The random number generator on the CPU; None uses PyTorch's default.
 
     Yields:
-        Token numbers.
+        The sampled token numbers.
 
     Raises:
         ArgumentError: The prompt is empty, or an option is out of its range.
-        NotFinite: The model's scores are not finite, as those of a model whose training diverged.
+        NotFinite: The model's logits are not finite, as those of a model whose training diverged.
     """
     if prompt.numel() == 0:
-        raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a word to begin with."))
+        raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a text to begin with."))
     check_sampling(temperature, top_k, top_p)
     device = next(model.parameters()).device
     tokens = prompt.to(device).view(-1, 1)
@@ -67,10 +69,10 @@ def generate(
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Refuse sampling options that are out of their range, in a sentence."""
+    """Raise if a sampling option is out of its range."""
     AMOUNT.check("temperature", temperature)
     if top_k is not None and top_k < 1:
-        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to draw from all tokens."))
+        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to sample from all tokens."))
     if top_p is not None:
         SHARE.check("top_p", top_p)
 
@@ -78,12 +80,12 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 def restrict(logits: torch.Tensor, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
     """Set the logits of all but the likeliest tokens to minus infinity.
 
-    With both options, `top_k` applies first and `top_p` to what is left. At least one token always remains.
+    With both options, `top_k` applies first and `top_p` to the remaining tokens. At least one token always remains.
 
     Args:
-        logits: Scores [V].
-        top_k: How many tokens may remain.
-        top_p: Probability that the remaining tokens hold together, at least.
+        logits: The logits [V].
+        top_k: The number of tokens that remain.
+        top_p: The minimum total probability of the remaining tokens.
 
     Returns:
         New logits [V].
@@ -111,11 +113,11 @@ def _draw(
     largest = logits.max()
     if not largest.isfinite():  # NaN too, which max passes on
         raise NotFinite(
-            f"the model's scores of the next token must be finite, got {largest.item()}. Its weights have diverged in "
+            f"the model's logits of the next token must be finite, got {largest.item()}. Its weights have diverged in "
             "training, or its kernel is at fault: try another `kernel`, or train it again with a lower `learning_rate`."
         )
     if temperature == 0:
         return int(logits.argmax())
-    # The largest is taken off before the division, which might make it infinite.
+    # The largest logit is subtracted before the division, which might overflow.
     probability = restrict((logits - largest) / temperature, top_k, top_p).softmax(-1)
     return int(torch.multinomial(probability, 1, generator=generator))

@@ -1,4 +1,4 @@
-"""The likeliest token at each step, on a GPU as CUDA graphs of a few steps."""
+"""Greedy search, which on a GPU replays CUDA graphs of a few steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gatewise.models.search import LOOK, Decoder, Search, Translation, log_proba
 
 Work = Callable[[], None]
 
-_MOST_SHAPES = 32
+_MAX_GRAPHS = 32
 _FEW = 64
-"""Up to so many sentences, their number is rounded up to a power of two; beyond, to a multiple of this."""
+"""Up to this number of sentences the batch is padded to a power of two, beyond it to a multiple of this number."""
 
 
-class _Page(NamedTuple):
-    """What a batch of translations is written on; it stays where it is.
+class _Buffers(NamedTuple):
+    """The tensors that greedy search writes to; their addresses do not change.
 
     Attributes:
-        done: Steps done, int64 [].
-        tokens: What was written last, int64 [N].
-        ended: Whose translation has ended, bool [N].
-        total: Log-probability of each so far, float32 [N].
-        limits: Most tokens of each, the end included, int64 [N].
-        written: What was written at each step, int64 [T, N].
-        attention: Where each step looked, float32 [T, N, S].
+        done: The number of steps done, int64 [].
+        tokens: The last token of each translation, int64 [N].
+        ended: Whether each translation has ended, bool [N].
+        total: The log-probability of each translation so far, float32 [N].
+        limits: The maximum number of tokens of each translation, the end token included, int64 [N].
+        written: The tokens of every step, int64 [T, N].
+        attention: The attention weights of every step, float32 [T, N, S].
     """
 
     done: Tensor
@@ -43,8 +43,8 @@ class _Page(NamedTuple):
     attention: Tensor
 
     @classmethod
-    def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Page:
-        """Return a page with room for the longest translation, and for the steps until somebody looks."""
+    def empty(cls, source: Tensor, lengths: Tensor, search: Search) -> _Buffers:
+        """Allocate the tensors for the longest translation and the steps until the host next checks for the end."""
         most = int(longest_translations(torch.tensor(len(source), device="cpu"))) + LOOK
         return cls(
             done=lengths.new_zeros(()),
@@ -62,54 +62,54 @@ def greedy_search(
 ) -> list[list[Translation]]:
     """Take the likeliest token at each step; see `gatewise.models.translate`.
 
-    Every few steps the host asks whether all translations have ended.
+    Every few steps the host checks whether all translations have ended.
 
     Args:
-        model: In evaluation mode.
-        source: int64 [S, B].
-        lengths: int64 [B].
-        search: What tokens begin and end a translation.
-        graphs: Graphs of this model's steps, to be replayed for batches of like shape.
+        model: The model, in evaluation mode.
+        source: The source tokens, int64 [S, B].
+        lengths: The source lengths, int64 [B].
+        search: The options of the search.
+        graphs: CUDA graphs of this model's steps, which are replayed for batches of the same padded shape.
     """
     given = lengths
     if graphs is not None:
         source, lengths = graphs.padded(source, lengths)
     memory, state = model.encode(source, lengths)
-    page = _Page.empty(source, lengths, search)
-    # The first step is done apart: the state after it has the dtypes of all later ones.
-    state = _write(model, memory, state, page, search)
-    steps = graphs.steps(memory, state, page, search) if graphs is not None else None
+    buffers = _Buffers.empty(source, lengths, search)
+    # The first step runs outside the graph: the state after it has the dtypes of all later states.
+    state = _run_step(model, memory, state, buffers, search)
+    steps = graphs.steps(memory, state, buffers, search) if graphs is not None else None
     if steps is None:
-        # A shape that may be recorded next time gets the same kernels ready as its recording will take.
+        # A shape that may be captured next time is run with the kernels that the capture will use.
         with for_cuda_graph() if graphs is not None else contextlib.nullcontext():
-            while not page.ended.all():
+            while not buffers.ended.all():
                 for _ in range(LOOK):
-                    state = _write(model, memory, state, page, search)
+                    state = _run_step(model, memory, state, buffers, search)
     else:
-        page = steps.until_ended(memory, state, page)
-    return _translations(page, given, search)
+        buffers = steps.until_ended(memory, state, buffers)
+    return _translations(buffers, given, search)
 
 
-def _write(model: Decoder, memory: Any, state: Any, page: _Page, search: Search) -> Any:
-    """Do one step on the page, in place; return the next state."""
-    logits, state, attention = model.step(page.tokens, memory, state)
-    best, tokens = log_probabilities(logits, page.limits <= page.done + 1, search).max(-1)
-    page.total.add_(best.masked_fill(page.ended, 0.0))
-    tokens = tokens.masked_fill(page.ended, search.end)
-    page.written.index_copy_(0, page.done[None], tokens[None])
-    page.attention.index_copy_(0, page.done[None], attention.float()[None])
-    page.ended.logical_or_(tokens == search.end)
-    page.tokens.copy_(tokens)
-    page.done.add_(1)
+def _run_step(model: Decoder, memory: Any, state: Any, buffers: _Buffers, search: Search) -> Any:
+    """Run one step, write its results in place, and return the next state."""
+    logits, state, attention = model.step(buffers.tokens, memory, state)
+    best, tokens = log_probabilities(logits, buffers.limits <= buffers.done + 1, search).max(-1)
+    buffers.total.add_(best.masked_fill(buffers.ended, 0.0))
+    tokens = tokens.masked_fill(buffers.ended, search.end)
+    buffers.written.index_copy_(0, buffers.done[None], tokens[None])
+    buffers.attention.index_copy_(0, buffers.done[None], attention.float()[None])
+    buffers.ended.logical_or_(tokens == search.end)
+    buffers.tokens.copy_(tokens)
+    buffers.done.add_(1)
     return state
 
 
-def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Translation]]:
-    steps = int(page.done)
-    rows, looks = page.written[:steps].t().tolist(), page.attention[:steps].transpose(0, 1).cpu()
+def _translations(buffers: _Buffers, lengths: Tensor, search: Search) -> list[list[Translation]]:
+    steps = int(buffers.done)
+    rows, looks = buffers.written[:steps].t().tolist(), buffers.attention[:steps].transpose(0, 1).cpu()
     found = []
     # A padded batch has more rows than there are sentences.
-    for row, log_probability, look, length in zip(rows, page.total.tolist(), looks, lengths.tolist(), strict=False):
+    for row, log_probability, look, length in zip(rows, buffers.total.tolist(), looks, lengths.tolist(), strict=False):
         count = row.index(search.end)
         score = search.score(log_probability, count + 1)
         found.append([Translation(tuple(row[:count]), log_probability, score, look[: count + 1, :length].clone())])
@@ -117,78 +117,86 @@ def _translations(page: _Page, lengths: Tensor, search: Search) -> list[list[Tra
 
 
 class GreedyGraphs:
-    """Recordings of a model's greedy steps, one for each shape of batch that comes again.
+    """CUDA graphs of a model's greedy steps, one for each padded batch shape that occurs more than once.
 
-    A recording repeats a few steps in one call, so that a step takes no longer than its kernels. Batches are padded to
-    few shapes: sentences to a multiple of an eighth of their length, their number to a power of two or a multiple of
-    64. Of many shapes, those that were used last are kept.
+    A graph runs a few steps in one launch, so that a step is not slowed down by the launches of its kernels. Batches
+    are padded to few shapes: the length to a multiple of an eighth of it, the number of sentences to a power of two or
+    a multiple of 64. The graphs of the most recently used shapes are kept.
 
     Args:
-        model: Its weights may change, but must stay where they are; so must all settings of arithmetic.
-        capture: Records a function without doing it and returns what repeats it, as
-            `gatewise.training.graph.cuda_graphs` makes it.
+        model: The model. Its weights may change, but their addresses and all precision settings must not.
+        capture: A function that captures another function without running it and returns one that replays it, as
+            `gatewise.training.graph.cuda_graphs` creates it.
 
     Attributes:
-        refusal: Why a recording failed, after which none is tried; otherwise empty.
+        refusal: The reason why a capture failed, after which none is tried; otherwise empty.
     """
 
     def __init__(self, model: Decoder, capture: Callable[[Work], Work]) -> None:
         self._model, self._capture = model, capture
-        self._known: collections.OrderedDict[tuple[Any, ...], _Recorded | None] = collections.OrderedDict()
+        self._known: collections.OrderedDict[tuple[Any, ...], _CapturedSteps | None] = collections.OrderedDict()
         self.refusal = ""
 
     def padded(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch with more steps, and more sentences of one token, in one of few shapes."""
+        """Return the batch padded with steps, and with sentences of one token, to one of few shapes."""
         steps, rows = source.shape
         unit = 1 << max(0, steps.bit_length() - 4)
         more_steps = -steps % unit
         more_rows = (1 << (rows - 1).bit_length()) - rows if rows < _FEW else -rows % _FEW
         return functional.pad(source, (0, more_rows, 0, more_steps)), functional.pad(lengths, (0, more_rows), value=1)
 
-    def steps(self, memory: Any, state: Any, page: _Page, search: Search) -> _Recorded | None:
-        """Return the recording for a batch; None for a shape that is new, or cannot be recorded."""
-        key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(page), search)
+    def steps(self, memory: Any, state: Any, buffers: _Buffers, search: Search) -> _CapturedSteps | None:
+        """Return the graph for a batch; None for a shape that is new, or that cannot be captured."""
+        key = (tuple((part.shape, part.dtype) for part in (*memory, *state)), _autocast_dtype(buffers), search)
         if key not in self._known:
-            # The first time libraries and caches get ready.
+            # The first batch of a shape runs without a graph, so that libraries and caches are initialised.
             self._known[key] = None
         elif self._known[key] is None and not self.refusal:
             try:
-                self._known[key] = _Recorded(self._model, self._capture, memory, state, page, search)
+                self._known[key] = _CapturedSteps(self._model, self._capture, memory, state, buffers, search)
             except RuntimeError as error:
                 self.refusal = next(iter(str(error).splitlines()), type(error).__name__)
         self._known.move_to_end(key)
-        while len(self._known) > _MOST_SHAPES:
+        while len(self._known) > _MAX_GRAPHS:
             self._known.popitem(last=False)
         return self._known[key]
 
 
-class _Recorded:
-    """A few recorded steps, with the tensors that they read and write."""
+class _CapturedSteps:
+    """A CUDA graph of a few steps, with the tensors that it reads and writes."""
 
     def __init__(
-        self, model: Decoder, capture: Callable[[Work], Work], memory: Any, state: Any, page: _Page, search: Search
+        self,
+        model: Decoder,
+        capture: Callable[[Work], Work],
+        memory: Any,
+        state: Any,
+        buffers: _Buffers,
+        search: Search,
     ) -> None:
         self._memory = type(memory)(*map(torch.clone, memory))
         self._state = type(state)(*map(torch.clone, state))
-        self._page = _Page(*map(torch.clone, page))
+        self._buffers = _Buffers(*map(torch.clone, buffers))
 
         def work() -> None:
             after = self._state
-            # Weights that autocast has converted must not be kept: they may change before the next replay.
-            with torch.autocast(page.total.device.type, _autocast_dtype(page), bool(_autocast_dtype(page)), False):
+            # Autocast's cache of converted weights is off: the weights may change before the next replay.
+            with torch.autocast(
+                buffers.total.device.type, _autocast_dtype(buffers), bool(_autocast_dtype(buffers)), False
+            ):
                 for _ in range(LOOK):
-                    after = _write(model, self._memory, after, self._page, search)
+                    after = _run_step(model, self._memory, after, self._buffers, search)
             _copy(after, self._state)
 
         self._replay = capture(work)
 
-    def until_ended(self, memory: Any, state: Any, page: _Page) -> _Page:
-        """Go on until all translations have ended; what is returned is overwritten by the next batch."""
-        for source, target in ((memory, self._memory), (state, self._state), (page, self._page)):
+    def until_ended(self, memory: Any, state: Any, buffers: _Buffers) -> _Buffers:
+        """Replay until all translations have ended; the result is overwritten by the next batch."""
+        for source, target in ((memory, self._memory), (state, self._state), (buffers, self._buffers)):
             _copy(source, target)
-        while not self._page.ended.all():
+        while not self._buffers.ended.all():
             self._replay()
-        return self._page
+        return self._buffers
 
 
 def _copy(sources: Any, targets: Any) -> None:
@@ -196,6 +204,6 @@ def _copy(sources: Any, targets: Any) -> None:
         target.copy_(source)
 
 
-def _autocast_dtype(page: _Page) -> torch.dtype | None:
-    device = page.total.device.type
+def _autocast_dtype(buffers: _Buffers) -> torch.dtype | None:
+    device = buffers.total.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -1,4 +1,4 @@
-"""A recurrent language model: embedding, stacked LSTM, softmax over the vocabulary."""
+"""A recurrent language model: embedding, stacked LSTM, and softmax over the vocabulary."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gatewise.models.softmax import token_losses
 from gatewise.nn import LSTM
 
 LanguageState = tuple[torch.Tensor, torch.Tensor]
-"""Hidden and cell state, each [L, B, H]."""
+"""The hidden and the cell state, each [L, B, H]."""
 
 
 class LanguageModel(nn.Module):
-    r"""Predicts each token from all the tokens before it.
+    r"""Predicts each token from all tokens before it.
 
     .. code-block:: text
 
@@ -25,23 +25,23 @@ class LanguageModel(nn.Module):
         p(token_{t+1}) = softmax(W dropout(h_t) + b)
 
     Args:
-        vocabulary_size: Different tokens, V.
-        embedding_size: Size of a token's embedding.
-        hidden_size: Units of each LSTM layer, H.
-        num_layers: LSTM layers, L.
-        dropout: Probability that a unit of the last layer is dropped before the softmax.
-        embedding_dropout: Probability that a unit of an embedding is dropped.
-        layer_dropout: Probability that a unit is dropped between two LSTM layers.
-        tied: Whether W is the embedding E itself; needs `embedding_size == hidden_size`.
-        kernel: Which kernel the LSTM asks for; ``"auto"`` leaves it to gatewise.
-        device: Where the parameters live.
+        vocabulary_size: The number of tokens in the vocabulary, V.
+        embedding_size: The size of a token's embedding.
+        hidden_size: The number of units of each LSTM layer, H.
+        num_layers: The number of LSTM layers, L.
+        dropout: The dropout probability of the last layer's output.
+        embedding_dropout: The dropout probability of the embeddings.
+        layer_dropout: The dropout probability between two LSTM layers.
+        tied: Whether W is the embedding matrix E itself; requires `embedding_size == hidden_size`.
+        kernel: The kernel of the LSTM; ``"auto"`` lets gatewise choose.
+        device: The device of the parameters.
 
     Raises:
-        ArgumentError: A size is not positive, a probability is outside [0, 1), or `tied` with different sizes.
+        ArgumentError: A size is not positive, a probability is outside [0, 1), or `tied` is set with different sizes.
 
     References:
-        Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014 (where dropout goes).
-        Press, Wolf: Using the Output Embedding to Improve Language Models, 2017 (tied softmax).
+        Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014 (the positions of dropout).
+        Press, Wolf: Using the Output Embedding to Improve Language Models, 2017 (the tied softmax).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
         if tied and embedding_size != hidden_size:
             raise ArgumentError(
                 f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` "
-                f"{hidden_size}. Make them equal, or switch `tied` off."
+                f"{hidden_size}. Make them equal, or set `tied` to False."
             )
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
         self.embedding_dropout = nn.Dropout(embedding_dropout)
@@ -88,21 +88,21 @@ class LanguageModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw embedding and softmax weights from U(-0.1, 0.1), zero the softmax bias; the LSTM draws its own."""
+        """Draw embedding and softmax weights from U(-0.1, 0.1), zero the softmax bias, and reset the LSTM."""
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.uniform_(self.output.weight, -0.1, 0.1)
         nn.init.zeros_(self.output.bias)
         self.lstm.reset_parameters()
 
     def forward(self, tokens: torch.Tensor, state: LanguageState | None = None) -> tuple[torch.Tensor, LanguageState]:
-        """Score every token as the successor of each position.
+        """Compute the logits of the next token at each position.
 
         Args:
-            tokens: int64 [T, B].
-            state: What an earlier call returned; None begins with zeros.
+            tokens: The input tokens, int64 [T, B].
+            state: The state that an earlier call returned; None means zeros.
 
         Returns:
-            Logits [T, B, V], and the state after the last step.
+            The logits [T, B, V], and the state after the last step.
         """
         hidden, state = self._hidden(tokens, state)
         return self.output(hidden), state
@@ -111,11 +111,11 @@ class LanguageModel(nn.Module):
         """Return the mean negative log-likelihood of `batch.targets` after `batch.inputs`, and the state.
 
         Args:
-            batch: Anything with `inputs` and `targets`, both int64 [T, B].
-            state: What the call for the preceding batch returned; None begins with zeros.
+            batch: An object with `inputs` and `targets`, both int64 [T, B].
+            state: The state that the call for the previous batch returned; None means zeros.
 
         Returns:
-            The loss in nats a token, a scalar; and the state after the last step, still attached to the graph.
+            The loss in nats per token, a scalar; and the state after the last step, still attached to the graph.
         """
         hidden, state = self._hidden(batch.inputs, state)
         rows, targets = hidden.flatten(0, 1), batch.targets.flatten()

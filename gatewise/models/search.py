@@ -1,4 +1,4 @@
-"""What searching for translations is given, and what it finds."""
+"""The options and results of searching for translations."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from gatewise.contract.ranges import Range, check_ranges
 
 LENGTH_PENALTY = Range("a number from -10 to 10", -10, 10)
 LOOK = 4
-"""Steps between two moments at which the host asks the device whether all translations have ended."""
+"""The number of steps between two checks, by the host, of whether all translations have ended."""
 
 _TIMES, _MORE = 2, 10
-"""A translation has at most twice the tokens of its sentence, and ten more."""
+"""A translation has at most twice as many tokens as its sentence, and ten more."""
 
 
 class Decoder(Protocol):
-    """What searching needs of a model, as `gatewise.models.Seq2Seq` has it.
+    """The interface of a model that can be searched, such as `gatewise.models.Seq2Seq`.
 
-    States are named tuples of tensors, whose dtypes are the same after every step; states and memories have
+    States are named tuples of tensors, whose dtypes are the same after every step; states and memories have a method
     `select(rows)`.
     """
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Any, Any]:
-        """Read sentences int64 [S, B]; return what every step looks at, and the first state."""
+        """Encode sentences int64 [S, B]; return the memory that attention reads, and the initial state."""
         ...
 
     def step(self, tokens: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any, Tensor]:
-        """Read tokens int64 [B]; return logits [B, V], the next state, and attention [B, S]."""
+        """Run one step on tokens int64 [B]; return logits [B, V], the next state, and attention weights [B, S]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Search:
-    """How translations are looked for.
+    """The options of a search for translations.
 
     Attributes:
-        beginning: The token that a translation begins with; not a part of it.
-        end: The token that ends it; not a part of it.
-        forbidden: Tokens that no translation has.
-        beam_size: Partial translations that are followed at a time; 1 takes the likeliest token at each step.
-        length_penalty: alpha in score = log p / ((5 + tokens) / 6)^alpha, the end being a token; 0 favours short
-            translations, 1 scores nearly by the mean over tokens.
-        n_best: Translations returned of each sentence, at most `beam_size`.
+        beginning: The begin token, which is not part of a translation.
+        end: The end token, which is not part of a translation.
+        forbidden: Tokens that never occur in a translation.
+        beam_size: The number of beams; 1 is greedy search.
+        length_penalty: The exponent alpha in score = log p / ((5 + tokens) / 6)^alpha, where the end counts as a token.
+            0 favours short translations; 1 nearly ranks by the mean over tokens.
+        n_best: The number of translations to return for each sentence, at most `beam_size`.
 
     Raises:
         ArgumentError: `beam_size`, `length_penalty` or `n_best` is out of range.
@@ -63,7 +63,7 @@ class Search:
     n_best: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be searched for."""
+        """Raise if an option is out of range."""
         check_ranges(self)
         if self.beam_size < 1:
             raise ArgumentError(sentence("beam_size", "a positive integer", self.beam_size))
@@ -72,7 +72,7 @@ class Search:
             raise ArgumentError(sentence("n_best", f"from 1 to the beam size, {self.beam_size}", self.n_best, advice))
 
     def score(self, log_probability: float, tokens: int) -> float:
-        """Return what translations are ranked by."""
+        """Return the score by which translations are ranked."""
         return log_probability / ((5 + tokens) / 6) ** self.length_penalty
 
 
@@ -81,10 +81,11 @@ class Translation:
     """A translation of one sentence.
 
     Attributes:
-        tokens: Without beginning and end.
-        log_probability: Of all tokens and the end, in nats.
-        score: What it was ranked by.
-        attention: For each token, and the end, how much attention each source token got: float32 [T + 1, S] on the CPU.
+        tokens: The tokens without begin and end.
+        log_probability: The log-probability of all tokens and the end, in nats.
+        score: The score by which it was ranked.
+        attention: The attention weights of each token, and of the end, over the source tokens: float32 [T + 1, S] on
+            the CPU.
     """
 
     tokens: tuple[int, ...]
@@ -94,12 +95,12 @@ class Translation:
 
 
 def longest_translations(lengths: Tensor) -> Tensor:
-    """Return the most tokens that the translation of each sentence may have, the end included; int64 [B]."""
+    """Return the maximum number of tokens of each sentence's translation, the end included; int64 [B]."""
     return _TIMES * lengths + _MORE
 
 
 def log_probabilities(logits: Tensor, last: Tensor, search: Search) -> Tensor:
-    """Return log-probabilities [N, V] in float32; a row whose translation must end here can do nothing else."""
+    """Return log-probabilities [N, V] in float32; rows that are at their maximum length can only end."""
     logs = logits.float().log_softmax(-1)
     for token in search.forbidden:
         logs[:, token] = -torch.inf

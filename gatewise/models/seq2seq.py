@@ -1,4 +1,4 @@
-"""An LSTM encoder and decoder with attention between them, for translation."""
+"""An LSTM encoder and decoder with attention, for translation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIES = ("none", "target", "all")
 
 
 class Memory(NamedTuple):
-    """What the decoder looks at: the encoder's reading of the sentences.
+    """The encoder's outputs, which the decoder's attention reads.
 
     Attributes:
-        values: Outputs of the encoder [S, B, H].
-        keys: What queries are compared with [S, B, attention size]; the same at every step.
-        lengths: Tokens of each sentence, int64 [B].
+        values: The outputs of the encoder [S, B, H].
+        keys: The attention keys [S, B, attention size]; they are the same at every step.
+        lengths: The number of tokens of each sentence, int64 [B].
     """
 
     values: Tensor
@@ -31,17 +31,17 @@ class Memory(NamedTuple):
     lengths: Tensor
 
     def select(self, rows: Tensor) -> Memory:
-        """Return the memory of some sentences, int64 [N]; a row may occur several times."""
+        """Return the memory of some rows, int64 [N]; a row may occur several times."""
         return Memory(self.values[:, rows], self.keys[:, rows], self.lengths[rows])
 
 
 class DecoderState(NamedTuple):
-    """Where the decoder is.
+    """The state of the decoder.
 
     Attributes:
-        hidden: Hidden state of each layer [L, B, H].
-        cell: Cell state of each layer [L, B, H].
-        attended: The attended output of the step before, which input feeding reads [B, H].
+        hidden: The hidden state of each layer [L, B, H].
+        cell: The cell state of each layer [L, B, H].
+        attended: The attentional output of the previous step, which input feeding reads [B, H].
     """
 
     hidden: Tensor
@@ -54,7 +54,7 @@ class DecoderState(NamedTuple):
 
 
 class Seq2Seq(nn.Module):
-    r"""Reads a sentence of one language and writes it in another, token by token.
+    r"""Translates a sentence token by token.
 
     .. code-block:: text
 
@@ -64,39 +64,40 @@ class Seq2Seq(nn.Module):
         attention c_t = sum_s softmax_s(score(h_t, m_s)) m_s
         output    a_t = dropout(tanh(W_a [h_t; c_t])),   p(y_{t+1}) = softmax(W_o W_p a_t + b)
 
-    W_p brings a_t to the size of an embedding where weights are tied and the sizes differ; otherwise it is left out.
+    W_p projects a_t to the size of an embedding if weights are tied and the sizes differ; otherwise it is omitted.
 
     Args:
-        source_size: Tokens of the source vocabulary.
-        target_size: Tokens of the target vocabulary.
-        embedding_size: Size of a token's embedding on both sides.
-        hidden_size: Units of each layer, H; even.
-        encoder_layers: LSTM layers of the encoder.
-        decoder_layers: LSTM layers of the decoder, L.
-        score: How attention compares: ``"additive"``, ``"dot"`` or ``"general"``; see `gatewise.nn.Attention`.
-        attention_size: Features of the additive score; 0 takes H.
-        attention_layer_norm: Whether the additive score is normalised before its tanh.
-        input_feeding: Whether each step reads what the step before attended to. Without it all decoder steps of a
-            training batch run in one call; with it they run one after another.
-        dropout: Probability that a unit of an embedding or of a_t is dropped, in training mode.
-        layer_dropout: The same between two LSTM layers.
-        tied: Which weights are one matrix: ``"none"``; ``"target"``, E_t and W_o; ``"all"``, E_s too, for a joint
-            vocabulary.
-        label_smoothing: Share of the training target that is spread evenly over all tokens.
-        kernel: Which kernel the LSTMs ask for; ``"auto"`` leaves it to gatewise. A decoder with input feeding is
-            computed by `gatewise.feeding`, whatever is asked for.
-        attention_kernel: The same of attention.
-        padding: The token that stands behind the end of a sentence: it is never read, nor counted in the loss.
-        device: Where the parameters live.
+        source_size: The size of the source vocabulary.
+        target_size: The size of the target vocabulary.
+        embedding_size: The size of a token's embedding on both sides.
+        hidden_size: The number of units of each layer, H; even.
+        encoder_layers: The number of LSTM layers of the encoder.
+        decoder_layers: The number of LSTM layers of the decoder, L.
+        score: The attention score: ``"additive"``, ``"dot"`` or ``"general"``; see `gatewise.nn.Attention`.
+        attention_size: The number of features of the additive score; 0 means H.
+        attention_layer_norm: Whether the additive score applies a layer norm before its tanh.
+        input_feeding: Whether each step reads the attentional output of the previous step. Without input feeding, all
+            decoder steps of a training batch run in one call; with it they run one after another.
+        dropout: The dropout probability of the embeddings and of a_t, in training mode.
+        layer_dropout: The dropout probability between two LSTM layers, in training mode.
+        tied: The weights that share one matrix: ``"none"``; ``"target"`` for E_t and W_o; ``"all"`` for E_s too, which
+            requires a joint vocabulary.
+        label_smoothing: The fraction of the target distribution that is spread evenly over all tokens, in training.
+        kernel: The kernel of the LSTMs; ``"auto"`` lets gatewise choose. A decoder with input feeding is always
+            computed by `gatewise.feeding`.
+        attention_kernel: The kernel of attention; ``"auto"`` lets gatewise choose.
+        padding: The padding token, which is masked in the source and in the loss.
+        device: The device of the parameters.
 
     Attributes:
-        output_rows: Most tokens whose scores `loss` holds at once; 0 leaves it to `weighted_token_loss`. A plan of
-            memory sets it (`gatewise.planning`), and the next.
-        recompute_gates: Whether the backward pass of a decoder with input feeding computes its gates again.
+        output_rows: The maximum number of tokens whose logits `loss` holds at once; 0 lets `weighted_token_loss`
+            choose. A memory plan (`gatewise.planning`) sets this attribute and the next.
+        recompute_gates: Whether the backward pass of a decoder with input feeding recomputes its gates (gradient
+            checkpointing).
 
     Raises:
         ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `score` or `tied`
-            is unknown, or ``"all"`` with vocabularies of different sizes.
+            is unknown, or `tied` is ``"all"`` with vocabularies of different sizes.
 
     References:
         Bahdanau, Cho, Bengio: Neural Machine Translation by Jointly Learning to Align and Translate, 2015.
@@ -140,7 +141,7 @@ class Seq2Seq(nn.Module):
             if size < 1:
                 raise ArgumentError(sentence(name, "a positive integer", size))
         if hidden_size % 2:
-            advice = "Half of the units of the first layer read from each end."
+            advice = "Each direction of the first encoder layer has half of the units."
             raise ArgumentError(sentence("hidden_size", "even", hidden_size, advice))
         rates = {"dropout": dropout, "layer_dropout": layer_dropout, "label_smoothing": label_smoothing}
         for name, rate in rates.items():
@@ -149,7 +150,7 @@ class Seq2Seq(nn.Module):
         if tied not in TIES:
             raise ArgumentError(sentence("tied", f"one of {', '.join(TIES)}", repr(tied)))
         if tied == "all" and source_size != target_size:
-            advice = f"Use a joint vocabulary: here are {source_size:,} and {target_size:,} tokens."
+            advice = f"Use a joint vocabulary: the sizes are {source_size:,} and {target_size:,} tokens."
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
@@ -193,21 +194,21 @@ class Seq2Seq(nn.Module):
             self.source_embedding.weight = self.target_embedding.weight
 
     def reset_parameters(self) -> None:
-        """Draw embeddings and output weights from U(-0.1, 0.1), zero the output's bias; other layers draw their own."""
+        """Draw embeddings and output weights from U(-0.1, 0.1), and zero the output's bias."""
         for weight in (self.target_embedding.weight, self.source_embedding.weight, self.output.weight):
             nn.init.uniform_(weight, -0.1, 0.1)
         nn.init.zeros_(self.output.bias)
 
     def forward(self, source: Tensor, source_lengths: Tensor, inputs: Tensor) -> Tensor:
-        """Score every token as the next one of the translation, after each of its tokens.
+        """Compute the logits of the next token after each token of the translation.
 
         Args:
-            source: Sentences, int64 [S, B].
-            source_lengths: Tokens of each, int64 [B].
-            inputs: What the decoder reads: the beginning, then the translation; int64 [T, B].
+            source: The source tokens, int64 [S, B].
+            source_lengths: The number of tokens of each sentence, int64 [B].
+            inputs: The decoder inputs, the begin token followed by the translation; int64 [T, B].
 
         Returns:
-            Logits [T, B, tokens].
+            The logits [T, B, target_size].
         """
         return self._scores(self._attended(*self.encode(source, source_lengths), inputs))
 
@@ -215,16 +216,16 @@ class Seq2Seq(nn.Module):
         """Return the mean loss of the target tokens, and no state.
 
         Args:
-            batch: Anything with `source` [S, B], `source_lengths` [B], `inputs` and `targets` [T, B] (int64), and
-                `token_weight` [], what each target token counts: 1 / their number.
-            state: None; sentences have nothing to do with those of the batch before.
+            batch: An object with `source` [S, B], `source_lengths` [B], `inputs` and `targets` [T, B] (int64), and
+                `token_weight` [], the weight of each target token in the loss: 1 / their number.
+            state: Always None; batches of sentence pairs are independent.
 
         Returns:
-            Cross-entropy in nats: smoothed in training mode; otherwise the negative log-likelihood.
+            The cross-entropy in nats: with label smoothing in training mode; otherwise the negative log-likelihood.
 
         Numerics:
-            In float32, where products may be rounded to TensorFloat-32 on a GPU, those with the output weights are
-            computed in float16, which has as many bits, and added up in float32.
+            On a GPU, float32 products with the output weights that may be rounded to TensorFloat-32 are computed in
+            float16, which has as many mantissa bits, and accumulated in float32.
         """
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
@@ -241,14 +242,14 @@ class Seq2Seq(nn.Module):
         return loss, None
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, DecoderState]:
-        """Read sentences.
+        """Encode sentences.
 
         Args:
-            source: int64 [S, B].
-            lengths: Tokens of each, int64 [B].
+            source: The source tokens, int64 [S, B].
+            lengths: The number of tokens of each sentence, int64 [B].
 
         Returns:
-            What the decoder looks at, and where it starts.
+            The memory that attention reads, and the decoder's initial state.
         """
         first, *more = self.encoder
         values, (final, _) = first(self.dropout(self.source_embedding(source)), lengths=lengths)
@@ -262,15 +263,15 @@ class Seq2Seq(nn.Module):
         return Memory(values, self.attention.keys(values), lengths), state
 
     def step(self, tokens: Tensor, memory: Memory, state: DecoderState) -> tuple[Tensor, DecoderState, Tensor]:
-        """Go on by one token.
+        """Run one decoder step.
 
         Args:
             tokens: The last token of each translation, int64 [B].
-            memory: As `encode` returned it, for the same rows.
-            state: As `encode` or the step before returned it.
+            memory: The memory that `encode` returned, for the same rows.
+            state: The state that `encode` or the previous step returned.
 
         Returns:
-            Logits of the next token [B, tokens], the next state, and how much attention each source token got [B, S].
+            The logits of the next token [B, target_size], the next state, and the attention weights [B, S].
         """
         inputs = self.dropout(self.target_embedding(tokens))
         if self.input_feeding:
@@ -284,7 +285,7 @@ class Seq2Seq(nn.Module):
         return self._scores(attended), DecoderState(hidden, cell, attended), weights
 
     def _attended(self, memory: Memory, state: DecoderState, inputs: Tensor) -> Tensor:
-        """Run the decoder over given tokens, int64 [T, B], and return its attended outputs [T, B, H]."""
+        """Run the decoder over given tokens, int64 [T, B], and return its attentional outputs [T, B, H]."""
         embedded = self.dropout(self.target_embedding(inputs))
         if not self.input_feeding:
             hidden, _ = self.decoder(embedded, (state.hidden, state.cell))

@@ -1,4 +1,4 @@
-"""The softmax over a vocabulary and its loss, where products in 16 bits should run as fast as the hardware allows."""
+"""The softmax over a vocabulary and its loss, arranged so that 16-bit products run at full speed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.nn import functional
 
 from gatewise.models.widening import copied, is_aligned, widened
 
-# Whether `plain_softmax` is around the call.
+# Whether the current code runs inside `plain_softmax`.
 _plain: ContextVar[bool] = ContextVar("gatewise_plain_softmax", default=False)
 
 
 @contextlib.contextmanager
 def plain_softmax() -> Iterator[None]:
-    """Compute the losses of tokens in the block by the plain code that their docstrings show."""
+    """Compute token losses inside the block with the plain PyTorch code that their docstrings show."""
     token = _plain.set(True)
     try:
         yield
@@ -28,21 +28,21 @@ def plain_softmax() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Whether `plain_softmax` is around the call."""
+    """Return whether the current code runs inside `plain_softmax`."""
     return _plain.get()
 
 
 def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     r"""Return $-\log \mathrm{softmax}(W h + b)_{target}$ of every row.
 
-    Products in 16 bits on a GPU take `widened_token_losses`; all others are
+    16-bit products on a GPU use `widened_token_losses`; all others are
     ``cross_entropy(linear(hidden, weight, bias).float(), targets, reduction="none")``.
 
     Args:
-        hidden: h [N, H], in the dtype in which products are computed; under autocast any floating-point dtype.
-        weight: W [V, H], of any floating-point dtype under autocast, otherwise that of `hidden`.
-        bias: b [V], likewise.
-        targets: int64 [N], each in [0, V).
+        hidden: The hidden rows h [N, H], in the dtype of the products; under autocast any floating-point dtype.
+        weight: The matrix W [V, H], of any floating-point dtype under autocast, otherwise of that of `hidden`.
+        bias: The vector b [V], of the same dtypes as `weight`.
+        targets: The target tokens, int64 [N], each in [0, V).
 
     Returns:
         The losses [N], in nats; float64 for float64 products, otherwise float32.
@@ -55,15 +55,15 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
 
 
 def widened_token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return what `token_losses` does, arranged for the matrix kernels of GPUs, differentiable once.
+    """Return the same losses as `token_losses`, arranged for the matrix kernels of GPUs; differentiable once.
 
-    - The fast kernels of Hopper and Blackwell want rows of a multiple of 16 bytes, which sizes such as 650 or 1500 are
-      not. Rows are widened while they are converted or copied anyway; one of the new columns holds the bias, against a
-      column of ones, so that its gradient needs no pass of its own.
-    - The gradient of the scores is made in the forward pass, in the scores' place. No float32 scores are kept.
+    - The fast matrix kernels of Hopper and Blackwell require rows of a multiple of 16 bytes, which sizes such as 650 or
+      1500 do not have. Rows are padded while they are converted or copied anyway; one of the new columns holds the
+      bias, multiplied by a column of ones, so that its gradient needs no pass of its own.
+    - The gradient of the logits replaces the logits in the forward pass. No float32 logits are kept.
 
     Numerics:
-        Scores and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
+        Logits and their gradient are rounded to the dtype of the products, as `torch.nn.functional.linear` rounds
         them; the softmax is computed in the dtype of the result.
     """
     return _TokenLosses.apply(hidden, weight, bias, targets, product_dtype(hidden))
@@ -83,7 +83,7 @@ class _TokenLosses(torch.autograd.Function):
         logs = torch.log_softmax(scores, -1, torch.float64 if dtype == torch.float64 else torch.float32)
         losses = -logs.gather(1, targets.unsqueeze(1)).squeeze(1)
         if any(ctx.needs_input_grad):
-            # softmax - 1 at the target: the gradient of the scores.
+            # The gradient of the logits is softmax - 1 at the target, and softmax elsewhere.
             scores.copy_(logs.exp_().scatter_add_(1, targets.unsqueeze(1), logs.new_full((len(hidden), 1), -1.0)))
             ctx.save_for_backward(rows, columns, wide)
             ctx.forms = wider, size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
@@ -109,6 +109,6 @@ class _TokenLosses(torch.autograd.Function):
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which a product with these numbers is computed here and now."""
+    """Return the dtype of a matrix product with this tensor under the current autocast settings."""
     autocast = torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64
     return torch.get_autocast_dtype(hidden.device.type) if autocast else hidden.dtype

@@ -1,10 +1,10 @@
-"""The softmax of a chunk of scores in Triton, one program a row: the losses, and the scores' gradient in their place.
+"""A Triton kernel for the softmax of a chunk of logits, one program per row, which computes losses and gradient.
 
-Plain operators pass over the scores five times, and twice more in float32 for scores in 16 bits. Here a row is read
-twice, the second time mostly from the cache, and written once.
+PyTorch operators read or write the logits five times, and twice more in float32 for 16-bit logits. This kernel reads a
+row twice, the second time mostly from the cache, and writes it once.
 """
 
-# Annotations would be read by Triton's compiler as types.
+# Triton's compiler would interpret annotations as types.
 # pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
@@ -14,19 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Faster than a program that holds a row of 17,192 scores in registers, in a trial on an H200.
+# In a trial on an H200 this was faster than a program that holds a row of 17,192 logits in registers.
 _BLOCK, _WARPS = 2048, 8
 
 
 def launch(scores: Tensor, targets: Tensor, losses: Tensor, smoothing: float, *, gradient: bool) -> None:
-    """Write the loss of each row, and with `gradient` the gradient of its scores over them.
+    """Write the loss of each row and, with `gradient`, overwrite the logits by their gradient.
 
     Args:
-        scores: [N, V], rows of any stride; float32 or 16 bits.
-        targets: int64 [N].
-        losses: float32 [N].
-        smoothing: Share of the target that is spread evenly over all tokens.
-        gradient: Whether the scores are overwritten.
+        scores: The logits [N, V], float32 or 16 bits, with any stride between rows.
+        targets: The target tokens, int64 [N].
+        losses: The tensor for the losses, float32 [N].
+        smoothing: The fraction of the target distribution that is spread evenly over all tokens.
+        gradient: Whether to overwrite the logits by their gradient.
     """
     count, vocabulary = scores.shape
     _program[(count,)](
@@ -43,7 +43,7 @@ def _program(
     row = tl.program_id(0).to(tl.int64)
     place = scores + row * stride
     columns = tl.arange(0, BLOCK)
-    # A largest score and sums for each lane; the lanes are brought together once, at the end.
+    # Maxima and sums are kept per lane; the lanes are combined once, at the end.
     largest = tl.full([BLOCK], -float("inf"), tl.float32)
     powers = tl.zeros([BLOCK], tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -53,7 +53,7 @@ def _program(
         there = start + columns < V
         x = tl.load(place + start + columns, there, -float("inf")).to(tl.float32)
         larger = tl.maximum(largest, x)
-        # Lanes that saw no number yet: of two infinities there is no difference.
+        # In lanes that have seen no number yet both maxima are -inf, whose difference would be NaN.
         grown = tl.where(larger == -float("inf"), 0.0, tl.exp(largest - larger))
         powers = powers * grown + tl.where(there & (x > -float("inf")) | (x != x), tl.exp(x - larger), 0.0)
         if SMOOTH:
@@ -61,7 +61,7 @@ def _program(
         of_target += tl.where(start + columns == target, x, 0.0)
         largest = larger
     most = tl.max(largest, 0)
-    # A lane without any number has a sum of zero; one of nothing but NaN, which is no maximum, a sum of NaN.
+    # A lane that has seen no number has a sum of zero; one that has seen only NaN, which is no maximum, a sum of NaN.
     sum_of_powers = tl.sum(tl.where(largest == -float("inf"), powers, powers * tl.exp(largest - most)), 0)
     log_sum = most + tl.log(sum_of_powers)
     even = smoothing / V

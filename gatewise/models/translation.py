@@ -1,4 +1,4 @@
-"""From sentences to translations, by a model that goes on token by token."""
+"""Translation of sentences with a model that produces one token at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gatewise.models.search import Decoder, Search, Translation
 def translate(
     model: Decoder, source: Tensor, lengths: Tensor, search: Search, graphs: GreedyGraphs | None = None
 ) -> list[list[Translation]]:
-    """Translate sentences together.
+    """Translate a batch of sentences.
 
-    A translation that has not ended after twice the sentence's tokens and ten is ended there.
+    A translation ends at the latest after twice as many tokens as its sentence has, and ten more.
 
     Args:
-        model: In evaluation mode.
-        source: int64 [S, B], on the device of the model.
-        lengths: Tokens of each sentence, int64 [B], there too.
-        search: How.
-        graphs: Recordings of this model's steps, with which one beam is faster on a GPU; see
+        model: The model, in evaluation mode.
+        source: The source tokens, int64 [S, B], on the device of the model.
+        lengths: The number of tokens of each sentence, int64 [B], on the same device.
+        search: The options of the search.
+        graphs: CUDA graphs of this model's steps, which make greedy search faster on a GPU; see
             `gatewise.models.greedy_search`.
 
     Returns:
-        The best `search.n_best` translations of each sentence, the best first; fewer where fewer were found.
+        The best `search.n_best` translations of each sentence, the best first; fewer if fewer were found.
     """
     if search.beam_size == 1:
         return greedy_search(model, source, lengths, search, graphs)

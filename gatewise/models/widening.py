@@ -1,20 +1,20 @@
-"""Matrices widened to the sizes that the matrix kernels of GPUs want: rows of a multiple of 16 bytes."""
+"""Padding of matrices to the row sizes that the matrix kernels of GPUs require: multiples of 16 bytes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_ALIGNED = 8  # 16-bit numbers in 16 bytes; wider ones are then aligned too
+_ALIGNED = 8  # numbers of 16 bits in 16 bytes; wider numbers are then aligned too
 
 
 def is_aligned(*sizes: int, itemsize: int = 2) -> bool:
-    """Tell whether rows of these many numbers are what the fast kernels take."""
+    """Return whether rows of these numbers of elements can use the fast matrix kernels."""
     return not any(size * itemsize % 16 for size in sizes)
 
 
 def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
-    """Return a matrix with one more column, and zeros up to aligned sizes; a given height stays as it is."""
+    """Return a matrix with one more column, padded with zeros to aligned sizes; a given height is not padded."""
     count, size = matrix.shape
     wide = matrix.new_empty(height or _rounded_up(count), _rounded_up(size + 1), dtype=dtype)
     copied(matrix, wide[:count, :size])
@@ -25,7 +25,7 @@ def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: 
 
 
 def copied(matrix: Tensor, to: Tensor) -> Tensor:
-    """Copy a matrix whose rows are contiguous; where bits stay as they are, several numbers at a time."""
+    """Copy a matrix whose rows are contiguous, several numbers at a time if the dtypes are equal."""
     for wider in (torch.int64, torch.int32):
         steps = matrix.stride(0), to.stride(0), matrix.shape[1], matrix.storage_offset(), to.storage_offset()
         if matrix.dtype == to.dtype and not any(each * to.itemsize % wider.itemsize for each in steps):

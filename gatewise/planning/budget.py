@@ -1,4 +1,4 @@
-"""A memory budget as people write it."""
+"""Parsing of memory budgets such as "8GB"."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 AUTO = "auto"
 USABLE = 0.9
-"""Share of a device's memory that a plan may use; the rest goes to the allocator's gaps and to the system."""
+"""The fraction of a device's memory that a plan may use; the rest is for fragmentation and for the system."""
 
 CONTEXT_BYTES = 800 << 20
-"""What a CUDA context and the code of libraries and kernels take of a GPU: on an H200 with PyTorch 2.11 the driver had
-530 MiB less after the first tensor, and 760 MiB less, beyond what the allocator held, after training steps."""
+"""The memory of a CUDA context and of the code of libraries and kernels on a GPU. On an H200 with PyTorch 2.11 the
+driver reported 530 MiB less free memory after the first tensor, and 760 MiB less, beyond what the allocator held, after
+training steps."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -25,15 +26,15 @@ def bytes_of(budget: str, device: Device) -> int | None:
     """Return a budget in bytes.
 
     Args:
-        budget: A number with a unit, such as "8GB" (10^9 bytes each) or "7.5 GiB" (2^30); or "auto": what the device
-            has, but for a tenth and the CUDA context.
-        device: Where training runs.
+        budget: A number with a unit, such as "8GB" (10^9 bytes each) or "7.5 GiB" (2^30); or "auto" for 90% of the
+            device's memory less the CUDA context.
+        device: The device of the training.
 
     Returns:
-        The bytes; None for "auto" on a device whose memory is unknown.
+        The number of bytes; None for "auto" on a device whose memory size is unknown.
 
     Raises:
-        ArgumentError: The text is neither.
+        ArgumentError: The text is neither "auto" nor a size.
 
     Example:
         >>> from gatewise.contract.device import Device

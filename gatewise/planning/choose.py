@@ -1,4 +1,4 @@
-"""From the ways of every part to the fastest combination that keeps to a budget."""
+"""The choice of the fastest combination of ways within a memory budget."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Shape(NamedTuple):
     """The shape of a batch of sentence pairs.
 
     Attributes:
-        source: Tokens of its longest sentence, S.
-        target: Steps of the decoder, T.
-        batch: Pairs, B.
+        source: The number of tokens of the longest sentence, S.
+        target: The number of decoder steps, T.
+        batch: The number of pairs, B.
     """
 
     source: int
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     batch: int
 
     def __str__(self) -> str:
-        """As sizes are printed: "S 50, T 50, B 128"."""
+        """Return the sizes as they are printed: "S 50, T 50, B 128"."""
         return f"S {self.source}, T {self.target}, B {self.batch}"
 
 
@@ -35,10 +35,10 @@ class Step:
     """A training step on batches of one shape.
 
     Attributes:
-        shape: Of the batch.
-        at_rest: Bytes between two steps, by what they are for.
-        parts: In the order of the forward pass.
-        update_scratch: Bytes that the optimizer needs besides, while it runs.
+        shape: The shape of the batch.
+        at_rest: The memory in bytes that is in use between two steps, by purpose.
+        parts: The parts, in the order of the forward pass.
+        update_scratch: The additional workspace in bytes of the optimizer's update.
     """
 
     shape: Shape
@@ -47,19 +47,19 @@ class Step:
     update_scratch: int = 0
 
     def peak(self, ways: Sequence[Way]) -> Peak:
-        """Return where a step in these ways needs most."""
+        """Return the peak memory of the step when its parts are computed in these ways."""
         return peak(sum(count for _, count in self.at_rest), self.parts, ways, self.update_scratch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """A way for each part, the same at every shape of batch.
+    """One way for each part, the same for every shape of batch.
 
     Attributes:
-        step: The step that needs most.
-        ways: One for each of its parts.
-        peak: What it needs.
-        seconds: Predicted time of one step of each shape.
+        step: The step with the largest peak memory.
+        ways: The way of each of its parts.
+        peak: The peak memory of that step.
+        seconds: The predicted time of one step of each shape.
     """
 
     step: Step
@@ -68,11 +68,11 @@ class Choice:
     seconds: float
 
     def needs(self, *, twice: bool = False) -> int:
-        """Return the bytes of its peak.
+        """Return the peak memory in bytes.
 
         Args:
-            twice: With all that a step adds counted a second time, as where steps of one shape of batch run from Python
-                while the memory of a CUDA graph, of another shape, waits for its next replay.
+            twice: Whether to count the memory that a step adds twice. This applies when eager steps of one batch shape
+                run while a CUDA graph of another shape holds its memory for the next replay.
         """
         at_rest = sum(count for _, count in self.step.at_rest)
         return self.peak.bytes + twice * (self.peak.bytes - at_rest)
@@ -81,10 +81,10 @@ class Choice:
 def choices(steps: Iterable[Step]) -> list[Choice]:
     """Return every combination of ways that Echo's rule allows, the fastest first.
 
-    The rule is asked at the shape that would need most if everything were kept.
+    The rule is applied at the shape that would need most memory if everything were kept.
 
     Args:
-        steps: The same parts, in the same order, at every shape of batch that occurs.
+        steps: The step for every shape of batch that occurs; all have the same parts in the same order.
     """
     steps = list(steps)
     offered = [[{way.name: way for way in part.ways} for part in step.parts] for step in steps]
@@ -113,18 +113,18 @@ def _usual_bytes(step: Step) -> int:
 
 
 def within(found: Sequence[Choice], budget: float | None, *, twice: bool = False) -> Choice | None:
-    """Return the fastest choice that keeps to a budget in bytes; None when none does.
+    """Return the fastest choice within a memory budget; None if there is none.
 
-    A larger budget never gives a slower choice: whatever fits a smaller one fits it too.
+    A larger budget never gives a slower choice, because whatever fits into a smaller budget fits into it too.
 
     Args:
-        found: As `choices` returns them.
-        budget: Bytes; None for no limit.
-        twice: As in `Choice.needs`.
+        found: The choices that `choices` returned.
+        budget: The budget in bytes; None for no limit.
+        twice: Whether the memory of a step counts twice, as in `Choice.needs`.
     """
     return next((choice for choice in found if budget is None or choice.needs(twice=twice) <= budget), None)
 
 
 def least(found: Sequence[Choice]) -> Choice:
-    """Return the choice that needs least."""
+    """Return the choice with the least peak memory."""
     return min(found, key=lambda choice: choice.peak.bytes)

@@ -1,4 +1,4 @@
-"""Echo's rule: what may be computed a second time to keep less.
+"""Echo's rule: which recomputation is worth the memory that it saves.
 
 Source: Zheng et al., "Echo: Compiler-based GPU Memory Footprint Reduction for LSTM RNN Training", ISCA 2020.
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 from gatewise.planning.way import Part, Way
 
 NEARLY_FREE = 0.05
-"""Largest share of a step's time that repeated matrix products may take."""
+"""The maximum fraction of a step's time that repeated matrix products may take."""
 
 
 def admitted(part: Part, step_seconds: float) -> tuple[Way, ...]:
-    """Return the ways of a part that the rule allows: the first one always.
+    """Return the ways of a part that the rule allows; the first way is always allowed.
 
-    A way that computes something again must release more than it newly keeps, and repeat no matrix product unless
-    that is nearly free. One that is no slower than keeping everything needs no such reason.
+    A way that recomputes must release more memory than it additionally keeps, and may repeat matrix products only if
+    they take a negligible share of the step's time. A way that is no slower than the first is always allowed.
 
     Args:
         part: The part.
-        step_seconds: Predicted time of a whole step in the fastest ways.
+        step_seconds: The predicted time of a whole step in the fastest ways.
     """
     usual = part.ways[0]
     return tuple(
@@ -28,7 +28,7 @@ def admitted(part: Part, step_seconds: float) -> tuple[Way, ...]:
 
 
 def is_worthwhile(way: Way, step_seconds: float) -> bool:
-    """Tell whether a way computes nothing again, or what it computes again meets the rule."""
+    """Return whether a way recomputes nothing, or its recomputation meets the rule."""
     again = way.recomputation
     if again is None:
         return True

@@ -1,4 +1,4 @@
-"""The largest memory of a training step: its parts forward, then backward, then the optimizer."""
+"""The peak memory of a training step: its parts forward, then backward, then the optimizer's update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class Peak(NamedTuple):
-    """Where a step needs most.
+    """The peak memory of a step and where it occurs.
 
     Attributes:
-        bytes: How much, all told.
-        part: Name of the part that is being computed; empty in the update.
-        phase: `FORWARD`, `BACKWARD` or `UPDATE`.
+        bytes: The peak memory in bytes.
+        part: The name of the part that is being computed; empty in the update.
+        phase: The phase: `FORWARD`, `BACKWARD` or `UPDATE`.
     """
 
     bytes: int
@@ -25,15 +25,16 @@ class Peak(NamedTuple):
 
 
 def peak(at_rest: int, parts: Sequence[Part], ways: Sequence[Way], update_scratch: int = 0) -> Peak:
-    """Return the peak of a step whose parts are computed in these ways.
+    """Return the peak memory of a step whose parts are computed in the given ways.
 
-    Forward, what is kept adds up. Backward, a part's gradients come and what it kept goes.
+    In the forward pass, kept memory accumulates. In the backward pass, each part adds its gradients and releases what
+    it kept.
 
     Args:
-        at_rest: Bytes between two steps: parameters, the optimizer's state, what libraries hold.
-        parts: In the order of the forward pass.
-        ways: One for each part.
-        update_scratch: Bytes that the optimizer needs besides, while it runs.
+        at_rest: The memory in bytes between two steps: parameters, the optimizer's state, memory held by libraries.
+        parts: The parts, in the order of the forward pass.
+        ways: The way of each part.
+        update_scratch: The additional workspace in bytes of the optimizer's update.
     """
     live, found = at_rest, Peak(at_rest, "", UPDATE)
     for part, way in zip(parts, ways, strict=True):

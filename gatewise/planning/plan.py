@@ -1,4 +1,4 @@
-"""A plan of memory: what each part of a training step keeps, what it works in, and where the step needs most."""
+"""A memory plan: what each part of a training step keeps, its workspace, and where the peak is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _COLUMNS = 80
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How a training step is computed so that it fits.
+    """A memory plan of a training step.
 
     Attributes:
-        choice: A way for each part, and the step that needs most.
-        budget: Bytes that the step may need; None where nobody knows the device's memory.
-        asked: The budget as it was asked for: a size, or "auto".
-        fastest: Predicted seconds of the fastest ways there are, for all shapes of batch.
+        choice: The way of each part, and the step with the largest peak.
+        budget: The budget in bytes; None if the device's memory size is unknown.
+        asked: The budget as the user gave it: a size, or "auto".
+        fastest: The predicted time in seconds of the fastest ways, for all shapes of batch.
     """
 
     choice: Choice
@@ -31,16 +31,16 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of what PyTorch allocates."""
+        """The predicted peak of the memory that PyTorch allocates, in bytes."""
         return self.choice.peak.bytes
 
     def way(self, part: str) -> Way:
-        """Return how a part is computed."""
+        """Return the way in which a part is computed."""
         names = [each.name for each in self.choice.step.parts]
         return self.choice.ways[names.index(part)]
 
     def __str__(self) -> str:
-        """A report of at most 80 columns."""
+        """Return a report of at most 80 columns."""
         choice = self.choice
         lines = [*_wrapped("memory plan  ", self._headline()), ""]
         lines += _wrapped("  at rest    ", f"{_size(sum(count for _, count in choice.step.at_rest))}  {_items(choice)}")
@@ -72,7 +72,7 @@ def _where(choice: Choice) -> str:
 
 
 def _gradients(choice: Choice) -> int:
-    """Return the bytes of the gradients of parameters that are there at the peak."""
+    """Return the size in bytes of the parameters' gradients that exist at the peak."""
     names = [part.name for part in choice.step.parts]
     return sum(part.gradients for part in choice.step.parts[names.index(choice.peak.part) :])
 

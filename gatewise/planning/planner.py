@@ -1,4 +1,4 @@
-"""From a model, batches and a budget to a plan, or to what would fit."""
+"""The planner, which finds a memory plan for a model, batches and a budget, or the batch size that fits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _LARGEST = 1 << 24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batching:
-    """How batches are made, so that other sizes can be tried.
+    """The batches of a training run, described such that other batch sizes can be tried.
 
     Attributes:
-        name: The option that says how large they are.
-        size: Its value.
-        shapes: The shapes of the batches of another size; those that occur, or the extreme ones among them.
-        smallest: The smallest value that makes any batch.
+        name: The name of the option for the batch size.
+        size: The value of that option.
+        shapes: A function that returns the shapes of the batches for a given size: those that occur, or the extreme
+            ones among them.
+        smallest: The smallest size for which there is a batch.
     """
 
     name: str
@@ -42,10 +43,10 @@ class Planner:
 
     Attributes:
         model: The model, which may be on the device "meta".
-        training: Precision, optimizer and average are read.
-        device: Where it would run.
-        processes: How many train together.
-        text_bytes: What the training text takes on the device.
+        training: The training options, of which precision, optimizer and weight averaging matter.
+        device: The device of the training.
+        processes: The number of processes.
+        text_bytes: The size in bytes of the training text on the device.
     """
 
     model: Seq2Seq
@@ -55,20 +56,20 @@ class Planner:
     text_bytes: int = 0
 
     def plan(self, batching: Batching, budget: str = AUTO) -> Plan:
-        """Return the fastest way to train that keeps to a budget.
+        """Return the fastest way to train within a memory budget.
 
-        With "auto" that is the memory of the device, CUDA graphs beside launched steps included; and on a GPU
-        what can be saved nearly for free is saved.
+        With "auto" the budget is the memory of the device, where CUDA graphs and eager steps count separately; and on
+        a GPU, memory is also saved beyond the budget's need if that costs almost no time.
 
         Args:
             batching: The batches.
-            budget: See `gatewise.planning.budget.bytes_of`.
+            budget: The budget; see `gatewise.planning.budget.bytes_of`.
 
         Raises:
-            OutOfMemoryPredicted: Nothing keeps to the budget; the message has the least that does, and the largest
-                batch that fits.
-            ArgumentError: The budget is not one.
-            KernelRefused: A kernel that the model asks for refuses a batch.
+            OutOfMemoryPredicted: No combination fits into the budget; the message has the smallest sufficient budget
+                and the largest batch size that fits.
+            ArgumentError: The budget is not valid.
+            KernelRefused: The kernel that the model names cannot run a batch.
         """
         room = bytes_of(budget, self.device)
         found = self._choices(batching.size, batching)
@@ -81,7 +82,7 @@ class Planner:
         return Plan(chosen, room, budget, found[0].seconds)
 
     def largest(self, batching: Batching, budget: str = AUTO) -> int:
-        """Return the largest size of batch that keeps to a budget in some way; 0 when none does, or nobody knows."""
+        """Return the largest batch size that fits into a budget; 0 if none does or the memory size is unknown."""
         room = bytes_of(budget, self.device)
 
         def fits(size: int) -> bool:
@@ -92,7 +93,7 @@ class Planner:
         low, high = batching.smallest, max(2 * batching.smallest, batching.size)
         while high < _LARGEST and fits(high):
             low, high = high, 2 * high
-        # To three digits: predictions are no better.
+        # Three digits are enough: the predictions are no more accurate.
         while high - low > max(1, low // 256):
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
@@ -107,7 +108,7 @@ class Planner:
         )
 
     def _twice(self, size: int, batching: Batching, budget: str) -> bool:
-        """Tell whether graphs and launched steps have memory of their own, of which the device must hold both."""
+        """Return whether CUDA graphs and eager steps hold memory of their own, both of which the device must fit."""
         graphs = self.training.cuda_graph and self.device.kind == "cuda"
         return budget == AUTO and graphs and len(batching.shapes(size)) > 1
 
@@ -120,12 +121,12 @@ class Planner:
             advice = f"Raise it, or lower `{batching.name}` from {batching.size:,} to {largest:,}, the most that fits."
         else:
             alone = least(self._choices(batching.smallest, batching)).peak.bytes
-            advice = f"The smallest batch there is needs {_rounded_up(alone)}: take a smaller model."
+            advice = f"The smallest possible batch needs {_rounded_up(alone)}: use a smaller model."
         return sentence("memory_budget", needs, got, advice)
 
 
 def extremes(shapes: Iterable[Shape]) -> list[Shape]:
-    """Return the shapes of which one needs most, and those that a kernel may refuse for their size."""
+    """Return the shapes that may need most memory, and those whose size may make a kernel refuse."""
     shapes = list(shapes)
     measures: tuple[Callable[[Shape], int], ...] = (
         lambda shape: shape.source * shape.batch,
@@ -140,6 +141,6 @@ def extremes(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def _rounded_up(count: int) -> str:
-    """Write a size so that what is written is enough."""
+    """Return a size as text, rounded up so that the printed size is sufficient."""
     unit = 1 << 20
     return format_bytes(-(-count // unit) * unit)

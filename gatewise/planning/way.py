@@ -1,4 +1,4 @@
-"""The parts of a training step, and the ways to compute each, as bytes and seconds."""
+"""The parts of a training step, and the memory and time of each way to compute them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recomputation:
-    """What a way does a second time in the backward pass instead of keeping it.
+    """The work that a way repeats in the backward pass instead of keeping its results.
 
     Attributes:
-        released: Bytes that are no longer kept.
-        newly_kept: Bytes that are kept only because of it.
-        product_seconds: Predicted time of matrix products that are repeated; 0 when there are none.
+        released: The memory in bytes that is no longer kept.
+        newly_kept: The memory in bytes that is kept only for the recomputation.
+        product_seconds: The predicted time of the repeated matrix products; 0 if there are none.
     """
 
     released: int
@@ -25,13 +25,14 @@ class Way:
     """One way to compute a part of a training step, forward and backward.
 
     Attributes:
-        name: What it is chosen by; the same way has one name at every shape of batch.
-        detail: What is printed: how it would be done at this shape.
-        seconds: Predicted time of both passes.
-        kept: Bytes that live from the part's forward pass to the end of its backward pass, its outputs among them.
-        forward_scratch: Bytes that the forward pass needs besides, while it runs.
-        backward_scratch: The same of the backward pass: gradients of activations, and room to work in.
-        recomputation: What is computed again; None when nothing is.
+        name: The name by which the way is selected; the same way has one name at every shape of batch.
+        detail: The description of the way at this shape, for the report.
+        seconds: The predicted time of both passes.
+        kept: The memory in bytes, outputs included, that lives from the part's forward pass to the end of its backward
+            pass.
+        forward_scratch: The additional workspace in bytes of the forward pass.
+        backward_scratch: The additional workspace in bytes of the backward pass, gradients of activations included.
+        recomputation: The work that is repeated in the backward pass; None if there is none.
     """
 
     name: str
@@ -48,11 +49,11 @@ class Part:
     """A part of a training step.
 
     Attributes:
-        name: What is printed, and what a choice is remembered by.
-        ways: How it can be computed; the first keeps everything.
-        gradients: Bytes of the gradients of its parameters, which stay when its backward pass is over.
-        with_below: Whether what it kept goes only with what the part before it kept: where both are one function to
-            autograd.
+        name: The name of the part, for the report and for looking up its way.
+        ways: The ways to compute it; the first keeps everything.
+        gradients: The size in bytes of its parameters' gradients, which remain after its backward pass.
+        with_below: Whether the memory that it keeps is released only together with that of the previous part, because
+            both are one autograd function.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""What tests of LSTM kernels are made of: cases, a float64 oracle, error budgets, and one check that uses them all.
+"""Tools for testing LSTM kernels: cases, a float64 oracle, error budgets, and a check that combines them.
 
-Shipped, so that a kernel of your own can be held to the same standard:
+The package is installed with gatewise, so that you can hold a kernel of your own to the same standard:
 
     from gatewise import testing
 

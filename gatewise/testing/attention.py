@@ -1,6 +1,6 @@
 """Cases, the float64 oracle and the check for attention kernels; the budgets are those of `gatewise.testing.budgets`.
 
-The oracle is attention as a textbook writes it, one sequence at a time, each cut to its length: no mask is in it.
+The oracle is textbook attention for one sequence at a time, truncated to its length, so that it needs no mask.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PARAMETERS = ("v", "weight", "norm_weight", "norm_bias")
 
 
 def make_inputs(problem: Problem, lengths: list[int] | None = None, *, device: str = "cpu", seed: int = 0) -> Inputs:
-    """Return inputs with mean zero; scores are of size one, so that weights differ without being all or nothing.
+    """Return random inputs with mean zero; scores are of order one, so that weights are neither equal nor saturated.
 
     Args:
-        problem: Gives the sizes and the dtype.
-        lengths: Of the source; None for all S.
-        device: Where.
-        seed: Of the generator.
+        problem: The problem, which determines the sizes and the dtype.
+        lengths: The source lengths; None for all S.
+        device: The device of the inputs.
+        seed: The seed of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -51,7 +51,7 @@ def make_inputs(problem: Problem, lengths: list[int] | None = None, *, device: s
 
 
 def make_gradients(problem: Problem, *, device: str = "cpu", seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Return gradients of context and weights, with mean zero."""
+    """Return random gradients of context and weights, with mean zero."""
     generator = torch.Generator().manual_seed(seed)
     rows = (problem.steps, problem.batch)
     context, weights = (
@@ -64,14 +64,14 @@ def make_gradients(problem: Problem, *, device: str = "cpu", seed: int = 1) -> t
 def textbook(
     problem: Problem, inputs: Inputs, gradients: tuple[Tensor, Tensor] | None, dtype: torch.dtype, device: str
 ) -> dict[str, Tensor]:
-    """Return context, weights and the gradient of every input, by name, computed by autograd row by row.
+    """Return context, weights and the gradient of every input, by name, computed by autograd sequence by sequence.
 
     Args:
-        problem: What is to be computed; its dtype is not looked at.
-        inputs: In any dtype, on any device; cast and moved first.
-        gradients: Of context and weights; None leaves the gradients out.
-        dtype: To compute in.
-        device: To compute on.
+        problem: The description of the call; its dtype is ignored.
+        inputs: The inputs in any dtype, on any device; they are converted first.
+        gradients: The gradients of context and weights; None computes no gradients.
+        dtype: The dtype of the computation.
+        device: The device of the computation.
     """
     with torch.enable_grad():
         leaves = {
@@ -97,7 +97,7 @@ def textbook(
 
 
 def run_kernel(kernel: Kernel, problem: Problem, inputs: Inputs, gradients: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Return what a kernel computes, named as in `textbook`; not for the general score, whose product is outside."""
+    """Return the results of a kernel, named as in `textbook`; not for the general score, which kernels do not see."""
     with torch.no_grad():
         result = kernel.forward(problem, inputs, need_weights=True)
         assert result.weights is not None
@@ -128,17 +128,17 @@ def budgets(
 def check_kernel(
     kernel: Kernel, problem: Problem, lengths: list[int] | None = None, device: str = "cpu", *, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Hold context, weights and every gradient of a kernel against float64.
+    """Compare context, weights and every gradient of a kernel with float64.
 
     Args:
-        kernel: What is tested.
-        problem: Needs a gradient; additive or dot.
-        lengths: Of the source.
-        device: Where the kernel runs.
-        seed: Of the data.
+        kernel: The kernel to test.
+        problem: The problem; it must need a gradient, and its score must be additive or dot.
+        lengths: The source lengths; None for all S.
+        device: The device on which the kernel runs.
+        seed: The seed of the random data.
 
     Returns:
-        Error and budget of every tensor, by name.
+        The error and the budget of every tensor, by name.
 
     Raises:
         Disagreement: An error exceeds its budget.
@@ -150,7 +150,7 @@ def check_kernel(
 def compare(
     problem: Problem, inputs: Inputs, gradients: tuple[Tensor, Tensor], found: dict[str, Tensor], device: str = "cpu"
 ) -> dict[str, tuple[float, float]]:
-    """Hold tensors that were found in any way against float64; see `check_kernel`."""
+    """Compare tensors that were computed in any way with float64; see `check_kernel`."""
     exact = textbook(problem, inputs, gradients, torch.float64, "cpu")
     if set(found) != set(exact):
         raise Disagreement(f"{problem}: computed {sorted(found)}, expected {sorted(exact)}")

@@ -1,15 +1,16 @@
-"""How far from the float64 oracle a result may be: derived from the data, never tuned.
+"""Error budgets: how far a result may be from the float64 oracle. They are derived from the data and never tuned.
 
-    budget = 2 * (error of PyTorch's result in the same precision + one rounding band)
+    budget = 2 * (error of PyTorch's result in the same precision + rounding band)
 
-A nudge moves every element of the inputs by one unit (the dtype's machine epsilon, relative), up or down at random. The
-rounding band of a tensor is how far the oracle moves under a nudge, plus one unit for rounding the result: it says how
-precisely the question was asked, and grows where the problem is ill-conditioned. PyTorch's error is the largest of
-those on the inputs themselves and on a few nudges of them, because on a tiny problem one result can be right by luck.
+A perturbation changes every element of the inputs by one unit (the dtype's machine epsilon, relative), up or down at
+random. The rounding band of a tensor is the largest change of the oracle under a perturbation, plus one unit for
+rounding the result: it is the accuracy to which the inputs determine the result, and grows for ill-conditioned
+problems. PyTorch's error is the largest of its errors for the inputs themselves and for a few perturbations of them,
+because for a tiny problem a single result can be accurate by chance.
 
-Errors are relative norms: |value - oracle| / |oracle|, Frobenius. In float64 nothing wider is at hand to measure
-PyTorch's error against; there it is float32's, scaled by the ratio of the two units, or the distance of PyTorch's
-float64 result on the device from the oracle where that is larger: sums may be added up in another order than float32's.
+Errors are relative norms: |value - oracle| / |oracle|, Frobenius. For float64 there is no wider dtype with which to
+measure PyTorch's error. Its error is then that of float32, scaled by the ratio of the two units, or the distance of
+PyTorch's float64 result on the device from the oracle if that is larger, because its order of summation may differ.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
     """Return |value - exact| / |exact|; infinity where one of them is NaN and the other is not.
 
     Args:
-        value: Any float dtype, any device.
-        exact: The oracle's, same shape; the error is computed on its device.
+        value: The tensor, of any floating-point dtype, on any device.
+        exact: The oracle's tensor, of the same shape; the error is computed on its device.
     """
     return relative_errors({"": value}, {"": exact})[""]
 
 
 def relative_errors(values: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the relative error of each of several tensors, waiting for the device only once.
+    """Return the relative errors of several tensors, synchronising with the device only once.
 
     Args:
-        values: Tensors by name, as in `relative_error`.
-        exact: The oracle's of at least these names, all on the same device.
+        values: The tensors by name, as in `relative_error`.
+        exact: The oracle's tensors, with at least these names, all on the same device.
     """
     if not values:
         return {}
@@ -62,12 +63,12 @@ def _error(value: Tensor, exact: Tensor) -> Tensor:
 
 
 def named(problem: Problem, result: Result, gradients: InputGradients | None = None) -> dict[str, Tensor]:
-    """Return every output and gradient there is, by name: `y`, `h_n`, `c_n`, `dx`, `dh0`, `dc0`, `dweight_ih_l0`...
+    """Return all outputs and gradients by name: `y`, `h_n`, `c_n`, `dx`, `dh0`, `dc0`, `dweight_ih_l0`...
 
     Args:
-        problem: Gives the names of the weights.
-        result: Of the forward pass.
-        gradients: Of the backward pass; None where there was none.
+        problem: The problem, which determines the names of the weights.
+        result: The result of the forward pass.
+        gradients: The result of the backward pass; None if there was none.
     """
     tensors: dict[str, Tensor | None] = {"y": result.y, "h_n": result.h_n, "c_n": result.c_n}
     if gradients is not None:
@@ -90,14 +91,14 @@ def budgets(
     """Return the budget of every tensor of `named`, as a relative norm.
 
     Args:
-        problem: What was computed; its dtype is the precision.
-        inputs: Its inputs.
-        gradients: Of its outputs; None for a forward pass alone.
+        problem: The description of the call; its dtype is the precision.
+        inputs: The inputs of the call.
+        gradients: The gradients of the outputs; None for a forward pass alone.
         exact: The oracle's tensors, by name.
-        device: Where PyTorch computes the result it is compared with.
+        device: The device on which PyTorch computes the result for comparison.
         oracles: The device on which the oracle is computed.
-        nudges: The number of nudges; each takes as long as the oracle and PyTorch's result together.
-        step: How far a nudge moves an element, relative to it; the dtype's machine epsilon when None.
+        nudges: The number of perturbations; each takes as long as the oracle and PyTorch's result together.
+        step: The relative size of a perturbation; None means the dtype's machine epsilon.
     """
     unit = torch.finfo(problem.dtype).eps
     wide = problem.dtype == torch.float64

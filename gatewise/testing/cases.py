@@ -1,4 +1,4 @@
-"""Named problems at the edges where LSTM kernels break, and random inputs for them."""
+"""Named problems at the edge cases of LSTM kernels, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gatewise.contract.saved import Inputs, OutputGradients
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """A problem with a name, before its dtype is known.
+    """A problem with a name, without a dtype.
 
     Attributes:
-        name: What is special about it, fit for a test's name.
-        shape: A float32 training problem.
+        name: A description of its special property, for use in a test's name.
+        shape: The problem as a float32 training problem.
     """
 
     name: str
@@ -58,14 +58,14 @@ CASES: tuple[Case, ...] = (
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
 )
-"""Odd sizes, sizes of one, every option, and every layout of lengths."""
+"""Problems with odd sizes, sizes of one, every option, and every layout of lengths."""
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:
-    """Return the lengths that rows get by default: mixed, with a 1 and a 0, longest T; a packed batch has no 0.
+    """Return the default lengths of the sequences: mixed, including 1, 0 and T; a packed batch has no 0.
 
     Args:
-        problem: Gives T, B and the layout.
+        problem: The problem, which determines T, B and the layout.
     """
     if problem.layout is Layout.DENSE or problem.time == 0:
         return (problem.time,) * problem.batch
@@ -82,17 +82,18 @@ def make_inputs(
     lengths: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Inputs:
-    """Return random inputs, the same for a seed on every device.
+    """Return random inputs, which for a given seed are the same on every device.
 
-    Everything is normal with mean zero: x and states with deviation 1, weights with 1 / sqrt(H), biases with 0.3. (On
-    all-positive data the gates saturate, gradients vanish, and a wrong backward pass looks right.) Padding holds such
-    numbers too.
+    All tensors are normally distributed with mean zero: x and states with standard deviation 1, weights with
+    1 / sqrt(H), biases with 0.3. (With all-positive data the gates saturate and gradients vanish, so that a wrong
+    backward pass would go unnoticed.) Padding is random, too.
 
     Args:
-        problem: Shapes, dtype and layout.
-        device: Where the inputs are to be.
-        lengths: Of the rows, for every layout but dense; default `lengths_of(problem)`. Longest first when packed.
-        seed: Of the generator.
+        problem: The problem, which determines shapes, dtype and layout.
+        device: The device of the inputs.
+        lengths: The lengths of the sequences, for every layout except dense; default `lengths_of(problem)`. They must
+            be in descending order for the packed layout.
+        seed: The seed of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -134,9 +135,9 @@ def make_gradients(problem: Problem, inputs: Inputs, *, seed: int = 1) -> Output
     """Return random gradients of the outputs, normal with mean zero.
 
     Args:
-        problem: Gives their shapes.
-        inputs: Beside which they lie: same dtype, same device.
-        seed: Of the draw.
+        problem: The problem, which determines the shapes.
+        inputs: The inputs, which determine dtype and device.
+        seed: The seed of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
 

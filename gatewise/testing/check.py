@@ -1,4 +1,4 @@
-"""One kernel, one problem: run it, and hold every output and gradient to its budget."""
+"""The check of a kernel on a problem, which compares every output and gradient with its budget."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gatewise.testing.oracle import oracle
 
 
 class Disagreement(AssertionError):
-    """A kernel's tensor is further from the oracle than its budget, or has another shape or dtype."""
+    """A tensor's distance from the oracle exceeds its budget, or the tensor has a wrong shape or dtype."""
 
 
 class Measured(NamedTuple):
-    """What was found about one tensor: its relative error against the oracle, and the budget."""
+    """The relative error of a tensor with respect to the oracle, and its budget."""
 
     error: float
     budget: float
@@ -42,18 +42,18 @@ def check_kernel(
     """Compare a kernel's outputs, final states and every gradient with the float64 oracle.
 
     Args:
-        kernel: To check; it must accept the problem on this device.
-        problem: What to compute; with `needs_grad` the backward pass is checked too.
-        device: Where.
-        lengths: Of the rows, for every layout but dense; default `testing.lengths_of(problem)`.
-        seed: Of the random inputs.
+        kernel: The kernel to check; it must accept the problem on this device.
+        problem: The problem; with `needs_grad` the backward pass is checked too.
+        device: The device on which the kernel runs.
+        lengths: The lengths of the sequences, for every layout except dense; default `testing.lengths_of(problem)`.
+        seed: The seed of the random inputs.
 
     Returns:
-        Error and budget of every tensor, by name.
+        The error and the budget of every tensor, by name.
 
     Raises:
         ArgumentError: The kernel refuses the problem.
-        Disagreement: A tensor is beyond its budget; the message has each one's name, error and budget.
+        Disagreement: A tensor exceeds its budget; the message has the name, error and budget of each such tensor.
     """
     refusals = why_not(kernel, problem, device)
     if refusals:
@@ -81,7 +81,7 @@ def check_kernel(
 
 
 def _rounding_of(problem: Problem) -> AbstractContextManager:
-    # TF32 only for a problem that allows it: PyTorch's default would widen the budgets of all others a thousandfold.
+    # TF32 is enabled only if the problem allows it: PyTorch's default would widen all other budgets a thousandfold.
     library = torch.backends.cudnn
     return library.flags(
         enabled=library.enabled,
@@ -98,17 +98,17 @@ def run_kernel(
     gradients: OutputGradients | None = None,
     needs: Needs = Needs(),  # noqa: B008  an immutable tuple
 ) -> tuple[Result, InputGradients | None]:
-    """Run a kernel's forward pass, and its backward pass if gradients are given, in a layout that it reads.
+    """Run a kernel's forward pass, and its backward pass if gradients are given, in a layout that the kernel supports.
 
     Args:
-        kernel: To run.
-        problem: What to compute, in the caller's layout.
-        inputs: In the caller's layout.
-        gradients: Of the outputs; None runs the forward pass alone.
-        needs: Which gradients to compute.
+        kernel: The kernel to run.
+        problem: The problem, in the caller's layout.
+        inputs: The inputs, in the caller's layout.
+        gradients: The gradients of the outputs; None runs the forward pass alone.
+        needs: The gradients to compute.
 
     Returns:
-        Outputs and input gradients in the caller's layout; `kept` as the kernel made it.
+        The outputs and the input gradients in the caller's layout, and `kept` as the kernel returned it.
     """
     with torch.no_grad():
         between = conversion(problem, inputs, kernel.layouts)
@@ -126,12 +126,12 @@ def run_kernel(
 
 
 def why_not(kernel: Kernel, problem: Problem, device: torch.device | str) -> list[str]:
-    """Return why a kernel cannot run a problem, one sentence each; empty when it can.
+    """Return the reasons why a kernel cannot run a problem, one sentence each; empty if it can.
 
     Args:
-        kernel: One of `gatewise.kernels.ALL`, or of your own.
-        problem: What would be computed.
-        device: Of this machine.
+        kernel: One of `gatewise.kernels.ALL`, or a kernel of your own.
+        problem: The problem.
+        device: A device of this machine.
     """
     numbers = Device.probe(device)
     refusals: list[Refusal] = [

@@ -1,6 +1,6 @@
-"""The float64 reference: `torch.nn.LSTM`, one layer at a time, ragged batches as `PackedSequence`.
+"""The float64 oracle: `torch.nn.LSTM`, one layer at a time, with ragged batches as `PackedSequence`.
 
-Nothing of gatewise's own mathematics is in it.
+It uses none of gatewise's own mathematics.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def oracle(
     """Return outputs and input gradients in float64.
 
     Args:
-        problem: What is to be computed; its dtype is not looked at.
-        inputs: In any dtype, on any device.
-        gradients: Of the outputs; None leaves the input gradients out.
-        device: Where to compute; on a GPU, cuDNN does.
+        problem: The description of the call; its dtype is ignored.
+        inputs: The inputs in any dtype, on any device.
+        gradients: The gradients of the outputs; None computes no input gradients.
+        device: The device of the computation; on a GPU it is done by cuDNN.
     """
     return reference(problem, inputs, gradients, dtype=torch.float64, device=device)
 
@@ -40,14 +40,14 @@ def reference(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> tuple[Result, InputGradients | None]:
-    """Return what PyTorch gives for a problem in some dtype on some device.
+    """Return PyTorch's result for a problem, in a given dtype on a given device.
 
     Args:
-        problem: What is to be computed; its dtype is not looked at.
-        inputs: In any dtype, on any device; cast and moved first.
-        gradients: Of the outputs; None leaves the input gradients out.
-        dtype: To compute in.
-        device: To compute on.
+        problem: The description of the call; its dtype is ignored.
+        inputs: The inputs in any dtype, on any device; they are converted first.
+        gradients: The gradients of the outputs; None computes no input gradients.
+        dtype: The dtype of the computation.
+        device: The device of the computation.
     """
     with torch.enable_grad():
 
@@ -133,7 +133,7 @@ def _layer(
 
 
 def _rows(inputs: Inputs) -> list[list[int]]:
-    # For each sequence, where its steps lie in the flattened input.
+    # For each sequence, the indices of its steps in the flattened input.
     if inputs.batch_sizes is not None:
         rows: list[list[int]] = [[] for _ in range(inputs.h0.shape[1])]
         token = 0

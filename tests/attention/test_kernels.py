@@ -10,7 +10,7 @@ from gatewise.attention.call import Needs
 from gatewise.attention.choice import ALL, decide
 from gatewise.attention.fused import fused
 from gatewise.attention.problem import Problem, Score
-from gatewise.attention.recompute import recompute, stretch_steps
+from gatewise.attention.recompute import recompute, steps_per_chunk
 from gatewise.contract.device import Device
 from gatewise.testing.attention import budgets, check_kernel, make_gradients, make_inputs, run_kernel, textbook
 from gatewise.testing.budgets import relative_error
@@ -121,7 +121,7 @@ def test_repeats_its_bits(score, kernel, device):
 def test_stretches_equal_the_whole(monkeypatch):
     problem = RAGGED.replace(dtype=torch.float64)
     monkeypatch.setattr("gatewise.attention.recompute.WORKSPACE_BYTES", 2 * problem.replace(steps=1).map_bytes)
-    assert stretch_steps(problem) == 2  # 5 steps: 2, 2, 1
+    assert steps_per_chunk(problem) == 2  # 5 steps: 2, 2, 1
     check_kernel(recompute, problem, [7, 1, 4, 3])
 
 

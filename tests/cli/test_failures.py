@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,13 @@ from gatewise.training.snapshot import weights_of
 from gatewise.training.summaries import TensorBoardSummaries
 
 ROOT = Path(package.__file__).parents[1]
+
+
+def heeding_ctrl_c():
+    """Let a program heed Ctrl-C though this one may ignore it, as programs in the background of a shell do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 SCRIPT = "import sys\nfrom gatewise.cli import main\nsys.exit(main())\n"
 
 
@@ -40,8 +48,9 @@ def test_ctrl_c_while_the_program_loads_is_one_line(tmp_path, way, imported):
     (tmp_path / "gatewise").write_text(SCRIPT)
     start = [tmp_path / "gatewise"] if way == "script" else ["-m", "gatewise"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = [sys.executable, *start, "doctor"]
     answer = subprocess.run(
-        [sys.executable, *start, "doctor"], env=environment, capture_output=True, text=True, check=False
+        program, env=environment, capture_output=True, text=True, check=False, preexec_fn=heeding_ctrl_c
     )
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "Interrupted.\n")
 
@@ -67,7 +76,9 @@ def test_other_programs_that_import_gatewise_keep_their_ctrl_c(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     program = [sys.executable, "-c", "import gatewise"]
-    answer = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        program, env=environment, capture_output=True, text=True, check=True, preexec_fn=heeding_ctrl_c
+    )
     assert answer.stdout == "default_int_handler\n"
 
 

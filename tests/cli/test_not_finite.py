@@ -181,7 +181,7 @@ def test_a_model_of_nans_writes_nothing_and_says_why(gatewise, small, tmp_path):
     for temperature in (0.8, 0):
         answer = gatewise("generate", "--checkpoint", "run", "--temperature", temperature)
         assert answer.status == 1
-        assert "error: the model's scores of the next token must be finite, got nan" in answer.err
+        assert "error: the model's logits of the next token must be finite, got nan" in answer.err
 
 
 OPTIONS = {"options": {"precision": "float32"}, "run": {}, "what": "a step", "device": "a GPU", "training": True}

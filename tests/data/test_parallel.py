@@ -100,7 +100,7 @@ class TestPhrases:
         )
         monkeypatch.setattr("gatewise.data.phrase_examples._things", lambda *_: things)
         assert set(phrases(count=2).source) == {"eins", "zwei"}
-        with pytest.raises(CorpusError, match="about 3 different phrases, 4 were asked for"):
+        with pytest.raises(CorpusError, match="about 3 different phrases, 4 were requested"):
             phrases(count=4)
         with pytest.raises(ArgumentError, match="count"):
             phrases(count=0)

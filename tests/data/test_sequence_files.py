@@ -146,7 +146,7 @@ BAD = {
         "row 5: the sequence 'a' has the label 'up' here and 'down' in row 3.",
     ),
     "no label": (GOOD.replace("-1.5,down", "-1.5,"), "row 5: there is no label. Fill it in."),
-    "no sequence": (GOOD.replace("b,1", ",1"), "row 4: 'sequence' is empty. Say which sequence it is of."),
+    "no sequence": (GOOD.replace("b,1", ",1"), "row 4: 'sequence' is empty. Fill in its sequence."),
     "no such column": (GOOD.replace("label", "kind"), "has no column 'label'; its columns are sequence, time, x, y, k"),
     "a column twice": (GOOD.replace("x,y", "x,x"), "has two columns named 'x'. Rename one"),
     "no features": ("sequence,time,label\na,1,p\n", "has no columns beside sequence, time, label."),

@@ -5,21 +5,22 @@ import shutil
 import pytest
 from emulation import emulate
 
-from gatewise.feeding import attend_launches, backward_loop, decoder, launches
+from gatewise.feeding import backward_loop, decoder, elementwise_kernels, fused_attention
 
 
-class LaunchesOnCpu(launches.Launches):
+class ElementwiseKernelsOnCpu(elementwise_kernels.ElementwiseKernels):
     def _launch(self, entry, arguments, grid=None):
-        blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // launches.THREADS), launches.THREADS)
+        count = elementwise_kernels.THREADS
+        blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // count), count)
         together = grid is not None
-        emulate(launches.SOURCE, self._macros, entry, arguments, blocks, threads, together=together)
+        emulate(elementwise_kernels.SOURCE, self._macros, entry, arguments, blocks, threads, together=together)
 
 
-class AtOnceOnCpu(attend_launches.AtOnce):
+class FusedAttentionOnCpu(fused_attention.FusedAttention):
     def _launch(self, entry, arguments):
         setattr(arguments, "from", self._source)
         blocks, threads = self._shape.grid[0], self._shape.threads
-        emulate(attend_launches.SOURCE, self._macros, entry, arguments, blocks, threads, together=True)
+        emulate(fused_attention.SOURCE, self._macros, entry, arguments, blocks, threads, together=True)
 
 
 @pytest.fixture
@@ -32,7 +33,9 @@ def compiler():
 def launches_on_cpu(monkeypatch, compiler):
     def parts_for(options, inputs):
         found = inputs.embedded
-        return LaunchesOnCpu(inputs.batch, inputs.units, inputs.query_size, found.dtype, options.halves, found.device)
+        return ElementwiseKernelsOnCpu(
+            inputs.batch, inputs.units, inputs.query_size, found.dtype, options.halves, found.device
+        )
 
     monkeypatch.setattr(decoder, "parts_for", parts_for)
     # Products are cut as on a GPU, too.
@@ -41,4 +44,4 @@ def launches_on_cpu(monkeypatch, compiler):
 
 @pytest.fixture
 def at_once_on_cpu(compiler):
-    return AtOnceOnCpu
+    return FusedAttentionOnCpu

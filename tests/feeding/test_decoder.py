@@ -235,7 +235,7 @@ def test_a_nan_stays_in_its_row():
 def test_no_step_is_refused():
     call = Call()
     call.embedded = call.embedded[:0]
-    with pytest.raises(ArgumentError, match="one step at least"):
+    with pytest.raises(ArgumentError, match="at least one step"):
         call.run()
 
 

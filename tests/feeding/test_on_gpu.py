@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_decoder import CASES, Call, compare
 
-from gatewise.feeding import attend_launches, decoder, launches
+from gatewise.feeding import decoder, elementwise_kernels, fused_attention
 from gatewise.training.precision import arithmetic
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +70,7 @@ def test_attention_in_one_launch_is_that_of_the_parts(dtype, source, monkeypatch
     call = on_gpu(Call(dtype, **LARGE | {"source": source}))
     with arithmetic("float32"):
         found = on_cpu(call.results(call.run(attention_kernel="fused")))
-        monkeypatch.setattr(attend_launches, "possible", lambda *_, **__: False)
+        monkeypatch.setattr(fused_attention, "possible", lambda *_, **__: False)
         wanted = on_cpu(call.results(call.run(attention_kernel="fused")))
     budget = {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
     for name, expected in wanted.items():
@@ -121,6 +121,6 @@ def test_a_replayed_graph_computes_what_launches_do():
 def test_a_device_without_compiler_computes_in_plain_torch(monkeypatch):
     call = on_gpu(Call(torch.float64, **LARGE))
     wanted = call.results(call.run())
-    monkeypatch.setattr(launches, "available", lambda device: False)
-    monkeypatch.setattr(launches.Launches, "_launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(elementwise_kernels, "available", lambda device: False)
+    monkeypatch.setattr(elementwise_kernels.ElementwiseKernels, "_launch", lambda *_: pytest.fail("launched"))
     compare(call.results(call.run()), wanted, 1e-9, 1e-10)

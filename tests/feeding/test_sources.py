@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.feeding.launches import DTYPES, SOURCE, macros_of, width_of
+from gatewise.feeding.elementwise_kernels import DTYPES, SOURCE, macros_of, width_of
 from gatewise.kernels.cuda import toolchain
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -185,7 +185,7 @@ def test_integers_are_taken_as_keras_takes_them():
     ],
 )
 def test_options_that_no_kernel_has_are_named_with_what_runs_instead(options, named):
-    expected = f"no kernel of gatewise has {named}: Keras' own loop over time steps runs instead, which is slower"
+    expected = f"no kernel of gatewise supports {named}: Keras' own loop over time steps runs instead, which is slower"
     with pytest.warns(SlowerKernelWarning, match=expected) as caught:
         LSTM(UNITS, **options)
     assert len(caught) == 1

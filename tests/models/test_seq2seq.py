@@ -199,7 +199,7 @@ def test_a_nan_in_one_sentence_stays_there():
         ({"dropout": 1.0}, "probability"),
         ({"label_smoothing": -0.1}, "probability"),
         ({"tied": "both"}, "one of none, target, all"),
-        ({"tied": "all"}, "joint vocabulary: here are 11 and 13"),
+        ({"tied": "all"}, "joint vocabulary: the sizes are 11 and 13"),
         ({"score": "cosine"}, "score"),
     ],
 )

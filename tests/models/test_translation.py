@@ -248,7 +248,7 @@ def test_few_shapes_are_recorded_and_those_of_long_ago_forgotten(monkeypatch):
         source, lengths = sentences(*[3] * rows)
         assert len(translate(ours, source, lengths, search(), graphs)) == rows
     assert recorder.records == 2
-    monkeypatch.setattr(gatewise.models.greedy_search, "_MOST_SHAPES", 1)
+    monkeypatch.setattr(gatewise.models.greedy_search, "_MAX_GRAPHS", 1)
     for length in (2, 3, 2, 3):
         translate(ours, *sentences(length), search(), graphs)
     assert recorder.records == 2

@@ -1,6 +1,6 @@
-"""The `fused` kernel: Triton programs in which the feature map lives in registers alone.
+"""The kernel `fused`: Triton kernels that hold the feature map in registers only.
 
-`kernel.py` imports without Triton; `programs` does not, and is imported when a call runs.
+`kernel.py` imports without Triton; `programs` requires it, and is imported when a call runs.
 """
 
 from gatewise.attention.fused.kernel import fused

@@ -1,4 +1,4 @@
-"""The `fused` kernel: criteria, stated work, and the two passes around the Triton programs."""
+"""The kernel `fused`: its criteria, its statement of work, and its passes, which launch the Triton kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_STATISTICS = 4  # mean, 1 / deviation, and the two means that the adjoint of a layer norm subtracts
+_STATISTICS = 4  # mean, 1 / standard deviation, and the two means that the gradient of a layer norm subtracts
 
 _TRITON = Criterion(
     "triton",
-    allowed="installed; on a CPU, its interpreter asked for (TRITON_INTERPRET=1)",
-    actual=lambda problem, device: "not there",
+    allowed="installed; on a CPU its interpreter must be enabled (TRITON_INTERPRET=1)",
+    actual=lambda problem, device: "not available",
     holds=lambda problem, device: device.triton,
     violation=lambda problem, device: (problem, device.replace(triton=False)),
     advice="pip install triton (Linux)",
@@ -45,20 +45,20 @@ _DTYPE = Criterion(
 
 
 class _Fused:
-    """Programs that keep the scores, not their map."""
+    """The attention kernel that stores the scores and not the feature map."""
 
     name = "fused"
-    summary = "Triton programs in which the feature map lives in registers alone"
+    summary = "Triton kernels that hold the feature map in registers only"
 
     def criteria(self) -> Sequence[Criterion]:
-        """Triton, a GPU that has a tanh instruction, and what it can be trusted with."""
+        """Return the criteria: Triton, a GPU with a tanh instruction, and a supported dtype."""
         return (_TRITON, _CAPABILITY, _DTYPE)
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """A result of the special function units for each element of the map in each pass, and a few more."""
+        """Count one special function result per element of the feature map and pass in 16 bits, more in float32."""
         size, element = problem.hidden_size, problem.dtype.itemsize
         few = step_tile(problem) is not None
-        # In float32: an exponential and a reciprocal; where steps are computed together, they share the exponentials.
+        # float32 needs an exponential and a reciprocal per element; steps computed together share the exponentials.
         each = 1.0 if problem.dtype != torch.float32 else 2.0 if few or problem.layer_norm else 1.25
         tanhs = problem.pairs * size * problem.additive * each
         rows = problem.steps * problem.batch
@@ -73,11 +73,11 @@ class _Fused:
             workspace_bytes=4 * problem.pairs,
         )
         if device.kind == "cpu":
-            # Triton's interpreter: a hundred numpy operations for each tile, never chosen for its speed.
+            # Triton's interpreter runs about a hundred NumPy operations per tile; it is never chosen for its speed.
             work += Work(operators=max(1, problem.pairs * size // 10))
         if not problem.needs_grad:
             return work
-        # The query's sums of a block of positions are read and written again for the next block.
+        # The partial sums for the query are written after each block of positions and read for the next.
         again = 8.0 * rows * size * (-(-problem.source // input_tile(problem).positions))
         return work + Work(
             matmul_flops=4.0 * problem.pairs * (problem.value_size + (0 if problem.additive else size)),
@@ -89,7 +89,7 @@ class _Fused:
         )
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The scores and what normalises them; with layer norm four more numbers for each score."""
+        """Return the scores and their log-sum-exp; with layer norm also four statistics per score."""
         if not problem.needs_grad:
             return ()
         pairs = (problem.steps, problem.batch, problem.source)
@@ -100,11 +100,11 @@ class _Fused:
     def forward(
         self, problem: Problem, inputs: Inputs, *, need_weights: bool = False, out: Result | None = None
     ) -> Result:
-        """Launch the scores and the context of all steps, or both at once for a few."""
-        inputs = _in_rows(inputs)
+        """Launch the kernels of scores and context, or one kernel for both when there are few steps."""
+        inputs = _with_contiguous_rows(inputs)
         made = _new_result(problem, inputs, need_weights=need_weights) if out is None else out
         tile = step_tile(problem)
-        with _on(inputs.keys):
+        with _device_guard(inputs.keys):
             if tile is not None:
                 launch.step(problem, inputs, made, tile)
             else:
@@ -124,9 +124,9 @@ class _Fused:
         needs: Needs = ALL,
         dquery: Tensor | None = None,
     ) -> Gradients:
-        """Launch the gradients of the scores, the values and the scores' inputs, or all at once for one step."""
-        inputs, add = _in_rows(inputs), into is not None
-        above = _rows(dcontext), None if dweights is None else _rows(dweights)
+        """Launch the kernels of the gradients of scores, values and inputs, or one kernel for all at a single step."""
+        inputs, add = _with_contiguous_rows(inputs), into is not None
+        above = _contiguous_rows(dcontext), None if dweights is None else _contiguous_rows(dweights)
         parameters = None
         if problem.additive and needs.source:
             sums = 3 if problem.layer_norm else 1, problem.batch, problem.hidden_size
@@ -139,7 +139,7 @@ class _Fused:
         tile = step_tile(problem, source=needs.source) if problem.steps == 1 else None
         short = short_gradient_tile(problem) if needs.source else None
         dscores = torch.empty_like(result.kept[0])
-        with _on(inputs.keys):
+        with _device_guard(inputs.keys):
             if tile is not None:
                 launch.step_gradient(problem, inputs, result, above, dscores, found, parameters, needs, tile, add=add)
             else:
@@ -180,16 +180,18 @@ def _new_source_gradients(inputs: Inputs) -> Gradients:
     return Gradients(**{name: like(getattr(inputs, name)) for name in names})
 
 
-def _in_rows(inputs: Inputs) -> Inputs:
-    return inputs._replace(query=_rows(inputs.query), keys=_rows(inputs.keys), values=_rows(inputs.values))
+def _with_contiguous_rows(inputs: Inputs) -> Inputs:
+    return inputs._replace(
+        query=_contiguous_rows(inputs.query), keys=_contiguous_rows(inputs.keys), values=_contiguous_rows(inputs.values)
+    )
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    # The programs take any strides but that of a row's elements.
+def _contiguous_rows(tensor: Tensor) -> Tensor:
+    # The Triton kernels accept any strides except for the last dimension, which must be contiguous.
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _on(tensor: Tensor) -> AbstractContextManager:
+def _device_guard(tensor: Tensor) -> AbstractContextManager:
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)

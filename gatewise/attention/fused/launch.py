@@ -1,4 +1,4 @@
-"""One function for each Triton program: its grid, its arguments, and what it is compiled for."""
+"""One launch function for each Triton kernel: its grid, its arguments and its compile-time constants."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gatewise.attention.fused.tiles import (
 )
 from gatewise.attention.problem import Problem
 
-_MOST_COMPILED = 1024  # programs that are remembered; Triton has a store of its own for those that are forgotten
+_MOST_COMPILED = 1024  # compiled kernels that are remembered; those that are dropped remain in Triton's own cache
 
 
 def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> None:
-    """Write context, weights and what is kept of a few steps, each computed by itself."""
+    """Write the context, the weights and the kept tensors of a few steps, each step in its own Triton program."""
     scores, lse, statistics = (*result.kept, None, None, None)[:3]
     arguments = (
         *inputs[:5], *inputs[6:], result.context, result.weights, scores, lse, statistics,
@@ -36,12 +36,12 @@ def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> No
     _launch(
         "step_program", (problem.batch, problem.steps), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
-        WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem), **_of_step(tile),
+        WEIGHTS=result.weights is not None, HARDWARE=_hardware_tanh(problem), **_step_constants(tile),
     )  # fmt: skip
 
 
 def scores(problem: Problem, inputs: Inputs, result: Result) -> None:
-    """Write the scores of all steps, what normalises them, and the weights if they are wanted."""
+    """Write the scores of all steps, their log-sum-exp, and the weights if they are requested."""
     tile = score_tile(problem)
     scores, lse, statistics = (*result.kept, None)[:3]
     arguments = (
@@ -53,13 +53,13 @@ def scores(problem: Problem, inputs: Inputs, result: Result) -> None:
     _launch(
         "score_program", (-(-problem.steps // tile.steps), problem.batch), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, KEEP=problem.needs_grad,
-        WEIGHTS=result.weights is not None, HARDWARE=_hardware(problem),
+        WEIGHTS=result.weights is not None, HARDWARE=_hardware_tanh(problem),
         BT=tile.steps, BS=tile.positions, BH=tile.features, num_warps=tile.warps,
     )  # fmt: skip
 
 
 def context(problem: Problem, inputs: Inputs, result: Result) -> None:
-    """Write the context of all steps from their scores."""
+    """Write the context of all steps, computed from their scores."""
     tile = context_tile(problem)
     blocks = -(-problem.steps // tile.steps), -(-problem.value_size // tile.features)
     arguments = (
@@ -87,7 +87,7 @@ def step_gradient(
     *,
     add: bool,
 ) -> None:
-    """Write all gradients of a single step, those of parameters as a sum for each sequence."""
+    """Write all gradients of a single step; those of the parameters as one partial sum per sequence."""
     scores, lse, statistics = (*result.kept, None)[:3]
     dcontext, dweights = above
     arguments = (
@@ -100,7 +100,7 @@ def step_gradient(
     _launch(
         "step_gradient_program", (problem.batch,), arguments,
         ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, WEIGHTS=dweights is not None,
-        QUERY=needs.query, SOURCE=needs.source, ADD=add, HARDWARE=_hardware(problem), **_of_step(tile),
+        QUERY=needs.query, SOURCE=needs.source, ADD=add, HARDWARE=_hardware_tanh(problem), **_step_constants(tile),
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def short_gradient(
     *,
     add: bool,
 ) -> None:
-    """Write the gradients of scores and values, or add the values'."""
+    """Write the gradients of the scores, and write or add those of the values."""
     dcontext, dweights = above
     arguments = (
         inputs.values, inputs.lengths, *result.kept[:2], dcontext, dweights, dscores, dvalues,
@@ -150,7 +150,7 @@ def score_gradient(
 def value_gradient(
     problem: Problem, inputs: Inputs, result: Result, dcontext: Tensor, dvalues: Tensor, *, add: bool
 ) -> None:
-    """Write the values' gradient, or add it."""
+    """Write the gradient of the values, or add it."""
     tile = value_gradient_tile(problem)
     blocks = -(-problem.source // tile.positions), -(-problem.value_size // tile.features)
     arguments = (
@@ -175,7 +175,7 @@ def input_gradient(
     *,
     add: bool,
 ) -> None:
-    """Write the gradients of queries, keys and, as a sum for each sequence, parameters."""
+    """Write the gradients of queries and keys, and those of the parameters as one partial sum per sequence."""
     tile = input_tile(problem)
     sums = None
     if needs.query and problem.source > tile.positions:
@@ -188,14 +188,14 @@ def input_gradient(
     )  # fmt: skip
     _launch(
         "input_gradient_program", (-(-problem.hidden_size // tile.features), problem.batch), arguments,
-        ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware(problem),
+        ADDITIVE=problem.additive, NORM=problem.layer_norm, RAGGED=problem.ragged, HARDWARE=_hardware_tanh(problem),
         QUERY=needs.query, SOURCE=needs.source, ADD=add, SUMS=sums is not None,
         BS=tile.positions, BH=tile.features, num_warps=tile.warps, maxnreg=input_registers(problem),
     )  # fmt: skip
 
 
 def parameter_gradient(problem: Problem, parameters: Tensor, found: Gradients, *, add: bool) -> None:
-    """Write the parameters' gradients from their sums for each sequence, or add them."""
+    """Sum the parameters' gradients over sequences and write them, or add them."""
     blocks = -(-problem.hidden_size // 32), parameters.shape[0]
     arguments = (
         parameters, found.v, found.norm_weight, found.norm_bias, problem.batch, problem.hidden_size,
@@ -215,25 +215,25 @@ def _launch(
     maxnreg: int | None = None,
     **constants: Any,
 ) -> None:
-    """Launch a program, by the shortest way when it was launched before.
+    """Launch a Triton kernel, bypassing Triton's argument handling if the kernel was launched before.
 
-    Triton binds and looks up every argument by its name at each launch, which takes longer than all else that a call
-    does; what a program is compiled for is far less than that.
+    Triton binds and looks up every argument by its name at each launch, which takes longer than all other work of a
+    call. The lookup key used here is much cheaper.
 
     Args:
-        name: Of the program.
-        grid: Its numbers of programs.
-        arguments: All but the constants, in order.
-        num_warps: Of a program.
-        maxnreg: Registers that a thread may have; None for as many as it takes.
-        constants: What it is compiled for, in order.
+        name: The name of the kernel.
+        grid: The numbers of programs in each dimension of the grid.
+        arguments: All arguments except the compile-time constants, in order.
+        num_warps: The number of warps of a program.
+        maxnreg: The maximum number of registers per thread; None for no limit.
+        constants: The compile-time constants, in order.
     """
     program, direct = _program(name)
     if not direct:
         program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
         return
     device = torch.cuda.current_device()
-    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_trait, arguments))
+    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_specialization, arguments))
     known = _compiled()
     compiled = known.get(key)
     if compiled is None:
@@ -245,8 +245,8 @@ def _launch(
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
 
 
-def _trait(argument: Any) -> Any:
-    """What Triton may compile a program for: a tensor's dtype and alignment, a number's being 1 or a multiple of 16."""
+def _specialization(argument: Any) -> Any:
+    """Return the properties on which Triton may specialise: dtype and alignment, being 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
@@ -261,8 +261,8 @@ def _compiled() -> dict[tuple, Any]:
 
 @functools.cache
 def _program(name: str) -> tuple[Any, bool]:
-    """Return a program, and whether what it compiles to takes all its arguments, as it does since Triton 3.3."""
-    # Imported by the first call: Triton takes a second to load. It comes with PyTorch's builds for GPUs alone.
+    """Return a Triton kernel, and whether its compiled form takes all its arguments, as it does since Triton 3.3."""
+    # Triton takes a second to load; only the first call pays for it. It comes with PyTorch's builds for GPUs alone.
     import triton  # pyright: ignore[reportMissingImports]
 
     from gatewise.attention.fused import programs
@@ -272,8 +272,8 @@ def _program(name: str) -> tuple[Any, bool]:
     return program, version >= (3, 3) and isinstance(program, triton.JITFunction)
 
 
-def _hardware(problem: Problem) -> bool:
-    # The GPU's tanh is off by 2^-11 of its value: an eighth of bfloat16's rounding unit, half of float16's.
+def _hardware_tanh(problem: Problem) -> bool:
+    # The relative error of the GPU's tanh is 2^-11: 1/8 of the unit roundoff of bfloat16, 1/2 of that of float16.
     return problem.dtype != torch.float32
 
 
@@ -292,7 +292,7 @@ def _strides(tensor: Tensor | None) -> tuple[int, ...]:
     return (0, 0) if tensor is None else tensor.stride()[:2]
 
 
-def _of_step(tile: StepTile) -> dict[str, int]:
+def _step_constants(tile: StepTile) -> dict[str, int]:
     return {
         "BS": tile.positions,
         "CH": tile.feature_pieces,

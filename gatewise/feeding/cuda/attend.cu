@@ -1,14 +1,15 @@
-// One decoder step of additive attention with what surrounds it: the softmax over the source, its context, and the
-// attended output that the next step is fed; and back from the gradient of that output to the query's.
+// One decoder step of additive attention and the surrounding element-wise operations: the softmax over the source, the
+// context, and the attentional output that is fed to the next step; and the backward pass from the gradient of that
+// output to the gradient of the query.
 //
-// A block has a sentence to itself, its warps take positions in turn, PLACES at a time, and a warp's lanes lie along the
-// features, WIDTH neighbours each, in CHUNKS pieces. Keys and values do not depend on the kernel before: what fits in
-// registers is on its way while that one ends.
+// Each block handles one sentence. Its warps take source positions in turn, PLACES at a time; a warp's lanes lie along
+// the features, WIDTH adjacent features each, in CHUNKS pieces. Keys and values do not depend on the preceding kernel: as
+// many of them as fit in registers are loaded while that kernel still runs.
 #include "operand.cuh"
 
 constexpr int WARPS = 16;
 constexpr int THREADS = 32 * WARPS;
-constexpr int LONGEST = 2048;  // positions of a source that the backward pass has room for
+constexpr int LONGEST = 2048;  // the most source positions that fit into the backward pass's shared memory
 constexpr int FEATURES = CHUNKS * 32 * WIDTH;
 #define NOTHING (-__uint_as_float(0x7f800000u))  // minus infinity
 
@@ -42,7 +43,7 @@ __device__ __forceinline__ float largest_of_warp(float x) {
     return x;
 }
 
-// Features of a lane in a piece, and a row of them.
+// The index of a lane's first feature in a piece; and a lane's features of a row.
 __device__ __forceinline__ int feature(int chunk) { return (chunk * 32 + threadIdx.x % 32) * WIDTH; }
 
 struct Row {
@@ -63,7 +64,7 @@ struct Row {
     __device__ __forceinline__ float operator()(int chunk, int k) const { return widened(at[chunk].at[k]); }
 };
 
-// The same of keys or values, which are read as often as operands of products are.
+// A lane's features of a row of keys or values, in the dtype of operands.
 struct SourceRow {
     Operands at[CHUNKS];
 
@@ -82,14 +83,14 @@ struct SourceRow {
     __device__ __forceinline__ float operator()(int chunk, int k) const { return of_operand(at[chunk].at[k]); }
 };
 
-// Neighbouring sums of a thread, which one instruction moves to and from shared memory.
+// Adjacent sums of a thread, which one instruction moves to or from shared memory.
 constexpr int PACKED = WIDTH < 4 ? WIDTH : 4;
 
 struct alignas(PACKED * sizeof(float)) Pack {
     float at[PACKED];
 };
 
-// Each warp's sums over its positions become the block's, in `total`; half of the warps at a time.
+// Adds the warps' sums over their positions to the block's sums in `total`, half of the warps at a time.
 __device__ __forceinline__ void add_warps(const float (&own)[CHUNKS][WIDTH], float (*shared)[FEATURES], float* total) {
     const int warp = threadIdx.x / 32;
     for (int half = 0; half < 2; half++) {
@@ -134,13 +135,13 @@ __device__ __forceinline__ int length_of(const Source& a, i64 row) {
 struct Attend {
     Source from;
     const Value* query;  // [B, A]
-    const Value* state;  // what the hidden state adds to the context [B, H]
+    const Value* state;  // the contribution of the hidden state, added to the context [B, H]
     float* scores;       // for the backward pass [B, S]; or null
-    float* normaliser;   // the logarithm of the sum of their exponentials [B]
+    float* normaliser;   // the log-sum-exp of the scores [B]
     Value* context;      // for the backward pass too [B, H]
-    Value* output;       // the attended output [B, H]; or null
-    Operand* fed;        // the same for the next step
-    const Flag* mask;    // which units stay; null for all
+    Value* output;       // the attentional output [B, H]; or null
+    Operand* fed;        // the attentional output as an operand of the next step
+    const Flag* mask;    // the units that dropout keeps; null for all
     i64 query_row, state_row, context_row, output_row, fed_row;
     double scale;
 };
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend(const At
                 sums[chunk][k] = sum;
             }
     }
-    // Of a sentence without source the sum is zero; a NaN must stay one.
+    // The sum of a sentence of length 0 is zero; a NaN must remain NaN.
     if (total == 0) total = 1;
     if (threadIdx.x == 0 && a.normaliser) a.normaliser[row] = largest + logf(total);
     add_warps(sums, shared, total_context);
@@ -230,12 +231,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend(const At
 struct AttendGradient {
     Source from;
     const Value* query;        // [B, A]
-    const float* scores;       // as the forward pass left them
-    const float* normaliser;   // the same
+    const float* scores;       // from the forward pass
+    const float* normaliser;   // from the forward pass
     const Value* output;       // of the forward pass [B, H]
-    const Value* dy;           // its gradient from outside; or null
-    Planes later;              // and from the next step
-    Value* dsums;              // gradient of context + state [B, H]
+    const Value* dy;           // the gradient of the output from the loss; or null
+    Planes later;              // the gradient of the output from the next step
+    Value* dsums;              // the gradient of context + state [B, H]
     Value* dquery;             // [B, A]
     const Flag* mask;
     i64 query_row, output_row, dy_row, dsums_row, dquery_row;
@@ -269,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend_gradient
                 for (int part = 0; part < a.later.parts; part++)
                     d += widened(a.later.planes[row * a.later.row + part * a.later.part + column]) * scale;
             }
-            // Where a unit was dropped, its tanh is lost, and not needed.
+            // The tanh of a dropped unit is lost, but its gradient is zero anyway.
             if (a.mask) {
                 squash /= (float)a.scale;
                 d = a.mask[row * a.from.units + column] ? d * (float)a.scale : 0.f;
@@ -290,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend_gradient
 #pragma unroll
             for (int n = 0; n < PACKED; n++) of_values[chunk][k + n] = found.at[n];
         }
-    const bool one_round = length <= WARPS * PLACES;  // then keys take the place of values
+    const bool one_round = length <= WARPS * PLACES;  // keys are then loaded into the registers of values
     float mean = 0;
     for (int first = 0; first < length; first += WARPS * PLACES)
 #pragma unroll

@@ -1,5 +1,5 @@
-// What stands between the products of a decoder step with input feeding: the LSTM cell, and where attention joins the
-// hidden state. Every plane is row-major, one row for each sentence; rows may be parts of wider ones.
+// The element-wise operations between the matrix products of a decoder step with input feeding: the LSTM cell, and the
+// sum of context and hidden state. Every plane is row-major, with one row per sentence; rows may be parts of wider rows.
 #include "operand.cuh"
 
 constexpr int THREADS = 128;
@@ -15,17 +15,17 @@ __device__ __forceinline__ Place place(int batch, int units) {
 }
 
 struct Cell {
-    Value* gates;          // sums [B, 4H] without the product; activated gates are written over them
-    const Value* product;  // to be added [B, 4H]
-    const Value* bias;     // [4H], to be added too; or null
-    Real* cell;            // [B, H], replaced
-    Value* kept;           // cell state for the backward pass [B, H]; null where nothing is kept
+    Value* gates;          // the other summands [B, 4H]; overwritten by the activated gates
+    const Value* product;  // the product, which is added [B, 4H]
+    const Value* bias;     // the bias, which is added too [4H]; or null
+    Real* cell;            // the cell state [B, H], updated in place
+    Value* kept;           // copy of the cell state for the backward pass [B, H]; null if nothing is kept
     Operand* hidden;       // [B, H]
-    Operand* above;        // the same for the layer above, after dropout; or null
-    const Flag* mask;      // which units stay [B, H]; null for all
+    Operand* above;        // the hidden state after dropout, for the layer above; or null
+    const Flag* mask;      // the units that dropout keeps [B, H]; null for all
     i64 hidden_row, above_row;
-    double scale;  // of the units that stay
-    int batch, units, sums;  // sums: whether `gates` holds anything yet
+    double scale;  // the factor of the units that dropout keeps
+    int batch, units, sums;  // sums: whether `gates` contains summands
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a) {
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
 }
 
 struct Gates {
-    Value* gates;  // sums [batch, 4H]; activated gates are written over them
+    Value* gates;  // sums [batch, 4H]; overwritten by the activated gates
     int batch, units;
 };
 
@@ -105,26 +105,26 @@ __device__ __forceinline__ void add(const Planes& from, const Place& at, Real* t
 }
 
 struct CellGradient {
-    Value* gates;          // activated [B, 4H]; gradients of their sums are written over them, as operands
-    const Value* cell;     // after the step [B, H]
-    const Value* earlier;  // before it
-    Real* dcell;           // gradient of the cell state after the step [B, H]; replaced by that of the state before
-    Real* written;         // HALVES: what the gradients of each row are to be multiplied with [B]
-    Planes above, beside, later;  // of the hidden state: from the layer above, from attention, from the next step
-    const Flag* mask;             // of what the layer above read
+    Value* gates;          // activated gates [B, 4H]; overwritten by the gradients of their sums, as operands
+    const Value* cell;     // the cell state after the step [B, H]
+    const Value* earlier;  // the cell state before the step
+    Real* dcell;           // the gradient of the cell state after the step [B, H]; overwritten by that before the step
+    Real* written;         // HALVES: the scale of each row of gradients [B]
+    Planes above, beside, later;  // dh from the layer above, from attention, from the next step
+    const Flag* mask;             // the dropout of the input of the layer above
     double scale;
     int batch, units;
 };
 
 #if HALVES
-constexpr int LARGEST = 14;  // the exponent that the largest number of a row gets; float16 ends at 2^16
+constexpr int LARGEST = 14;  // the exponent of a row's largest number after scaling; the range of float16 ends at 2^16
 
-// The power of two that brings a row's largest number to LARGEST. A block works on one row.
+// Returns the power of two that scales a row's largest number to the exponent LARGEST. A block handles one row.
 __device__ __forceinline__ int row_exponent(Real largest) {
     __shared__ Real of_warps[32];
     for (int lane = 16; lane; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
-    __syncthreads();  // also: every thread has read its gates
+    __syncthreads();  // this also guarantees that every thread has read its gates
     for (int warp = 0; warp < (blockDim.x + 31) / 32; warp++) largest = fmaxf(largest, of_warps[warp]);
     const int exponent = LARGEST + 127 - (int)(__float_as_uint(largest) >> 23);
     return exponent < -100 || exponent > 100 ? exponent < 0 ? -100 : 100 : exponent;
@@ -135,7 +135,7 @@ __device__ __forceinline__ Real power_of_two(int exponent) { return __uint_as_fl
 
 extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
 #if HALVES
-    // One block a row; threads beyond its end help with nothing, and write nothing.
+    // There is one block per row; threads beyond the end of the row do nothing.
     const bool there = threadIdx.x * WIDTH < a.units;
     const Place at = {(i64)blockIdx.x, there ? (i64)threadIdx.x * WIDTH : 0, there};
 #else
@@ -196,10 +196,10 @@ extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
 
 struct Attended {
     const Value* context;  // [B, H]
-    const Value* state;    // what the hidden state adds [B, H]
+    const Value* state;    // the contribution of the hidden state [B, H]
     Value* output;         // [B, H]; or null
-    Operand* fed;          // the same for the next step
-    const Flag* mask;      // which units stay; null for all
+    Operand* fed;          // the output as an operand of the next step
+    const Flag* mask;      // the units that dropout keeps; null for all
     i64 context_row, state_row, output_row, fed_row;
     double scale;
     int batch, units;
@@ -227,10 +227,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended(const Att
 }
 
 struct AttendedGradient {
-    Value* sums;          // gradient of context + state [B, H]
-    const Value* output;  // of the forward pass
-    const Value* dy;      // gradient of the output from outside; or null
-    Planes later;         // and from the next step, which read it
+    Value* sums;          // the gradient of context + state [B, H]
+    const Value* output;  // the output of the forward pass
+    const Value* dy;      // the gradient of the output from the loss; or null
+    Planes later;         // the gradient of the output from the next step, which reads it
     const Flag* mask;
     i64 sums_row, output_row, dy_row;
     double scale;
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended_gradient(
     add(a.later, at, d);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
-        // Where a unit was dropped, its tanh is lost, and not needed.
+        // The tanh of a dropped unit is lost, but its gradient is zero anyway.
         Real squashed = widened(output.at[k]);
         if (a.mask) {
             squashed /= (Real)a.scale;

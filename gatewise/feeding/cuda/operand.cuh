@@ -1,7 +1,7 @@
-// What the element-wise kernels of a decoder share: what products multiply, what they leave, and dropout's masks.
+// Definitions shared by the element-wise kernels of a decoder: operands and results of products, and dropout masks.
 //
-// HALVES: operands of products are float16 beside float32 numbers: the ten bits that TensorFloat-32 products use. What has
-// no natural scale, the gradients, is multiplied by a power of two for each row.
+// HALVES: operands of products are float16 while other numbers are float32. float16 has the ten mantissa bits that
+// TensorFloat-32 products use. Gradients, whose magnitude varies, are scaled by a power of two for each row.
 #pragma once
 #include "numbers.cuh"
 
@@ -38,15 +38,16 @@ struct alignas(WIDTH * sizeof(Operand)) Operands {
 __device__ __forceinline__ Operands load_operands(const Operand* from) { return *(const Operands*)from; }
 __device__ __forceinline__ void store_operands(Operand* to, const Operands& values) { *(Operands*)to = values; }
 
-// A gradient as a product left it: in one or several planes [B, H], which are to be summed.
+// A gradient as the result of one or more products: partial sums in planes [B, H].
 struct Planes {
     const Value* planes;  // null for none
     i64 row, part;        // strides
     i64 parts;
-    const Real* scale;  // of each row; or null for 1
+    const Real* scale;  // the scale of each row; or null for 1
 };
 
-// This kernel starts while the one before it still runs; what that one writes is there after this.
+// A kernel may start while its predecessor still runs (programmatic dependent launch). This waits for the predecessor's
+// writes.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,1 +1,1 @@
-"""Files that weights are brought from and taken to."""
+"""Readers and writers of weight files."""

@@ -1,4 +1,4 @@
-"""Plain files of named tensors: `.npz` and `.safetensors`."""
+"""Files of named tensors: `.npz` and `.safetensors`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gatewise.interop.stacks import Stack, named_tensors
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a file of `numpy.savez`, in its order; arrays that are no numbers are refused."""
+    """Return the arrays of a `numpy.savez` file, in the order of the file; non-numeric arrays are left out."""
     try:
         with np.load(path, allow_pickle=False) as content:
             members = {name: content[name] for name in content.files}
@@ -28,7 +28,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is truncated or not a file of numpy.savez ({error}). Take another copy."
         ) from error
-    # numpy.savez takes strings as well, and NumPy hands out whatever else is in a zip archive as bytes.
+    # numpy.savez also accepts strings, and NumPy returns other members of a zip archive as bytes.
     arrays = {
         name: member for name, member in members.items() if getattr(member, "dtype", np.dtype("S")).kind in "fiub"
     }
@@ -45,10 +45,10 @@ def write_npz(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None
 
 
 def numpy_arrays(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, np.ndarray]:
-    """Return the tensors of stacks as NumPy has them.
+    """Return the tensors of stacks as NumPy arrays.
 
     Raises:
-        ArgumentError: Their dtype is bfloat16, which NumPy has not.
+        ArgumentError: Their dtype is bfloat16, which NumPy does not have.
     """
     tensors = named_tensors(stacks, layout)
     for name, tensor in tensors.items():
@@ -59,7 +59,7 @@ def numpy_arrays(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, np.
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a `.safetensors` file, in the order of their names: the file has them in a random one."""
+    """Return the tensors of a `.safetensors` file sorted by name, because the file's own order is arbitrary."""
     library = _safetensors()
     try:
         tensors = library.torch.load(path.read_bytes())
@@ -76,7 +76,7 @@ def write_safetensors(path: Path, stacks: Sequence[Stack], layout: WeightLayout)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names by the numbers in them: lstm, lstm_2, lstm_10."""
+    """Return a sort key that compares the numbers in names as numbers: lstm, lstm_2, lstm_10."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]
 
 

@@ -1,4 +1,4 @@
-"""The kinds of files, told by their names; and `convert_file`, which goes from one file to another."""
+"""The kinds of weight files, recognised by their names, and `convert_file`, which converts one file to another."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gatewise.interop.stacks import Stack
 
 
 class FileKind(NamedTuple):
-    """One kind of file.
+    """A kind of file.
 
     Attributes:
-        suffix: What its name ends with.
-        read: Returns the tensors by name.
-        write: Writes stacks in a layout.
-        layouts: Which layouts it can hold; None for any.
+        suffix: The suffix of its file name.
+        read: The function that returns the tensors by name.
+        write: The function that writes stacks in a layout.
+        layouts: The layouts that it can hold; None for any.
     """
 
     suffix: str
@@ -42,15 +42,15 @@ KINDS = (
     FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, ("keras", "keras-cudnn")),
     FileKind(".ckpt", tensorflow.read_checkpoint, tensorflow.write_checkpoint),
 )
-"""Every kind of file; the first whose suffix fits counts. A TensorFlow checkpoint may have any name."""
+"""All kinds of files; the first one whose suffix matches applies. A TensorFlow checkpoint may have any name."""
 
 
 class Conversion(NamedTuple):
-    """What `convert_file` did.
+    """The result of `convert_file`.
 
     Attributes:
-        stacks: What was written.
-        left: Tensors of the source that belong to no LSTM.
+        stacks: The stacks that were written.
+        left: The names of the source's tensors that belong to no LSTM.
     """
 
     stacks: tuple[Stack, ...]
@@ -67,26 +67,26 @@ def convert_file(
     pair: bool = False,
     stack: bool = False,
 ) -> Conversion:
-    """Write the LSTM weights of one file to another, in another layout.
+    """Convert the LSTM weights of a file to another file and layout.
 
-    The kinds of the files are told by their names: `.safetensors`, `.npz`, `.keras`, `.weights.h5`, `.h5`, and
-    TensorFlow checkpoints (`.ckpt`, or any name beside which there is an `.index`). The new file appears whole or not
-    at all; no file is ever unpickled.
+    The kind of a file is recognised by its name: `.safetensors`, `.npz`, `.keras`, `.weights.h5`, `.h5`, and TensorFlow
+    checkpoints (`.ckpt`, or any name for which an `.index` file exists). The new file is written atomically; no file
+    is ever unpickled.
 
     Args:
         source: The file to read.
-        target: The file to write; replaced when it exists, and not a file of the source.
-        source_layout: Of the source, by name or as a value of your own.
-        target_layout: Of the target.
-        layers: As in `gatewise.interop.convert.convert`.
-        pair: As there.
-        stack: As there.
+        target: The file to write. It is replaced if it exists, and must not be a file of the source.
+        source_layout: The layout of the source: the name of a layout, or a `WeightLayout`.
+        target_layout: The layout of the target: the name of a layout, or a `WeightLayout`.
+        layers: The names of the layers to convert; see `gatewise.interop.convert.convert`.
+        pair: Whether to combine layers of one direction; see `gatewise.interop.convert.convert`.
+        stack: Whether to combine the layers to one stack; see `gatewise.interop.convert.convert`.
 
     Raises:
-        CheckpointError: The source cannot be read, is truncated or of another kind; the target cannot be written.
-        ArgumentError: No such layout; no LSTM in it; a target that cannot hold the layout or the layers, or that is the
-            source.
-        MissingExtra: h5py, safetensors or TensorFlow is needed and not installed.
+        CheckpointError: The source cannot be read, is truncated or of another kind; or the target cannot be written.
+        ArgumentError: There is no such layout; there is no LSTM in the source; or the target cannot hold the layout or
+            the layers, or is the source.
+        MissingExtra: h5py, safetensors or TensorFlow is required and not installed.
     """
     source, target = Path(source), Path(target)
     source_layout, target_layout = layout_named(source_layout), layout_named(target_layout)
@@ -101,10 +101,10 @@ def convert_file(
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of any kind by name.
+    """Return the tensors of a file of any kind, by name.
 
     Raises:
-        CheckpointError: It cannot be read, is truncated or of another kind.
+        CheckpointError: The file cannot be read, is truncated or of another kind.
     """
     if tensorflow.checkpoint_prefix(path) is not None:
         return tensorflow.read_checkpoint(path)

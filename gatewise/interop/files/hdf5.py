@@ -1,7 +1,7 @@
 """The HDF5 files of Keras: `.weights.h5` of Keras 3, and the older `.h5` of whole models or weights.
 
-A `.weights.h5` file numbers the variables of each layer in a group called `vars` and has no names for them: what is
-there is told by the shapes. An older file has the layers and their variables by name, in attributes.
+A `.weights.h5` file numbers the variables of each layer in a group called `vars` and does not name them: their shapes
+tell which they are. An older file stores the names of layers and variables in attributes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DIRECTIONS = ("forward", "backward")
 
 
 class KerasLayer(NamedTuple):
-    """One layer as Keras would have it: `LSTM`, or `Bidirectional` around one.
+    """One layer in the form of Keras: `LSTM`, or `Bidirectional` around an `LSTM`.
 
     Attributes:
         kind: "lstm" or "bidirectional".
-        name: The layer's own.
-        directions: The weights of one direction, or of two.
+        name: The name of the layer.
+        directions: The weights of one or two directions.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class KerasLayer(NamedTuple):
 
 
 def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
-    """Return the layers of stacks, each with a name of its own."""
+    """Return the layers of stacks in the form of Keras, each with a unique name."""
     counts: dict[str, int] = {}
     layers = []
     for stack in stacks:
@@ -58,17 +58,17 @@ def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
 
 
 def read_hdf5(path: Path, content: IO[bytes] | None = None) -> dict[str, Tensor]:
-    """Return the variables of the layers in a file of Keras, optimizers left out.
+    """Return the variables of the layers in a Keras file; optimizer variables are left out.
 
     Args:
-        path: The file, or the archive that it was in.
-        content: The file in the archive.
+        path: The path of the file, or of the archive that contains it, for error messages.
+        content: The file in the archive; None to read `path`.
 
     Returns:
         Tensors by the layer's name and the variable's, such as `bidirectional/forward_lstm/lstm_cell/kernel`.
 
     Raises:
-        CheckpointError: The file is truncated, or no HDF5.
+        CheckpointError: The file is truncated, or not an HDF5 file.
     """
     h5py = _h5py()
     try:
@@ -83,7 +83,7 @@ def read_hdf5(path: Path, content: IO[bytes] | None = None) -> dict[str, Tensor]
 
 
 def write_weights_h5(path: Path | IO[bytes], stacks: Sequence[Stack], layout: WeightLayout) -> None:
-    """Write a file for `load_weights` of Keras 3, for a model of these layers in this order."""
+    """Write a file for `load_weights` of Keras 3, for a model with these layers in this order."""
     if isinstance(path, Path):
         with replacing(path) as temporary:
             _write_numbered(temporary, stacks, layout)
@@ -92,10 +92,10 @@ def write_weights_h5(path: Path | IO[bytes], stacks: Sequence[Stack], layout: We
 
 
 def write_h5(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
-    """Write an older file of weights, for `load_weights` of Keras 1, 2 and 3.
+    """Write a weight file in the older format, for `load_weights` of Keras 1, 2 and 3.
 
     Raises:
-        ArgumentError: The weights are in bfloat16, which such a file has not.
+        ArgumentError: The weights are in bfloat16, which the format does not support.
     """
     numpy_arrays(stacks, layout)
     with replacing(path) as temporary, _h5py().File(temporary, "w") as file:
@@ -116,7 +116,7 @@ def write_h5(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
 
 def _write_numbered(target: Path | IO[bytes], stacks: Sequence[Stack], layout: WeightLayout) -> None:
     with _h5py().File(target, "w") as file:
-        file.create_group("vars")  # older versions want the group where there is no variable too
+        file.create_group("vars")  # older versions require the group even if it is empty
         counts: dict[str, int] = {}
         for layer in keras_layers(stacks):
             number = counts[layer.kind] = counts.get(layer.kind, -1) + 1
@@ -138,7 +138,7 @@ def _store(group: Any, name: str, tensor: Tensor) -> None:
 
 def _array(tensor: Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
-        # As Keras does it: two bytes that NumPy has no name for.
+        # As in Keras: two bytes of a dtype without a name in NumPy.
         return tensor.contiguous().view(torch.int16).numpy().view("V2")
     return tensor.numpy()
 
@@ -151,7 +151,7 @@ def _tensor(name: str, dataset: Any) -> Tensor:
 
 
 def _names(group: Any, attribute: str) -> list[str]:
-    """Return an attribute that lists names; a long one is in several pieces."""
+    """Return an attribute that lists names; a long list is split into several attributes."""
     pieces = [attribute] if attribute in group.attrs else []
     while not pieces or pieces[-1] != attribute:
         if f"{attribute}{len(pieces)}" not in group.attrs:
@@ -191,7 +191,7 @@ def _looks_recurrent(variables: Sequence[Any]) -> bool:
 
 
 def _title(file: Any, owner: str) -> str:
-    """Return the path of a layer with the names that its user gave: `mine/cell` for `layers/lstm/cell`."""
+    """Return the path of a layer with the names that the user gave: `mine/cell` for `layers/lstm/cell`."""
     title = []
     path = ""
     for part in owner.split("/"):

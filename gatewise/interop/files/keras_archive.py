@@ -1,4 +1,4 @@
-"""The `.keras` archive of Keras 3: the model as JSON, its weights as HDF5."""
+"""The `.keras` archive of Keras 3, which holds the model as JSON and its weights as HDF5."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_keras(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> No
     """Write a model for `keras.saving.load_model`: a `Sequential` of the layers, which returns sequences.
 
     Raises:
-        ArgumentError: There are several stacks, and one does not read what another gives.
+        ArgumentError: There are several stacks whose sizes do not fit each other.
     """
     stack = joined(stacks)
     weights = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow 1 and 2, read and written by TensorFlow itself."""
+"""Checkpoints of TensorFlow 1 and 2, which are read and written with TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gatewise.interop.stacks import Stack
 
 
 def checkpoint_prefix(path: Path) -> Path | None:
-    """Return what TensorFlow calls a checkpoint, the common beginning of its files' names, or None.
+    """Return the prefix of a checkpoint's file names, which is TensorFlow's name for it, or None.
 
     Args:
-        path: That beginning, or the `.index` file, or the folder of a SavedModel.
+        path: The prefix, the `.index` file, or the folder of a SavedModel.
     """
     for prefix in (path, path.with_suffix("") if path.suffix == ".index" else path, path / "variables" / "variables"):
         if Path(f"{prefix}.index").exists():
@@ -34,7 +34,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Return the numeric variables of a checkpoint, ordered by name.
 
     Raises:
-        CheckpointError: It is truncated, or no checkpoint.
+        CheckpointError: The file is truncated, or not a checkpoint.
         MissingExtra: TensorFlow is not installed.
     """
     prefix = checkpoint_prefix(path)
@@ -52,7 +52,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def checkpoint_files(path: Path) -> tuple[Path, Path]:
-    """Return the files of a checkpoint that `write_checkpoint` writes: the data, and the index."""
+    """Return the two files that `write_checkpoint` writes for a checkpoint: data and index."""
     data, index = (path.with_name(f"{path.name}.{kind}") for kind in ("data-00000-of-00001", "index"))
     return data, index
 
@@ -63,7 +63,7 @@ def write_checkpoint(path: Path, stacks: Sequence[Stack], layout: WeightLayout) 
     content = numpy_arrays(stacks, layout)
     data, index = checkpoint_files(path)
     with contextlib.ExitStack() as unfinished:
-        # The index is renamed last: without it the checkpoint does not exist.
+        # The index is renamed last, because a checkpoint exists only if its index does.
         temporary_index = unfinished.enter_context(replacing(index))
         temporary_data = unfinished.enter_context(replacing(data))
         prefix = temporary_index.with_suffix("")

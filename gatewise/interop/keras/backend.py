@@ -1,4 +1,4 @@
-"""Keras, with the backend that the layer needs."""
+"""Import of Keras with the torch backend."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ADVICE = "Put KERAS_BACKEND=torch into the environment before the first import 
 
 
 def keras_on_torch() -> ModuleType:
-    """Import Keras and return it.
+    """Import Keras with the torch backend and return it.
 
-    Keras chooses its backend when it is first imported. Where neither that has happened nor KERAS_BACKEND is set, it
-    becomes torch.
+    Keras chooses its backend when it is first imported. If Keras is not imported yet and KERAS_BACKEND is not set,
+    this function sets it to torch.
 
     Raises:
         ArgumentError: Keras has another backend.

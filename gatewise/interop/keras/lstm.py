@@ -1,4 +1,4 @@
-"""The layer."""
+"""The Keras layer."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ _LAYOUT = LAYOUTS["keras"]
 
 
 class SlowerKernelWarning(UserWarning):
-    """A layer has options that no kernel of gatewise has; Keras' own loop over time steps runs instead."""
+    """The warning that no kernel of gatewise supports a layer's options, so that Keras' loop over time steps runs."""
 
 
 @keras.saving.register_keras_serializable(package="gatewise")
 class LSTM(keras.layers.LSTM):
-    """`keras.layers.LSTM` on the kernels of gatewise: the same arguments, weights, results and files.
+    """`keras.layers.LSTM` on the kernels of gatewise, with the same arguments, weights, results and files.
 
-    The fastest kernel is chosen for every call. Masks of any form, `stateful`, `go_backwards`, `return_state`,
-    `dropout`, `use_bias=False` and mixed precision keep it; `unroll` has no effect. For what no kernel has (another
-    `activation` or `recurrent_activation`, `recurrent_dropout`) Keras' own loop over time steps runs, and a
-    `SlowerKernelWarning` says so when the layer is made.
+    The fastest kernel is chosen for every call. The kernels support masks of any form, `stateful`, `go_backwards`,
+    `return_state`, `dropout`, `use_bias=False` and mixed precision; `unroll` has no effect. For options that no kernel
+    supports (another `activation` or `recurrent_activation`, `recurrent_dropout`), Keras' own loop over time steps runs
+    instead, and the constructor emits a `SlowerKernelWarning`.
 
-    Needs Keras with the torch backend. Where the environment says nothing else, importing `gatewise.interop.keras`
-    before `keras` chooses it.
+    The layer needs Keras with the torch backend. Importing `gatewise.interop.keras` before `keras` selects that backend
+    unless KERAS_BACKEND is set.
 
     Args:
-        units: H, hidden units.
-        *arguments: As for `keras.layers.LSTM`.
-        use_cudnn: "auto": the fastest kernel. True: the kernel `cudnn`, and an error where it cannot run. False: the
-            fastest of the others.
+        units: The number of hidden units, H.
+        *arguments: The arguments of `keras.layers.LSTM`.
+        use_cudnn: "auto" for the fastest kernel; True for the kernel `cudnn`, which raises where it cannot run; False
+            for the fastest of the other kernels.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
-        **options: As for `keras.layers.LSTM`.
+        **options: The keyword arguments of `keras.layers.LSTM`.
 
     Raises:
         ArgumentError: `kernel` and `use_cudnn` contradict each other.
-        KernelRefused: No kernel has the name that was given; or one was named, and the layer has options that no kernel
-            has.
+        KernelRefused: There is no kernel of the given name; or a kernel is named, and the layer has options that no
+            kernel supports.
 
-    Numerics: as `keras.layers.LSTM`. float32 on a GPU may use TF32, which PyTorch allows for LSTMs by default
+    Numerics: The same as of `keras.layers.LSTM`. float32 on a GPU may use TF32, which PyTorch allows for LSTMs by
+        default
     (`torch.backends.cudnn.allow_tf32`).
     """
 
@@ -76,10 +77,10 @@ class LSTM(keras.layers.LSTM):
         listed = ", ".join(obstacles)
         if self.kernel != "auto":
             named = "use_cudnn=True" if use_cudnn is True else f"kernel={kernel!r}"
-            message = sentence("the options", f"ones that a kernel has, with {named}", listed, "Leave one of them out.")
+            message = sentence("the options", f"supported by a kernel, with {named}", listed, "Leave one of them out.")
             raise KernelRefused(message)
         warnings.warn(
-            f"no kernel of gatewise has {listed}: Keras' own loop over time steps runs instead, which is slower",
+            f"no kernel of gatewise supports {listed}: Keras' own loop over time steps runs instead, which is slower",
             SlowerKernelWarning,
             stacklevel=2,
         )
@@ -87,12 +88,12 @@ class LSTM(keras.layers.LSTM):
     def inner_loop(
         self, sequences: Tensor, initial_state: list[Tensor], mask: Tensor | None, training: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Compute what Keras asks of a recurrent layer: the last output, every output, the final states.
+        """Compute the last output, all outputs and the final states, as Keras requires of a recurrent layer.
 
         Args:
-            sequences: [B, T, I].
-            initial_state: h and c, [B, H] each.
-            mask: Which steps count [B, T]; None for all.
+            sequences: The inputs [B, T, I].
+            initial_state: The states h and c, [B, H] each.
+            mask: The steps that are not masked out [B, T]; None for all.
             training: Whether dropout is applied.
         """
         if self._obstacles():
@@ -108,15 +109,15 @@ class LSTM(keras.layers.LSTM):
         masking = None if mask is None or x.shape[1] == 0 else Masking.of(keras.ops.convert_to_tensor(mask))
         h0, c0 = (keras.ops.convert_to_tensor(state).to(x.dtype).unsqueeze(0) for state in initial_state)
         if self.stateful:
-            h0, c0 = h0.clone(), c0.clone()  # Keras overwrites the ones that it keeps, which backward still needs
+            h0, c0 = h0.clone(), c0.clone()  # Keras overwrites its states, which the backward pass still needs
         if masking is None:
             y, (h_n, c_n) = self._run(x, h0, c0, weights, None)
             return (y[:, -1] if x.shape[1] else h_n[0]), y, [h_n[0], c_n[0]]
-        # Without lengths a kernel runs on past the steps that count. Their outputs are right, the final cell state is
-        # not; where nobody asks for it, that is faster than any kernel that reads lengths, and every kernel can do it.
+        # Without lengths a kernel continues past the last unmasked step. Its outputs up to there are right, its final
+        # cell state is not; if that is not needed, this is faster than reading lengths, and every kernel supports it.
         lengths = masking.lengths if self.return_state or self.stateful else None
         if lengths is not None and self.kernel in ("cudnn", "aten"):
-            lengths = lengths.cpu()  # these kernels read lengths on the CPU only: a wait, but one that was asked for
+            lengths = lengths.cpu()  # these kernels read lengths on the CPU; naming them accepts the synchronisation
         y, (h_n, c_n) = self._run(masking.gathered(x), h0, c0, weights, lengths)
         y = masking.spread(y, self.zero_output_for_mask)
         return y[:, -1], y, [h_n[0], c_n[0]]
@@ -137,7 +138,7 @@ class LSTM(keras.layers.LSTM):
         return [tensor.contiguous() for tensor in weights.tensors()]
 
     def _obstacles(self) -> list[str]:
-        """Return the options that no kernel has, as they were given."""
+        """Return the options that no kernel supports, as text."""
         wanted = {
             "activation": (self.activation, keras.activations.tanh),
             "recurrent_activation": (self.recurrent_activation, keras.activations.sigmoid),
@@ -152,7 +153,7 @@ class LSTM(keras.layers.LSTM):
         return obstacles
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, for saving and cloning."""
+        """Return the constructor's arguments, for saving and cloning."""
         kernel = "auto" if self.use_cudnn is True else self.kernel
         return {**super().get_config(), "use_cudnn": self.use_cudnn, "kernel": kernel}
 

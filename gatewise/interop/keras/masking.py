@@ -1,8 +1,8 @@
-"""Keras' masks, for kernels that know lengths: the steps that count are moved to the front, and back.
+"""Conversion of Keras masks to lengths: unmasked steps are moved to the front before the kernel, and back after it.
 
-A step that a mask leaves out changes nothing in Keras: the state goes past it, and the output of the step before is
-repeated. So the recurrence is one over the steps that count, and a mask of any form costs a gather of the
-input and one of the output. Nothing here waits for the device.
+In Keras, a masked step leaves the state unchanged and repeats the previous output. The recurrence therefore runs over
+the unmasked steps only, and a mask of any form costs one gather of the input and one of the output. Nothing in this
+module synchronises with the device.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Masking:
-    """Where the steps that count are.
+    """The positions of the unmasked steps.
 
     Attributes:
-        mask: Which steps count [B, T], bool.
-        seen: How many counted up to each step, itself included [B, T].
-        order: Which step stands where, the ones that count first [B, T]; None when they stand there already.
+        mask: True for unmasked steps [B, T], bool.
+        seen: The number of unmasked steps up to and including each step [B, T].
+        order: The permutation of steps that moves unmasked steps to the front [B, T]; None if they are there already.
     """
 
     mask: Tensor
@@ -29,36 +29,36 @@ class Masking:
 
     @classmethod
     def of(cls, mask: Tensor) -> Masking | None:
-        """Return the masking of a mask [B, T]; None where every step counts and that costs no wait to know."""
+        """Return the masking of a mask [B, T]; None if all steps are known to be unmasked without synchronising."""
         mask = mask.bool()
         seen = mask.cumsum(1)
         readable = mask.device.type == "cpu" and not torch.compiler.is_compiling()
         if readable and bool(mask.all()):
             return None
-        # A mask that is padded on the right never comes back: what is left of a step is at least what is there.
+        # A mask for right-padded sequences never changes from False to True.
         if readable and not bool((mask[:, 1:] & ~mask[:, :-1]).any()):
             return cls(mask, seen, None)
         return cls(mask, seen, torch.argsort(~mask, dim=1, stable=True))
 
     @property
     def lengths(self) -> Tensor:
-        """How many steps of each sequence count [B]."""
+        """The number of unmasked steps of each sequence [B]."""
         return self.seen[:, -1]
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return [B, T, F] with the steps that count in front, and zeros after them whatever stood there."""
+        """Return inputs [B, T, F] with the unmasked steps in front, followed by zeros."""
         if self.order is not None:
             x = x.gather(1, self.order.unsqueeze(2).expand_as(x))
         steps = torch.arange(x.shape[1], device=x.device)
         return torch.where((steps < self.lengths.unsqueeze(1)).unsqueeze(2), x, 0)
 
     def spread(self, y: Tensor, zeros: bool) -> Tensor:
-        """Return [B, T, F] with every output at its step, from those of `gathered`.
+        """Return outputs [B, T, F] at their original steps, given outputs in the order of `gathered`.
 
         Args:
-            y: Outputs; what follows the steps that count is not read.
-            zeros: Whether steps that do not count are zero, instead of the output before them; without one it is zero
-                in either case.
+            y: The outputs; those after the unmasked steps are ignored.
+            zeros: Whether the outputs of masked steps are zero; otherwise they repeat the previous output, which is
+                zero before the first unmasked step.
         """
         index = (self.seen - 1).clamp(min=0).unsqueeze(2).expand_as(y)
         there = self.mask if zeros else self.seen > 0

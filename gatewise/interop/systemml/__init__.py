@@ -1,4 +1,4 @@
-"""SystemML's LSTM operators, and SystemDS' BiLSTM: the same matrices in, the same matrices out, any kernel below."""
+"""The LSTM operators of SystemML and the BiLSTM of SystemDS, with the same matrices, on any kernel."""
 
 from gatewise.interop.systemml.operators import bilstm, bilstm_backward, init, lstm, lstm_backward
 from gatewise.interop.systemml.sparse import DENSITY

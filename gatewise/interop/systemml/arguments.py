@@ -1,4 +1,4 @@
-"""The arguments of the operators: of which kind they are, whether they fit together, and what sizes they say."""
+"""The validation of the operators' arguments: their kinds, whether they fit together, and the sizes they imply."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DTYPES = (torch.float64, torch.float32)
 
 
 class Sizes(NamedTuple):
-    """What the shapes of the arguments say.
+    """The sizes that follow from the shapes of the arguments.
 
     Attributes:
-        N: Sequences.
-        T: Time steps.
-        D: Features of a step.
-        M: Units.
-        directions: 1, or 2 for the BiLSTM.
+        N: The number of sequences.
+        T: The number of time steps.
+        D: The number of features of a step.
+        M: The number of units.
+        directions: The number of directions: 1, or 2 for the BiLSTM.
     """
 
     N: int
@@ -35,23 +35,23 @@ class Sizes(NamedTuple):
     directions: int
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line."""
         sizes = f"N {self.N}, T {self.T}, D {self.D}, M {self.M}"
         return f"{sizes}, 2 directions" if self.directions == 2 else sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Arguments:
-    """What both passes of a call are given, as tensors that fit together.
+    """The arguments of both passes of a call, as tensors that fit together.
 
     Attributes:
-        X: Input [N, T*D], dense or CSR.
-        W: For each direction its matrix [D+M, 4M], dense or CSR.
-        b: For each direction its biases [1, 4M].
-        out0: Initial output [directions, N, M].
-        c0: Initial cell state [directions, N, M].
-        rows: Sequences that the caller's out0 has room for, at least N.
-        sizes: What the shapes say.
+        X: The input [N, T*D], dense or CSR.
+        W: The matrix of each direction [D+M, 4M], dense or CSR.
+        b: The biases of each direction [1, 4M].
+        out0: The initial output [directions, N, M].
+        c0: The initial cell state [directions, N, M].
+        rows: The number of sequences for which the caller's out0 has rows, at least N.
+        sizes: The sizes that follow from the shapes.
         numpy: Whether the results are NumPy arrays.
     """
 
@@ -66,11 +66,11 @@ class Arguments:
 
     @property
     def home(self) -> torch.device:
-        """The device the arguments are on, where results are expected."""
+        """The device of the arguments, on which the results are returned."""
         return self.X.device
 
     def given_back(self, results: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return results as the caller's kind of array, on the caller's device."""
+        """Convert results to the caller's kind of array, on the caller's device."""
         at_home = (result.to(self.home) for result in results)
         return tuple(result.numpy() if self.numpy else result for result in at_home)
 
@@ -81,19 +81,19 @@ def read(
     out0: Any,
     c0: Any,
 ) -> Arguments:
-    """Check what both passes are given.
+    """Check the arguments that both passes have.
 
     Args:
-        X: As the caller gave it.
-        directions: W and b of each direction, as the caller gave them.
-        out0: As the caller gave it.
-        c0: As the caller gave it.
+        X: The caller's argument X.
+        directions: The caller's arguments W and b of each direction.
+        out0: The caller's argument out0.
+        c0: The caller's argument c0.
 
     Raises:
         ShapeError: Shapes do not fit together.
-        DtypeError: A dtype is neither float64 nor float32, or they differ.
+        DtypeError: A dtype is neither float64 nor float32, or the dtypes differ.
         DeviceError: Tensors are on different devices.
-        ArgumentError: Something is no matrix, or NumPy arrays and torch tensors are mixed.
+        ArgumentError: An argument is not a matrix, or NumPy arrays and PyTorch tensors are mixed.
     """
     suffixes = ("", "_reverse")[: len(directions)]
     named = {"X": X}
@@ -119,7 +119,7 @@ def read(
 
 
 def gradient_of(name: str, value: Any, shape: tuple[int, int], arguments: Arguments, advice: str = "") -> Tensor | None:
-    """Check the gradient of an output against its shape; None stands for zero."""
+    """Check the gradient of an output against its shape; None means zero."""
     if value is None:
         return None
     gradient = matrix_of(name, value, may_be_sparse=False)
@@ -131,7 +131,7 @@ def gradient_of(name: str, value: Any, shape: tuple[int, int], arguments: Argume
 
 
 def matrix_of(name: str, value: Any, *, may_be_sparse: bool) -> Tensor:
-    """Return a NumPy array, torch tensor or sparse matrix of rank 2 as a tensor, dense or CSR, without a copy."""
+    """Convert an array, tensor or sparse matrix of rank 2 to a tensor, dense or CSR, with a copy only if necessary."""
     tensor = _tensor(name, value)
     if tensor.dim() != 2:
         raise ShapeError(sentence(name, "a matrix", f"rank {tensor.dim()} with shape {list(tensor.shape)}"))
@@ -144,7 +144,7 @@ def matrix_of(name: str, value: Any, *, may_be_sparse: bool) -> Tensor:
 
 
 def like(name: str, value: Any, tensor: Tensor, others: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Check that matrices are of the kind, dtype and device of the first one."""
+    """Check that matrices have the kind, dtype and device of the first one."""
     for other, found in tensors.items():
         if isinstance(others[other], Tensor) != isinstance(value, Tensor):
             kinds = {True: "a torch tensor", False: "a NumPy array or SciPy matrix"}
@@ -181,7 +181,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 def _from_numpy(name: str, array: np.ndarray) -> Tensor:
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise DtypeError(sentence(name, "float64 or float32", array.dtype, "Convert it, to float64 in general."))
-    # PyTorch reads no negative strides and no foreign byte order, and warns of memory that cannot be written.
+    # PyTorch supports no negative strides and no foreign byte order, and warns about read-only memory.
     plain = array.dtype.isnative and array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if plain else array.astype(array.dtype.newbyteorder("="), order="C"))
 

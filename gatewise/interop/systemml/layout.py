@@ -1,7 +1,7 @@
-"""SystemML's matrices and PyTorch's tensors: the same numbers in another order.
+"""Conversion between SystemML's matrices and PyTorch's tensors, which hold the same numbers in another order.
 
-SystemML has one matrix a direction [D+M, 4M], input rows above recurrent rows, gates in the order `i f o g` in columns,
-and one sequence a row, its steps side by side.
+SystemML has one matrix [D+M, 4M] per direction, with input rows above recurrent rows and gates in the order `i f o g`
+in columns, and one row per sequence, with its steps side by side.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 _GATES = (0, 1, 3, 2)
-"""Where each of `i f g o` stands in `i f o g`; read the other way round it is the same."""
+"""The permutation from `i f g o` to `i f o g`, which is its own inverse."""
 
 
 def flat_weights(directions: Sequence[tuple[Tensor, Tensor]], size: int) -> list[Tensor]:
-    """Return weights in torch's flat order: `w_ih, w_hh, b_ih, b_hh` for each direction, the second bias zero.
+    """Return weights in PyTorch's flat order: `w_ih, w_hh, b_ih, b_hh` for each direction; the second bias is zero.
 
-    They are views of one buffer, laid as cuDNN reads it, so that no pass has to pack them again.
+    They are views of one buffer in cuDNN's layout, so that no pass has to pack them again.
 
     Args:
-        directions: For each direction the rows of W for features that the kernel reads (M recurrent rows last)
-            [D+M, 4M], and b [1, 4M]; dense.
-        size: M.
+        directions: For each direction a dense W [D+M, 4M] and b [1, 4M]. W may have fewer than D input rows, those of
+            the features that the kernel reads; the M recurrent rows are last.
+        size: The number of units, M.
     """
     matrices, biases = [], []
     for weight, _ in directions:
@@ -46,12 +46,12 @@ def flat_weights(directions: Sequence[tuple[Tensor, Tensor]], size: int) -> list
 
 
 def matrix_of(w_ih: Tensor, w_hh: Tensor) -> Tensor:
-    """Return the matrix [D+M, 4M] of torch's [4M, D] and [4M, M]."""
+    """Return SystemML's matrix [D+M, 4M] for PyTorch's weights [4M, D] and [4M, M]."""
     return gates_exchanged(torch.cat([w_ih.t(), w_hh.t()]))
 
 
 def gates_exchanged(matrix: Tensor) -> Tensor:
-    """Return a dense matrix [..., 4M] with the last two gates exchanged: `i f o g` to `i f g o`, and back."""
+    """Swap the last two gates of a dense matrix [..., 4M]: `i f o g` to `i f g o`, and back."""
     return matrix.unflatten(-1, (4, -1))[..., _GATES, :].flatten(-2)
 
 
@@ -62,7 +62,7 @@ def steps_of(sequences: Tensor, features: int) -> Tensor:
 
 
 def sequences_of(steps: Tensor) -> Tensor:
-    """Return [T, N, F] as [N, T*F], always in memory of its own."""
+    """Return [T, N, F] as [N, T*F], always as a copy."""
     time, rows, features = steps.shape
     return (
         torch.empty_like(steps, memory_format=torch.contiguous_format)

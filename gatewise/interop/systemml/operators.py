@@ -1,4 +1,4 @@
-"""The operators as scripts call them."""
+"""The public operators."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def init(
         W ~ uniform(-s, s), s = sqrt(6 / ((D + M) + 4M));  b = out0 = c0 = 0
 
     Args:
-        N: Sequences in a batch.
-        D: Features of a step.
-        M: Units.
+        N: The number of sequences in a batch.
+        D: The number of features of a step.
+        M: The number of units.
         dtype: `numpy.float64` (default) or `numpy.float32` for NumPy arrays; `torch.float64` or `torch.float32` for
             tensors.
-        device: Of the tensors; not for NumPy arrays. Default: the CPU.
-        seed: Of the random numbers, which are the same for every kind and device; None draws a fresh one.
+        device: The device of tensors; not allowed for NumPy arrays. Default: the CPU.
+        seed: The seed of the random numbers, which are the same for every kind and device; None draws a new seed.
 
     Returns:
-        W [D+M, 4M], b [1, 4M], out0 [N, M], c0 [N, M]. The forget gate has no bias of its own.
+        W [D+M, 4M], b [1, 4M], out0 [N, M], c0 [N, M]. The forget gate has no additional bias.
 
     Raises:
         ArgumentError: A size is not a positive integer, or a device is named for NumPy arrays.
@@ -83,44 +83,45 @@ def lstm(
     device: torch.device | str | None = None,
     memory_budget: float | None = None,
 ) -> tuple[Any, Any, State]:
-    """Run an LSTM over a batch of sequences, as SystemML's built-in operator of this name.
+    """Run an LSTM over a batch of sequences, like SystemML's built-in operator of this name.
 
         i, f, o, g = [X_t, out_{t-1}] W + b        (columns in this order, M each)
         c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
         out_t = sigmoid(o) tanh(c_t)
 
-    Sizes follow from the shapes: M is the columns of out0, D the rows of W less M, T the columns of X over D.
+    The sizes follow from the shapes: M is the number of columns of out0, D the number of rows of W minus M, T the
+    number of columns of X divided by D.
 
     Args:
-        X: Input [N, T*D], one sequence a row, its steps side by side. NumPy array, torch tensor, `scipy.sparse` matrix
-            or sparse torch tensor; float64 or float32, as all the others.
-        W: Weights [D+M, 4M], input rows first; may be sparse too.
-        b: Biases [1, 4M].
-        out0: Initial output [N, M]. It may have more rows than X, as before a smaller last batch; the first ones are
-            taken.
-        c0: Initial cell state, as out0.
+        X: The input [N, T*D], one row per sequence, with its steps side by side. A NumPy array, PyTorch tensor,
+            `scipy.sparse` matrix or sparse PyTorch tensor, in float64 or float32 like all other arguments.
+        W: The weights [D+M, 4M], input rows first; may be sparse too.
+        b: The biases [1, 4M].
+        out0: The initial output [N, M]. It may have more rows than X, as before a smaller last batch; the first N rows
+            are used.
+        c0: The initial cell state, of the same shape as out0.
         return_sequences: Whether to return the output of every step or of the last.
         kernel: A name from `gatewise.kernel_names()`, or "auto"; `gatewise.use_kernel` and GATEWISE_KERNEL apply.
-        device: Where to compute. Default: where X is; NumPy arrays are on the CPU.
-        memory_budget: Bytes that the pass may take, by prediction: kernels that need more are passed over, with a line
-            in the log. Default: what is free on the GPU; no limit on the CPU. A kernel that was named is not held to
-            it.
+        device: The device of the computation. Default: the device of X; NumPy arrays are on the CPU.
+        memory_budget: The maximum predicted memory of the pass in bytes. Kernels that need more are skipped, with a
+            line in the log. Default: the free memory of the GPU; no limit on the CPU. It does not apply to a kernel
+            that is named.
 
     Returns:
-        out [N, T*M] or [N, M], the final c [N, M], both of the kind and on the device of X; and the state to hand to
+        out [N, T*M] or [N, M] and the final c [N, M], both of the kind and on the device of X; and the state to pass to
         `lstm_backward`.
 
     Raises:
         ShapeError: Shapes do not fit together.
-        DtypeError: A dtype is neither float64 nor float32, or they differ.
+        DtypeError: A dtype is neither float64 nor float32, or the dtypes differ.
         DeviceError: Tensors are on different devices.
-        ArgumentError: Something is no matrix, or NumPy arrays and torch tensors are mixed.
-        KernelRefused: The kernel that was named cannot run the call.
-        OutOfMemoryPredicted: No kernel keeps to the budget.
+        ArgumentError: An argument is not a matrix, or NumPy arrays and PyTorch tensors are mixed.
+        KernelRefused: The named kernel cannot run the call.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
 
     Numerics:
-        Products with a sparse X or W use the stored entries as long as these are less than
-        `gatewise.interop.systemml.DENSITY` of all: a tenth on a CPU, a hundredth on a GPU. The recurrent products are
+        Products with a sparse X or W use the stored entries as long as their fraction is below
+        `gatewise.interop.systemml.DENSITY`: a tenth on a CPU, a hundredth on a GPU. The recurrent products are
         always dense. No entry is dropped. float32 on a GPU follows PyTorch's setting for TF32.
 
     Source:
@@ -157,37 +158,39 @@ def lstm_backward(
     device: torch.device | str | None = None,
     memory_budget: float | None = None,
 ) -> tuple[Any, ...]:
-    """Run the backward pass of `lstm`, without repeating its forward pass when the state is at hand.
+    """Run the backward pass of `lstm`, without repeating its forward pass if the state is given.
 
-    With a state that the same kernel made on the same device, no forward pass runs. Without one (None), or when the
-    backward pass is to run elsewhere, the forward pass is repeated there first, and one `RepeatedForwardWarning` names
-    both. cuDNN's state can be used once.
+    With a state from the same kernel on the same device, no forward pass runs. Without a state (None), or when the
+    backward pass runs on another kernel or device, the forward pass is repeated there first, and one
+    `RepeatedForwardWarning` names both. A state of cuDNN can be used once.
 
     Args:
-        X: As given to `lstm`; and so W, b, out0 and c0. Here out0 and c0 have exactly as many rows as X.
-        W: As given to `lstm`.
-        b: As given to `lstm`.
-        out0: As given to `lstm`.
-        c0: As given to `lstm`.
-        given_sequences: Whether dout is for every step or for the last.
-        dout: Gradient of out, [N, T*M] with `given_sequences`, otherwise [N, M]; None for zero.
-        dc: Gradient of the final c [N, M]; None for zero.
-        state: The third result of `lstm` for the same arguments; None without.
-        kernel: As for `lstm`. Default: the one that made the state.
-        device: As for `lstm`. Default: the one that made the state, if X is where it was then; otherwise where X is.
-        memory_budget: As for `lstm`, for a forward pass that must be repeated.
+        X: The argument X of `lstm`. Unlike for `lstm`, out0 and c0 must have exactly as many rows as X.
+        W: The argument W of `lstm`.
+        b: The argument b of `lstm`.
+        out0: The argument out0 of `lstm`.
+        c0: The argument c0 of `lstm`.
+        given_sequences: Whether dout is the gradient for every step or for the last.
+        dout: The gradient of out, [N, T*M] with `given_sequences`, otherwise [N, M]; None for zero.
+        dc: The gradient of the final c [N, M]; None for zero.
+        state: The third result of `lstm` for the same arguments; None to repeat the forward pass.
+        kernel: The kernel, as for `lstm`. Default: the kernel that made the state.
+        device: The device, as for `lstm`. Default: the device that made the state, if X is on the same device as then;
+            otherwise the device of X.
+        memory_budget: The memory budget, as for `lstm`, of a forward pass that must be repeated.
 
     Returns:
         dX [N, T*D], dW [D+M, 4M], db [1, 4M], dout0 [N, M], dc0 [N, M]: dense, of the kind and on the device of X.
 
     Raises:
-        ShapeError: Shapes do not fit together, dout has not the form that `given_sequences` says, or the state is of
-            another problem.
-        DtypeError: As for `lstm`, or the state is of another dtype.
-        DeviceError: As for `lstm`.
-        ArgumentError: As for `lstm`, or `state` is not a state.
-        KernelRefused: As for `lstm`.
-        OutOfMemoryPredicted: As for `lstm`.
+        ShapeError: Shapes do not fit together, dout does not have the shape that `given_sequences` requires, or the
+            state is of another problem.
+        DtypeError: A dtype is neither float64 nor float32, or the dtypes of arguments and state differ.
+        DeviceError: Tensors are on different devices.
+        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `state` is not the
+            result of `lstm`.
+        KernelRefused: The named kernel cannot run the call.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
     arguments = read(X, [(W, b)], out0, c0)
     above = _above(arguments, given_sequences, dout, dc)
@@ -209,27 +212,27 @@ def bilstm(
     device: torch.device | str | None = None,
     memory_budget: float | None = None,
 ) -> tuple[Any, Any, State]:
-    """Run an LSTM in both directions, in the layout of SystemDS' layer of this name.
+    """Run an LSTM in both directions, with the layout of SystemDS' layer of this name.
 
     Args:
-        X: Input [N, T*D], as for `lstm`.
-        W: Weights of the forward direction [D+M, 4M].
-        W_reverse: Weights of the reverse direction [D+M, 4M].
-        b: Biases of the forward direction [1, 4M].
-        b_reverse: Biases of the reverse direction [1, 4M].
-        out0: Initial outputs [2N, M], the forward direction's rows above the reverse direction's.
-        c0: Initial cell states, as out0.
+        X: The input [N, T*D], as for `lstm`.
+        W: The weights of the forward direction [D+M, 4M].
+        W_reverse: The weights of the reverse direction [D+M, 4M].
+        b: The biases of the forward direction [1, 4M].
+        b_reverse: The biases of the reverse direction [1, 4M].
+        out0: The initial outputs [2N, M], the forward direction's rows above the reverse direction's.
+        c0: The initial cell states, of the same shape as out0.
         return_sequences: Whether to return the outputs of every step or the last of each direction.
-        kernel: As for `lstm`.
-        device: As for `lstm`.
-        memory_budget: As for `lstm`.
+        kernel: The kernel, as for `lstm`.
+        device: The device, as for `lstm`.
+        memory_budget: The memory budget, as for `lstm`.
 
     Returns:
-        out [N, T*2M], in each step the forward output beside the reverse one, or [N, 2M], where the reverse output is
-        the one after the first step; c [N, 2M]; and the state to hand to `bilstm_backward`.
+        out [N, T*2M], with the forward output beside the reverse output in each step, or [N, 2M], where the reverse
+        output is that of the first step; c [N, 2M]; and the state to pass to `bilstm_backward`.
 
     Raises:
-        GatewiseError: As for `lstm`.
+        GatewiseError: The same errors as for `lstm`.
 
     Source:
         Apache SystemDS, `scripts/nn/layers/bilstm.dml`.
@@ -257,29 +260,29 @@ def bilstm_backward(
     device: torch.device | str | None = None,
     memory_budget: float | None = None,
 ) -> tuple[Any, ...]:
-    """Run the backward pass of `bilstm`; what `lstm_backward` says of states, kernels and devices holds here.
+    """Run the backward pass of `bilstm`; states, kernels and devices are handled as by `lstm_backward`.
 
     Args:
-        X: As given to `bilstm`; and so the weights, biases and initial states.
-        W: As given to `bilstm`.
-        W_reverse: As given to `bilstm`.
-        b: As given to `bilstm`.
-        b_reverse: As given to `bilstm`.
-        out0: As given to `bilstm`.
-        c0: As given to `bilstm`.
-        given_sequences: Whether dout is for every step or for the last outputs.
-        dout: Gradient of out, [N, T*2M] with `given_sequences`, otherwise [N, 2M]; None for zero.
-        dc: Gradient of c [N, 2M]; None for zero.
-        state: The third result of `bilstm` for the same arguments; None without.
-        kernel: As for `lstm_backward`.
-        device: As for `lstm_backward`.
-        memory_budget: As for `lstm_backward`.
+        X: The argument X of `bilstm`.
+        W: The argument W of `bilstm`.
+        W_reverse: The argument W_reverse of `bilstm`.
+        b: The argument b of `bilstm`.
+        b_reverse: The argument b_reverse of `bilstm`.
+        out0: The argument out0 of `bilstm`.
+        c0: The argument c0 of `bilstm`.
+        given_sequences: Whether dout is the gradient for every step or for the last outputs.
+        dout: The gradient of out, [N, T*2M] with `given_sequences`, otherwise [N, 2M]; None for zero.
+        dc: The gradient of c [N, 2M]; None for zero.
+        state: The third result of `bilstm` for the same arguments; None to repeat the forward pass.
+        kernel: The kernel, as for `lstm_backward`.
+        device: The device, as for `lstm_backward`.
+        memory_budget: The memory budget, as for `lstm_backward`.
 
     Returns:
         dX [N, T*D], dW, dW_reverse [D+M, 4M], db, db_reverse [1, 4M], dout0, dc0 [2N, M].
 
     Raises:
-        GatewiseError: As for `lstm_backward`.
+        GatewiseError: The same errors as for `lstm_backward`.
     """
     arguments = read(X, [(W, b), (W_reverse, b_reverse)], out0, c0)
     above = _above(arguments, given_sequences, dout, dc)
@@ -296,6 +299,6 @@ def _above(arguments: Arguments, given_sequences: bool, dout: Any, dc: Any) -> p
     cells = gradient_of("dc", dc, (sizes.N, units), arguments)
     if outputs is not None:
         outputs = steps_of(outputs, units if given_sequences else sizes.M)
-    # [N, directions * M] is read as [directions, N, M], like `directions` steps of M features.
+    # [N, directions * M] is read as [directions, N, M], like `directions` steps of M features each.
     cells = None if cells is None else steps_of(cells, sizes.M)
     return passes.Above(outputs, None, cells) if given_sequences else passes.Above(None, outputs, cells)

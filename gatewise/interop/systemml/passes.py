@@ -1,4 +1,4 @@
-"""Both passes for one or two directions, on the explicit passes of `gatewise.functional`."""
+"""The forward and the backward pass for one or two directions, on the explicit passes of `gatewise.functional`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 
 
 class Above(NamedTuple):
-    """Gradients of what the forward pass returned, None for zero.
+    """The gradients of the forward pass's results; None for zero.
 
     Attributes:
-        steps: Of the outputs of every step [T, N, directions * M].
-        last: Of the final outputs [directions, N, M].
-        c: Of the final cell states [directions, N, M].
+        steps: The gradient of the outputs of every step [T, N, directions * M].
+        last: The gradient of the final outputs [directions, N, M].
+        c: The gradient of the final cell states [directions, N, M].
     """
 
     steps: Tensor | None
@@ -43,14 +43,14 @@ class Above(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in SystemML's layout, a matrix and biases for each direction, all dense.
+    """The gradients in SystemML's layout, all dense.
 
     Attributes:
-        X: [N, T*D].
-        W: For each direction [D+M, 4M].
-        b: For each direction [1, 4M].
-        out0: [directions * N, M].
-        c0: [directions * N, M].
+        X: The gradient of X [N, T*D].
+        W: The gradient of W [D+M, 4M] for each direction.
+        b: The gradient of b [1, 4M] for each direction.
+        out0: The gradient of out0 [directions * N, M].
+        c0: The gradient of c0 [directions * N, M].
     """
 
     X: Tensor
@@ -67,10 +67,10 @@ def forward(
     device: torch.device | str | None,
     memory_budget: float | None,
 ) -> tuple[Tensor, Tensor, State]:
-    """Run the forward pass; returns out [N, T*F] or [N, F], c [N, F] with F = directions * M, and the state."""
+    """Run the forward pass; return out [N, T*F] or [N, F], c [N, F] with F = directions * M, and the state."""
     output, state = _run(arguments, _place(device) or arguments.home, kernel, memory_budget)
     out = output.y if return_sequences else output.state.h
-    # The last outputs [directions, N, M] lie like T steps of M features.
+    # The last outputs [directions, N, M] are laid out like T steps of M features.
     return sequences_of(out), sequences_of(output.state.c), state
 
 
@@ -82,7 +82,7 @@ def backward(
     device: torch.device | str | None,
     memory_budget: float | None,
 ) -> Gradients:
-    """Run the backward pass, from the state where it serves, otherwise after a forward pass of its own."""
+    """Run the backward pass from the state if it can be used, otherwise after repeating the forward pass."""
     sizes = arguments.sizes
     if arguments.rows != sizes.N:
         expectation = f"of as many rows as X in the backward pass, {sizes.directions * sizes.N}"
@@ -96,7 +96,7 @@ def backward(
         try:
             return _in_systemml_layout(arguments, _explicit(state, above, kernel), state.projected)
         except KernelRefused:
-            # Only the products of a sparse matrix can be refused here and served below, as dense ones.
+            # A kernel can refuse only the sparse products here; the dense computation below may still be possible.
             if not state.projected:
                 raise
     _, repeated = _run(arguments, where, kernel, memory_budget)
@@ -115,7 +115,7 @@ def _run(
     sizes, D = arguments.sizes, arguments.sizes.D
     X, W = arguments.X.to(where), [matrix.to(where) for matrix in arguments.W]
     b = [bias.to(where) for bias in arguments.b]
-    # Copies: changes of NumPy arrays before the backward pass are not counted as those of tensors are.
+    # Copies, because modifications of NumPy arrays before the backward pass cannot be detected as those of tensors can.
     initial = arguments.out0.to(where, copy=True), arguments.c0.to(where, copy=True)
     budget = memory_budget if memory_budget is not None else _free_memory(where)
     options = {"bidirectional": sizes.directions == 2, "kernel": kernel, "memory_budget": budget}
@@ -136,7 +136,7 @@ def _run(
 
 def _in_systemml_layout(arguments: Arguments, found: functional.Gradients, projected: bool) -> Gradients:
     sizes = arguments.sizes
-    assert found.x is not None  # for the type checker: every gradient was asked for
+    assert found.x is not None  # for the type checker: every gradient was requested
     assert found.state is not None
     directions = [found.weights[start : start + 4] for start in range(0, 4 * sizes.directions, 4)]
     dW = [matrix_of(w_ih, w_hh) for w_ih, w_hh, _, _ in directions]
@@ -153,8 +153,8 @@ def _in_systemml_layout(arguments: Arguments, found: functional.Gradients, proje
 
 def _check_state(state: Any, arguments: Arguments) -> None:
     if not isinstance(state, State):
-        advice = "To run without one, give None."
-        raise ArgumentError(sentence("state", "what lstm returned third", type(state).__name__, advice))
+        advice = "Give None to repeat the forward pass."
+        raise ArgumentError(sentence("state", "the third result of lstm", type(state).__name__, advice))
     if state.sizes != arguments.sizes:
         advice = "Give the state that the forward pass of the same arguments returned."
         raise ShapeError(sentence("state", f"of a problem of {arguments.sizes}", f"one of {state.sizes}", advice))
@@ -174,7 +174,7 @@ def _place(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
     place = torch.device(device)
-    # Tensors name their GPU by number; a state must be found to be on the same one.
+    # Tensors name their GPU by number, and the device of a state is compared with them.
     return torch.device("cuda", torch.cuda.current_device()) if place.type == "cuda" and place.index is None else place
 
 

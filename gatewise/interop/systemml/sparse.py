@@ -1,7 +1,7 @@
-"""Sparse X or W: their products with the input weights are done on the entries that are stored.
+"""Products of a sparse X or W with the input weights, computed from the stored entries.
 
-The products of all steps at once become the input of an LSTM that multiplies nothing but its hidden state
-(`projected=True` in `gatewise.functional.forward`). The recurrent products stay dense: they are small, one a step.
+The products of all steps become the input of an LSTM that multiplies only its hidden state (`projected=True` in
+`gatewise.functional.forward`). The recurrent products stay dense: there is one small product per step.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 from gatewise.interop.systemml.layout import gates_exchanged, steps_of
 
 DENSITY = {"cpu": 0.1, "cuda": 0.01}
-"""Share of stored entries, by kind of device, below which products use a sparse matrix as such; from there on it is
+"""The fraction of stored entries, by kind of device, below which products use a sparse matrix as such; otherwise it is
 made dense first.
 
-On a CPU, products with X are faster sparse below about this share, at the sizes that SystemML tests with; on a GPU only
-those of a few thousand features are, and it is the memory of X that a lower one saves."""
+On a CPU, sparse products with X are faster below about this fraction, at the sizes that SystemML tests with. On a GPU
+they are faster only for a few thousand features; a lower fraction saves the memory of X."""
 
 
 def is_sparse(matrix: Tensor) -> bool:
-    """Tell whether a matrix is stored as CSR."""
+    """Return whether a matrix is stored as CSR."""
     return matrix.layout is torch.sparse_csr
 
 
 def worth_it(matrix: Tensor) -> bool:
-    """Tell whether products should use the matrix as sparse."""
+    """Return whether products should use the stored entries of the matrix."""
     return is_sparse(matrix) and matrix.values().numel() < DENSITY[matrix.device.type] * matrix.numel()
 
 
 def dense(matrix: Tensor) -> Tensor:
-    """Return a matrix with every entry stored."""
+    """Return a matrix as a dense one."""
     return matrix.to_dense() if is_sparse(matrix) else matrix
 
 
@@ -41,10 +41,10 @@ def csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -
     """Return a CSR matrix.
 
     Args:
-        rows: Where each row begins among the entries, and their number [R + 1], integers.
-        columns: Of each entry, rising within a row.
-        values: Of each entry.
-        shape: [R, C].
+        rows: The index of the first entry of each row, and the number of entries [R + 1], integers.
+        columns: The column of each entry, in ascending order within a row.
+        values: The value of each entry.
+        shape: The shape of the matrix, [R, C].
     """
     _beta_warning_given()
     return torch.sparse_csr_tensor(rows.long(), columns.long(), values, shape, check_invariants=False)
@@ -52,7 +52,7 @@ def csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -
 
 @functools.cache
 def _beta_warning_given() -> None:
-    # PyTorch warns once a process that CSR is in beta, which nobody who gave a SciPy matrix asked for.
+    # PyTorch warns once per process that CSR is in beta, which does not concern callers who pass a SciPy matrix.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
@@ -69,7 +69,7 @@ def some_rows(matrix: Tensor, start: int, stop: int) -> Tensor:
 
 
 def tokens_of(sequences: Tensor, features: int) -> Tensor:
-    """Return [N, T*D] as [N*T, D], sparse if it was."""
+    """Return [N, T*D] as [N*T, D]; a sparse matrix stays sparse."""
     rows, columns = sequences.shape
     time = columns // features
     if not is_sparse(sequences):
@@ -83,10 +83,10 @@ def tokens_of(sequences: Tensor, features: int) -> Tensor:
 
 
 def products(x: Tensor, weights: list[Tensor]) -> Tensor:
-    """Return the input products of every step and direction, as `projected=True` wants them [T, N, directions * 4M].
+    """Return the input products of every step and direction [T, N, directions * 4M], as `projected=True` requires.
 
     Args:
-        x: X [N, T*D].
+        x: The input X [N, T*D].
         weights: The input rows of each direction's matrix [D, 4M].
     """
     tokens = tokens_of(x, weights[0].shape[0])
@@ -99,9 +99,9 @@ def gradients(x: Tensor, weights: list[Tensor], dproducts: Tensor) -> tuple[Tens
     """Return the gradients of X [N, T*D] and of the input rows of each matrix [D, 4M], all dense.
 
     Args:
-        x: As given to `products`.
-        weights: As given to `products`.
-        dproducts: Gradient of what `products` returned.
+        x: The argument x of `products`.
+        weights: The argument weights of `products`.
+        dproducts: The gradient of the result of `products`.
     """
     features = weights[0].shape[0]
     tokens = tokens_of(x, features)
@@ -109,7 +109,7 @@ def gradients(x: Tensor, weights: list[Tensor], dproducts: Tensor) -> tuple[Tens
         gates_exchanged(share).transpose(0, 1).reshape(tokens.shape[0], -1)
         for share in dproducts.chunk(len(weights), -1)
     ]
-    # dS W^T = (W dS^T)^T, so that a sparse W stands on the left, where sparse matrices are multiplied.
+    # dS W^T = (W dS^T)^T puts a sparse W on the left, which is the side that PyTorch supports.
     dtokens = [product(weight, share.t()).t() for weight, share in zip(weights, shares, strict=True)]
     dx = (dtokens[0] if len(dtokens) == 1 else dtokens[0] + dtokens[1]).reshape(x.shape)
     turned = transposed(tokens)
@@ -117,12 +117,12 @@ def gradients(x: Tensor, weights: list[Tensor], dproducts: Tensor) -> tuple[Tens
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, dense; where both are sparse, the left one is used as such."""
+    """Return left @ right as a dense matrix; if both are sparse, only the left one is used as such."""
     if is_sparse(right) and not is_sparse(left):
         return (transposed(right) @ left.t()).t()
     return left @ dense(right)
 
 
 def transposed(matrix: Tensor) -> Tensor:
-    """Return the transposed matrix, sparse if it was."""
+    """Return the transposed matrix; a sparse matrix stays sparse."""
     return matrix.t().to_sparse_csr() if is_sparse(matrix) else matrix.t()

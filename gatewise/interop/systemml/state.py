@@ -1,4 +1,4 @@
-"""What the forward pass hands to the backward pass, in memory and on disk."""
+"""The state that the forward pass hands to the backward pass, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _HEADER, _KIND = "gatewise", "state of systemml.lstm"
 class State:
     """The opaque third result of `lstm`.
 
-    It holds the converted input and weights, the output, and what the kernel that ran keeps for its backward pass.
+    It holds the converted input and weights, the output, and the tensors that the kernel keeps for its backward pass.
 
     Attributes:
-        saved: From the explicit forward pass.
-        sizes: Of the problem.
-        home: The device that the arguments were on.
+        saved: The state of the explicit forward pass.
+        sizes: The sizes of the problem.
+        home: The device of the arguments.
     """
 
     saved: Saved
@@ -36,39 +36,39 @@ class State:
 
     @property
     def kernel(self) -> str:
-        """Name of the kernel that made it."""
+        """The name of the kernel that made the state."""
         return self.saved.kernel
 
     @property
     def device(self) -> torch.device:
-        """The device that made it."""
+        """The device that made the state."""
         return self.saved.inputs.x.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every number in it."""
+        """The dtype of all its tensors."""
         return self.saved.problem.dtype
 
     @property
     def projected(self) -> bool:
-        """Whether the products with a sparse X or W were made as sparse."""
+        """Whether the products with a sparse X or W used its stored entries."""
         return self.saved.problem.projected
 
     def __repr__(self) -> str:
-        """One line: who made it, where, and for what."""
+        """Return one line: kernel, device, sizes and dtype."""
         return f"State({self.kernel} on {self.device}: {self.sizes}, {str(self.dtype).removeprefix('torch.')})"
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the state to a safetensors file, whole or not at all.
+        """Write the state to a safetensors file, atomically.
 
-        PyTorch's native loop (kernel `aten` in float64) keeps an autograd graph, which no file can hold: a backward
+        PyTorch's native loop (the kernel `aten` in float64) keeps an autograd graph, which cannot be saved: a backward
         pass from the restored state repeats its forward pass, with a warning.
 
         Args:
-            path: The file; what it held before is replaced at the end.
+            path: The file to write; its old content is replaced at the end.
 
         Raises:
-            CheckpointError: The file cannot be written; it is as it was.
+            CheckpointError: The file cannot be written; its old content is unchanged.
             MissingExtra: safetensors is not installed.
         """
         tensors, facts = take_apart(self.saved)
@@ -79,14 +79,14 @@ class State:
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> State:
-        """Read a state that `save` wrote; nothing in the file is run.
+        """Read a state that `save` wrote; no code in the file is executed.
 
-        What a kernel keeps can be read by the same kernel of the same versions on the same kind of device. Elsewhere,
-        the backward pass repeats the forward pass, with a warning.
+        The tensors that a kernel keeps can be read by the same kernel in the same versions on the same kind of device.
+        Otherwise the backward pass repeats the forward pass, with a warning.
 
         Args:
-            path: The file.
-            device: Where to: the device that made it, for a backward pass without a forward pass.
+            path: The file to read.
+            device: The device of the state. To avoid a repeated forward pass, give the device that made it.
 
         Raises:
             CheckpointError: The file is missing, truncated, or not a state.

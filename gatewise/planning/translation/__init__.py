@@ -1,1 +1,1 @@
-"""A training step of `gatewise.models.Seq2Seq`, part by part: what is kept, worked in, and computed again."""
+"""The parts of a training step of `gatewise.models.Seq2Seq`: kept memory, workspace and recomputation of each."""

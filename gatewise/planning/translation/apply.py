@@ -1,4 +1,4 @@
-"""Telling a translation model how its parts are computed."""
+"""Application of a memory plan to a translation model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def apply(plan: Plan, model: Seq2Seq) -> None:
     """Make a model compute its training steps as planned.
 
     Args:
-        plan: Made for this model.
-        model: The model; its parameters stay as they are.
+        plan: A plan for this model.
+        model: The model; its parameters are not changed.
     """
     for place, layer in enumerate(model.encoder, 1):
         layer.memory = plan.way(f"encoder {place}").name  # type: ignore[assignment]

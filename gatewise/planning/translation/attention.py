@@ -1,11 +1,11 @@
-"""Attention of all decoder steps: its map kept, made again, or never in memory."""
+"""The part of attention: its feature map is kept, recomputed, or never stored."""
 
 from __future__ import annotations
 
 from gatewise.attention import Problem, Score, explain
 from gatewise.attention.choice import AUTO, kernel_named, seconds
 from gatewise.attention.kernel import Gathering
-from gatewise.attention.plain import wide
+from gatewise.attention.plain import accumulation_dtype
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused
 from gatewise.planning.translation.decoder import kept_bytes
@@ -17,10 +17,10 @@ FUSED = "fused"
 
 
 def attention(setting: Setting) -> Part:
-    """Return the part of attention, with the layer that combines it with the decoder's output.
+    """Return the part of attention, including the layer that combines the context with the decoder's output.
 
     Raises:
-        KernelRefused: The kernel that the model asks for refuses the call.
+        KernelRefused: The kernel that the model names cannot run the call.
     """
     layer = setting.model.attention
     problem = problem_of(setting)
@@ -36,7 +36,7 @@ def attention(setting: Setting) -> Part:
 
 
 def problem_of(setting: Setting) -> Problem:
-    """Return all steps of a batch as one problem of attention."""
+    """Return the attention problem of all decoder steps of a batch."""
     layer, shape = setting.model.attention, setting.shape
     score = Score(layer.score)
     return Problem(
@@ -56,12 +56,13 @@ def problem_of(setting: Setting) -> Problem:
 
 
 def _names(problem: Problem, setting: Setting) -> list[str]:
-    """Return the kernel that keeps everything, what is chosen when nobody names one, and the others that accept.
+    """Return the kernel that keeps everything, the automatic choice, and the other kernels that can run the call.
 
-    Of two that are the same the choice comes first: at other sizes, and in translating, it stays a choice.
+    If two of them are the same kernel, the automatic choice comes first: for other sizes, and when the model
+    translates, it remains automatic.
     """
     decision = explain(problem, setting.device)
-    # On a CPU `fused` runs in Triton's interpreter, which is for tests: no budget is worth a step of minutes.
+    # On a CPU `fused` runs in Triton's interpreter, which is for tests: its steps would take minutes.
     left_out = {REFERENCE, FUSED} if setting.device.kind == "cpu" else {REFERENCE}
     accepted = [verdict.kernel for verdict in decision.verdicts if verdict.accepted and verdict.kernel not in left_out]
     first = [AUTO, REFERENCE] if decision.chosen == REFERENCE else [REFERENCE, AUTO]
@@ -77,7 +78,7 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
     works_in = _workspace_bytes(setting, problem, chosen.kernel, chosen.work.workspace_bytes)
     again = None
     if usual is not None and chosen.kernel != REFERENCE:
-        # Queries have to be there for it, which keeping the map would spare; keys are there for all steps' sake.
+        # Recomputation needs the queries, which keeping the map would spare; the keys are kept in either case.
         element, steps = setting.dtype.itemsize, setting.shape.target * setting.shape.batch
         again = Recomputation(usual.kept - around, own + steps * problem.hidden_size * element)
     return Way(
@@ -92,33 +93,33 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
 
 
 def _workspace_bytes(setting: Setting, problem: Problem, name: str, stated: int) -> int:
-    """Return what a kernel works in: of one step, and what it gathers, where a loop's steps make their maps again."""
+    """Return the workspace of a kernel; with input feeding, that of one step and of the accumulated gradients."""
     kernel = kernel_named(name)
     if not (setting.model.input_feeding and isinstance(kernel, Gathering) and kernel.gathers(problem)):
         return stated
-    keys = problem.source * problem.batch * problem.hidden_size * wide(problem.dtype).itemsize
+    keys = problem.source * problem.batch * problem.hidden_size * accumulation_dtype(problem.dtype).itemsize
     return kernel.work(problem.replace(steps=1), setting.device).workspace_bytes + keys
 
 
 def _fed(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
-    """Return what a loop over steps keeps around the kernel, and works in backward besides what the kernel states."""
+    """Return, for input feeding, what is kept beyond the kernel's own, and the extra workspace of the backward pass."""
     element, hidden = setting.dtype.itemsize, setting.model.hidden_size
     source = setting.shape.source * setting.shape.batch * element
     keys = source * problem.hidden_size * problem.additive
     kept = kept_bytes(setting, kernel, of_attention=True) - own
-    # Gradients of the encoder's outputs, through the weights that the loop multiplies them with; that of its own.
+    # The gradient of the encoder's outputs, through the context's half of W_a; and a tensor of the loop, [T, B, H].
     return kept + keys, source * problem.value_size + setting.shape.target * setting.shape.batch * hidden * element
 
 
 def _whole(setting: Setting, problem: Problem, kernel: str, own: int) -> tuple[int, int]:
-    """Return the same of a call over all steps, with the layer that combines context and hidden state."""
+    """Return the same for one call over all steps, including the layer that combines context and hidden state."""
     model, shape = setting.model, setting.shape
     element, hidden, width = setting.dtype.itemsize, model.hidden_size, problem.hidden_size
     rows, source = shape.target * shape.batch, shape.source * shape.batch
     projected = (rows + source) * width * element * problem.additive
-    # The context; both side by side with the decoder's output; the tanh of that; what dropout keeps of it.
+    # The context, its concatenation with the decoder's output, the tanh of the combination, and the dropout mask.
     outputs = rows * (2 * problem.value_size + 2 * hidden) * element
     outputs += setting.mask_bytes(rows * hidden, model.dropout.p, element)
     casts = setting.cast_bytes(*model.attention.parameters(), *model.attended.parameters())
-    # Gradients of what was combined, after and before its tanh, and of the two side by side.
+    # The gradients of the combination after and before its tanh, and of the concatenation.
     return projected + outputs + casts, rows * (3 * hidden + problem.value_size) * element + casts

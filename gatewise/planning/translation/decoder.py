@@ -1,4 +1,4 @@
-"""The decoder: LSTM layers over whole translations, or a loop in which each step reads what the last one attended."""
+"""The part of the decoder: LSTM layers over whole translations, or a loop over steps with input feeding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decoder(setting: Setting) -> Part:
     """Return the part of the decoder's layers.
 
     Raises:
-        KernelRefused: The kernel that the layers ask for refuses the call.
+        KernelRefused: The kernel that the model names cannot run the call.
     """
     model = setting.model
     if not model.input_feeding:
@@ -31,7 +31,7 @@ def decoder(setting: Setting) -> Part:
 
 
 def sizes_of(setting: Setting) -> feeding.Sizes:
-    """Return the decoder's call with input feeding."""
+    """Return the sizes of the decoder's call with input feeding."""
     model, shape = setting.model, setting.shape
     return feeding.Sizes(
         time=shape.target,
@@ -51,13 +51,13 @@ def sizes_of(setting: Setting) -> feeding.Sizes:
 
 
 def kept_bytes(setting: Setting, kernel: str, *, of_attention: bool, recompute: bool = False) -> int:
-    """Return what the loop keeps for its layers, or for attention.
+    """Return the size in bytes of the tensors that the loop keeps for its layers, or for attention.
 
     Args:
         setting: The step.
-        kernel: Of attention.
-        of_attention: Which of the two.
-        recompute: Whether gates are computed again.
+        kernel: The attention kernel.
+        of_attention: Whether to count the tensors of attention; otherwise those of the layers.
+        recompute: Whether gates are recomputed.
     """
     found = feeding.kept(sizes_of(setting), setting.device, recompute=recompute, attention_kernel=kernel)
     return sum(
@@ -69,41 +69,41 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
     model, rows = setting.model, setting.shape.target * setting.shape.batch
     sizes, element = sizes_of(setting), setting.dtype.itemsize
     embedded = rows * model.target_embedding.embedding_dim
-    stretch = feeding.workspace_bytes(sizes, recompute=recompute)
+    workspace = feeding.workspace_bytes(sizes, recompute=recompute)
     copies = _copied_bytes(setting) if not recompute else _copied_bytes(setting) // 6
     return Way(
         AGAIN if recompute else KEPT,
-        "a step at a time, gates made again" if recompute else "a step at a time",
+        "step by step, gates recomputed" if recompute else "step by step",
         _loop_seconds(setting),
-        # Under autocast the embeddings stay in float32 beside their copy.
+        # Under autocast the embeddings are kept in float32 beside their converted copy.
         kept=kept_bytes(setting, "auto", of_attention=False, recompute=recompute) + setting.autocast * 4 * embedded,
-        forward_scratch=stretch,
-        # Gradients of what comes out and of the embeddings.
-        backward_scratch=stretch + copies + (rows * model.hidden_size + embedded) * element,
+        forward_scratch=workspace,
+        # The gradients of the outputs and of the embeddings.
+        backward_scratch=workspace + copies + (rows * model.hidden_size + embedded) * element,
     )
 
 
 def _copied_bytes(setting: Setting) -> int:
-    """Return what the products after the loop copy of their operands, on a GPU."""
+    """Return the size in bytes of the operand copies that the products after the loop make on a GPU."""
     sizes, rows = sizes_of(setting), setting.shape.target * setting.shape.batch
     if setting.device.kind != "cuda" or setting.dtype != torch.float32:
         return 0
-    if sizes.halves:  # what two layers' gates' gradients are multiplied with, in float16, times the rows' scales
+    if sizes.halves:  # float16 operands of the products with the gate gradients of two layers, and the rows' scales
         return 2 * rows * (2 * sizes.units + sizes.embedding_size) * torch.float16.itemsize
-    return 4 * rows * 4 * sizes.units * 2  # seen on an H200
+    return 4 * rows * 4 * sizes.units * 2  # measured on an H200
 
 
 def _loop_seconds(setting: Setting) -> float:
-    """Predict the time of the loop, forward and backward: a chain of small products and launches between them."""
+    """Predict the time of the loop, forward and backward: a chain of small products and launches."""
     layers, device = setting.model.decoder_layers, setting.device
     products = 3 * parameter_bytes(setting.model.decoder) / 4 * 2.0 * setting.shape.batch * setting.shape.target
     busy = products / device.matmul_rate(setting.dtype, allow_tf32=sizes_of(setting).allow_tf32)
-    # Two launches a layer in each direction, three around attention; a small product takes as long as two.
+    # There are two launches per layer and direction, and three for attention; a small product takes as long as two.
     return busy + setting.shape.target * (6 + 4 * layers) * 2 * device.launch_seconds
 
 
 def _gate_seconds(setting: Setting) -> float:
-    """Predict the time of a product over all steps for each layer, and of reading and writing its gates twice."""
+    """Predict the time of recomputing gates: one product per layer over all steps, and two passes over the gates."""
     model, rows = setting.model, setting.shape.target * setting.shape.batch
     sizes, device = sizes_of(setting), setting.device
     gates = 4 * model.hidden_size * model.decoder_layers

@@ -1,4 +1,4 @@
-"""LSTM layers that run over whole sentences: gates kept, or made again."""
+"""The part of LSTM layers that run over whole sentences: gates are kept or recomputed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gatewise.selection import kernel_named
 from gatewise.selection.choose import decide_by_prediction
 from gatewise.selection.explain import explain
 
-_DOUBT = 2.0  # what lean passes take longer was predicted and not measured: among other ways it counts twice
+_DOUBT = 2.0  # the extra time of lean passes is predicted and not measured: it is doubled in comparisons
 
 
 def lstm(name: str, layer: LSTM, steps: int, setting: Setting, *, lengths: bool, dropped: float = 0.0) -> Part:
     """Return the part of an LSTM.
 
     Args:
-        name: Of the part.
+        name: The name of the part.
         layer: The layers, all in one call.
-        steps: Time steps.
+        steps: The number of time steps.
         setting: The training step.
-        lengths: Whether rows have lengths.
-        dropped: Rate of a dropout of the input, whose output is made for this part.
+        lengths: Whether sequences have lengths.
+        dropped: The dropout probability of the input; the output of the dropout is counted in this part.
 
     Raises:
-        KernelRefused: The kernel that the layer asks for refuses the call.
+        KernelRefused: The kernel that the model names cannot run the call.
     """
     batch = setting.shape.batch
     shape = (steps, batch, layer.input_size)
@@ -70,18 +70,18 @@ def _way(memory: str, decision: Decision, layer: LSTM, setting: Setting, given: 
     casts = setting.cast_bytes(*layer.parameters())
     return Way(
         memory,
-        verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates made again",
+        verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates recomputed",
         verdict.seconds or 0.0,
-        # Outputs and states of both ends; what was dropped from the input; autocast's copies of the weights.
+        # Outputs, initial and final states, the dropped input, and autocast's copies of the weights.
         kept=kept + (outputs + 2 * states) * element + given + casts,
         forward_scratch=workspace,
-        # Gradients of outputs and input, and of those copies.
+        # Gradients of outputs and inputs, and of autocast's copies.
         backward_scratch=workspace + (outputs + inputs) * element + casts,
     )
 
 
 def _replayed(lean: Way, usual: Way) -> Way:
-    # All but a little of what it takes longer is products; input, outputs and cells are there in any case.
+    # Nearly all of the extra time is matrix products; input, outputs and cell states are kept in either case.
     more = max(0.0, lean.seconds - usual.seconds)
     again = Recomputation(usual.kept - lean.kept, 0, more)
     return dataclasses.replace(lean, seconds=usual.seconds + _DOUBT * more, recomputation=again)

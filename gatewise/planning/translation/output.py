@@ -1,4 +1,4 @@
-"""The softmax over the target vocabulary and its loss: how many tokens' scores are alive at once."""
+"""The part of the softmax over the target vocabulary and its loss, computed in chunks of tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from gatewise.planning.way import Part, Way
 
 ALL = 1 << 30
 ROWS = (ALL, 8192, 4096, 2048, 1024, 512, 256, 128)
-"""Tokens of a chunk that are tried; what `weighted_token_loss` would take by itself is tried too."""
+"""The chunk sizes, in tokens, that are considered, besides the default of `weighted_token_loss`."""
 
-# Passes over a chunk's scores: the product writes them, the softmax reads and writes them, two products and the bias's
-# gradient read them. In plain operators the softmax reads and writes them twice more, with 16 bits in float32.
+# The number of times a chunk's logits are read or written: the product writes them, the softmax reads and writes them,
+# two products and the bias's gradient read them. With PyTorch operators the softmax reads and writes them twice more,
+# for 16-bit logits in float32.
 _PASSES, _PLAIN_PASSES, _PLAIN_PASSES_16 = 6, 9, 15
-_LAUNCHES, _PLAIN_LAUNCHES = 7, 14  # of a chunk
+_LAUNCHES, _PLAIN_LAUNCHES = 7, 14  # per chunk
 
-# For each number of the weight and each chunk but the first: its gradient's sum is read and written, and products of
-# fewer rows are slower. Fitted on an H200 to both passes in bfloat16 over 6,400 rows of 512 numbers: with 17,192 scores
-# they took 974, 1,059, 1,244, 1,542 and 2,159 us in 1, 2, 4, 8 and 16 chunks, with 33,278 scores 1,839, 2,048, 2,323,
-# 2,778 and 3,970 us: 80 and 140 us a chunk, of which launches take 20.
+# The cost in bytes per element of the weight and per chunk after the first: the sum of its gradient is read and
+# written, and products of fewer rows are slower. It was fitted on an H200 to both passes in bfloat16 over 6,400 rows of
+# 512 numbers: for a vocabulary of 17,192 they took 974, 1,059, 1,244, 1,542 and 2,159 us in 1, 2, 4, 8 and 16 chunks,
+# for one of 33,278 they took 1,839, 2,048, 2,323, 2,778 and 3,970 us: 80 and 140 us per chunk, 20 of them launches.
 _SUM_BYTES = 36.0
 
 
@@ -37,7 +38,7 @@ def output(setting: Setting) -> Part:
 
 
 def rows_of(name: str) -> int:
-    """Return the tokens of a chunk in the way of this name."""
+    """Return the chunk size, in tokens, of the way with this name."""
     return int(name)
 
 
@@ -49,9 +50,9 @@ def _way(most: int, setting: Setting) -> Way:
     chunks = -(-tokens // rows)
     weights = vocabulary * size + vocabulary
     narrow = number.itemsize == 2
-    # What the products give; without a program for it, the softmax of 16 bits is in float32, from a copy in float32.
+    # The logits; without the Triton kernel, the softmax of 16-bit logits works on a float32 copy, into another.
     scores = rows * vocabulary * (number.itemsize + 8 * (narrow and not _has_program(setting.device)))
-    # The weight in the products' dtype, and a chunk's share of its gradient before that is added to the sum in float32.
+    # The weight in the products' dtype, and a chunk's contribution to its gradient before it is added to the sum.
     copies = narrow * vocabulary * size * number.itemsize * (1 + (chunks > 1))
     attended = tokens * setting.model.hidden_size * setting.dtype.itemsize
     detail = f"{chunks} chunks of {rows:,} tokens" if chunks > 1 else f"all {tokens:,} tokens at once"
@@ -59,7 +60,7 @@ def _way(most: int, setting: Setting) -> Way:
         str(most),
         detail,
         _seconds(tokens, chunks, number, setting),
-        # The gradients of hidden rows, weight and bias are made in the forward pass.
+        # The gradients of hidden rows, weight and bias are computed in the forward pass.
         kept=weights * (4 if chunks > 1 else number.itemsize) + tokens * size * number.itemsize,
         forward_scratch=scores + copies + attended,
         backward_scratch=tokens * size * setting.dtype.itemsize,

@@ -1,4 +1,4 @@
-"""What the parts of a translation model's training step are stated from."""
+"""The inputs from which memory and time of a translation model's parts are predicted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gatewise.planning.choose import Shape
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """A model on batches of one shape, in a precision, on a device.
+    """A model with batches of one shape, a precision and a device.
 
     Attributes:
         model: The model, which may be on the device "meta".
-        shape: Of the batch.
-        dtype: Of products and of what they give: float32, or bfloat16 under autocast.
-        device: Where it would run.
-        captured: Whether steps are replayed as CUDA graphs, so that no time goes into launching.
+        shape: The shape of the batch.
+        dtype: The dtype of products and their results: float32, or bfloat16 under autocast.
+        device: The device of the training.
+        captured: Whether steps are replayed as CUDA graphs, so that launches take no time on the CPU.
     """
 
     model: Seq2Seq
@@ -32,29 +32,29 @@ class Setting:
 
     @property
     def autocast(self) -> bool:
-        """Whether weights are copied to another dtype in the forward pass."""
+        """Whether weights are converted to another dtype in the forward pass."""
         return self.dtype != torch.float32
 
     @property
     def rounds_float32(self) -> bool:
-        """Whether float32 products may be rounded to TF32; asked while the training's arithmetic is set."""
+        """Whether float32 products may be rounded to TF32 under the current settings."""
         return self.device.kind == "cuda" and self.dtype == torch.float32 and tf32_products_allowed()
 
     @property
     def pace(self) -> Device:
-        """The device as times of attention and output are predicted with it."""
+        """The device for time predictions of attention and output: without launch overhead if steps are captured."""
         return self.device.replace(operator_seconds=0.0, issue_seconds=0.0) if self.captured else self.device
 
     def cast_bytes(self, *parameters: Tensor) -> int:
-        """Return the bytes of autocast's copies of these parameters, which live as long as what was kept."""
+        """Return the size in bytes of autocast's copies of some parameters, which live as long as kept tensors."""
         return sum(parameter.numel() for parameter in parameters) * self.dtype.itemsize if self.autocast else 0
 
     def mask_bytes(self, count: int, rate: float, itemsize: int = 4) -> int:
-        """Return the bytes that a dropout of this many numbers keeps beside its output."""
-        # PyTorch's GPU operator keeps a byte a number, the one for CPUs the factors.
+        """Return the size in bytes of the mask that a dropout of this many numbers keeps beside its output."""
+        # PyTorch's GPU operator keeps one byte per number; the operator for CPUs keeps the factors.
         return 0 if not rate else count * (1 if self.device.kind == "cuda" else itemsize)
 
 
 def parameter_bytes(*modules: nn.Module) -> int:
-    """Return the bytes of the modules' parameters."""
+    """Return the size in bytes of the modules' parameters."""
     return sum(each.numel() * each.itemsize for module in modules for each in module.parameters())

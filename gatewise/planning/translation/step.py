@@ -1,4 +1,4 @@
-"""A whole training step of a translation model on batches of one shape."""
+"""The training step of a translation model on batches of one shape."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from gatewise.training.processes import LARGE_BYTES
 
 CUBLAS = "cuBLAS"
 CUBLAS_BYTES = 64 << 20
-"""What cuBLAS takes through PyTorch's allocator on a GPU, for good: 32 MiB at the first product of each pair of thread
-and stream. There are two: a step is captured on a stream of its own, and autograd may have a thread of its own
-(measured with the latter on an H200 with PyTorch 2.11; GPUs before Hopper take less)."""
+"""The memory that cuBLAS takes permanently from PyTorch's allocator on a GPU: 32 MiB at the first product of each pair
+of thread and stream. There are two such pairs: a step is captured on a stream of its own, and autograd may have a
+thread of its own (measured with the latter on an H200 with PyTorch 2.11; GPUs before Hopper take less)."""
 
 
 def training_step(
     model: Seq2Seq, shape: Shape, training: TrainingOptions, device: Device, *, processes: int = 1, text_bytes: int = 0
 ) -> Step:
-    """Return the step that trains a model on batches of a shape.
+    """Return the training step of a model on batches of one shape.
 
     Args:
         model: The model, which may be on the device "meta".
-        shape: Of the batch in this process.
-        training: Precision, optimizer and average are read.
-        device: Where it would run.
-        processes: How many train together; several copy their small gradients to exchange them.
-        text_bytes: What the training text takes on the device.
+        shape: The shape of the batch in this process.
+        training: The training options, of which precision, optimizer and weight averaging matter.
+        device: The device of the training.
+        processes: The number of processes; several processes copy their small gradients to exchange them.
+        text_bytes: The size in bytes of the training text on the device.
 
     Raises:
-        KernelRefused: A kernel that the model asks for refuses the batch.
+        KernelRefused: The kernel that the model names cannot run the batch.
     """
     dtype = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
     with arithmetic(training.precision):

@@ -1,10 +1,10 @@
-"""Random trials: calls with every option there is, drawn at random, each held to float64.
+"""Random trials: calls of the layer with random combinations of all options, each compared with float64.
 
     python -m gatewise.testing.trials --seconds 60 --seed 0
 
-Each setting is called several times, between calls of other settings, on an allocator whose free memory is full of NaN,
-and between walls of NaN, so that a read of memory that nobody wrote shows. A setting that fails is made as small as it
-can be while it still fails, and is printed as a program:
+Each setting is called several times, interleaved with calls of other settings. The free memory of the allocator is
+filled with NaN, and tensors are surrounded by NaN, so that reads of uninitialised memory are detected. A setting that
+fails is reduced to a small one that still fails, which is printed as a program:
 
     from gatewise.testing.trials import Setting, trial
 

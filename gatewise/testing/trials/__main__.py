@@ -1,4 +1,4 @@
-"""`python -m gatewise.testing.trials`: draw calls at random and hold each to float64."""
+"""`python -m gatewise.testing.trials`: run random calls and compare each with float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RANGES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run trials; return 1 if any was wrong, 0 otherwise."""
+    """Run random trials; return 1 if any result was wrong, 0 otherwise."""
     given = _parsed(arguments)
     began = time.monotonic()
     sizes = given.seed if given.sizes is None else given.sizes
@@ -83,15 +83,15 @@ def _append(path: Path, device: str, commit: str, seeds: list[int], sizes: int, 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gatewise.testing.trials", description=main.__doc__)
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--seconds", type=float, default=60.0, help="time after which no setting is begun (60)")
-    parser.add_argument("--most", type=int, default=0, help="settings after which none is begun (any number)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first process; the next one's is one more (0)")
-    parser.add_argument("--sizes", type=int, help="seed of the sizes to draw from, whose builds runs share (the seed)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=f"where ({default})")
-    parser.add_argument("--processes", type=int, default=1, help="processes beside each other (1)")
-    parser.add_argument("--show", type=int, default=_MOST_SHOWN, help=f"failures to print ({_MOST_SHOWN})")
-    parser.add_argument("--record", type=Path, help="file that a line of JSON about the run is added to")
-    parser.add_argument("--commit", default="", help="what the record names as the commit")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time after which no new setting is started (60)")
+    parser.add_argument("--most", type=int, default=0, help="maximum number of settings (0 for any number)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first process; each further one adds 1 (0)")
+    parser.add_argument("--sizes", type=int, help="seed of the sizes; equal sizes share compiled kernels (the seed)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=f"device ({default})")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes that run in parallel (1)")
+    parser.add_argument("--show", type=int, default=_MOST_SHOWN, help=f"failures to print at most ({_MOST_SHOWN})")
+    parser.add_argument("--record", type=Path, help="file to which a line of JSON about the run is appended")
+    parser.add_argument("--commit", default="", help="commit to name in the record")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Making the calls of a setting, in each of its modes."""
+"""The calls of a setting, in each of its modes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import Tensors
 
 Found = tuple[Result, InputGradients | None, tuple[Tensor, ...]]
-"""Outputs, gradients (None for those that are not wanted), and dropout masks."""
+"""The outputs, the gradients (None for those that are not needed), and the dropout masks."""
 
 _WARM_UPS = 2
 
 
 class Call(Protocol):
-    """One mode of calling a layer."""
+    """The interface of one mode of calling a layer."""
 
     def forward(self) -> Any:
-        """Make the forward pass; return what `backward` needs."""
+        """Run the forward pass; return what `backward` needs."""
         ...
 
     def backward(self, pending: Any) -> Found:
-        """Make the backward pass, if there is one, and return what was found."""
+        """Run the backward pass, if there is one, and return the results."""
         ...
 
 
 def call_of(setting: Setting, tensors: Tensors) -> Call:
-    """Return what makes the calls of a setting."""
+    """Return the call for a setting."""
     if setting.mode == "explicit":
         return _Explicit(setting, tensors)
     if setting.mode == "graph":
@@ -45,7 +45,7 @@ def call_of(setting: Setting, tensors: Tensors) -> Call:
 
 @contextlib.contextmanager
 def rounding_of(setting: Setting) -> Iterator[None]:
-    """Let PyTorch round float32 products to TF32 in the block, or not, as a setting says."""
+    """Enable or disable TF32 for PyTorch's float32 products inside the block, according to a setting."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = setting.allow_tf32
     try:
@@ -61,7 +61,7 @@ def _autocast(setting: Setting) -> contextlib.AbstractContextManager:
 
 
 class _Layer:
-    """The layer called as a module, by itself or wrapped."""
+    """A call of the layer as a module, unchanged or wrapped."""
 
     def __init__(self, setting: Setting, tensors: Tensors) -> None:
         self._setting, self._tensors = setting, tensors
@@ -77,7 +77,7 @@ class _Layer:
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         given = {"lengths": self._tensors.lengths} if self._tensors.lengths is not None else {}
         with self._on_stream(), self._without_gradients(), _autocast(self._setting):
-            # In the call: a view is differentiated on the stream that it was made on.
+            # The view is made inside the block, because it is differentiated on the stream on which it is made.
             y, (h_n, c_n) = self._called(self._input(), self._tensors.state, **given)
         return _in_time_order(self._setting, y), h_n, c_n
 
@@ -97,7 +97,7 @@ class _Layer:
         if wanted and learned:
             with self._on_stream():
                 if self._ddp:
-                    # Gradients pass through the wrapper's hooks only on their way into `.grad`.
+                    # The wrapper's hooks run only for gradients that are accumulated into `.grad`.
                     for leaf in learned:
                         leaf.grad = None
                     torch.autograd.backward(*[list(each) for each in zip(*wanted, strict=True)])  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ class _Layer:
 
 
 class _Captured:
-    """The call, forward and backward, captured as a CUDA graph once and replayed."""
+    """The forward and backward pass, captured as a CUDA graph once and replayed."""
 
     def __init__(self, setting: Setting, tensors: Tensors) -> None:
         self._inner = _Layer(setting, tensors)
@@ -151,7 +151,7 @@ class _Captured:
                 with torch.cuda.graph(graph, stream=side):
                     self._found = self._inner.backward(self._inner.forward())
             except RuntimeError:
-                # PyTorch does not tell the generator that a failed capture is over: go on with a copy, never told.
+                # PyTorch does not reset the generator after a failed capture: continue with a copy of its state.
                 generator.graphsafe_set_state(generator.clone_state())
                 raise
         torch.cuda.current_stream().wait_stream(side)
@@ -173,7 +173,7 @@ class _Captured:
 
 
 class _Explicit:
-    """The passes of `gatewise.functional`, outside of autograd."""
+    """The explicit passes of `gatewise.functional`, outside of autograd."""
 
     def __init__(self, setting: Setting, tensors: Tensors) -> None:
         self._setting, self._tensors = setting, tensors

@@ -1,4 +1,4 @@
-"""Drawing a setting at random: every option, in combinations that the layer accepts."""
+"""Random settings: combinations of all options that the layer accepts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _WORK = {"cuda": 2e11, "cpu": 2e8}
 
 
 class Sizes(NamedTuple):
-    """Sizes to draw from: three of each residue of 16 for widths, one for batches.
+    """The sizes to draw from: for each residue modulo 16 three widths and one batch size.
 
-    Every width is a build of its own for some kernels, so that processes that draw from the same sizes share builds.
+    Some kernels are compiled for every width, so that processes that draw from the same sizes share compiled kernels.
     """
 
     widths: tuple[int, ...]
@@ -31,11 +31,11 @@ class Sizes(NamedTuple):
 
 
 def sizes(seed: int, device: str) -> Sizes:
-    """Return sizes, the same for a seed."""
+    """Return random sizes, which depend only on the seed and the device."""
     generator = random.Random(seed)
 
     def one(largest: int, residue: int) -> int:
-        # Even in the logarithm.
+        # Uniform in the logarithm.
         size = int(largest ** generator.random()) // 16 * 16 + residue
         return size - 16 if size > largest else size or 16
 
@@ -45,16 +45,16 @@ def sizes(seed: int, device: str) -> Sizes:
 
 
 def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes) -> Setting:
-    """Return a setting.
+    """Return a random setting.
 
-    Each of the rarer options is off in most settings, so that most combine a few of them with what is common.
+    Each of the rarer options is off in most settings, so that most settings combine a few of them with usual values.
 
     Args:
-        generator: The source of randomness.
+        generator: The random number generator.
         device: "cpu" or "cuda".
-        kernels: The names of kernels to insist on.
+        kernels: The names of the kernels that a setting may name.
         dtypes: The names of the dtypes of parameters.
-        sizes: The widths and batches to draw from.
+        sizes: The widths and batch sizes to draw from.
     """
     while True:
         setting = _settled(_drawn(generator, device, kernels, dtypes, sizes))
@@ -116,7 +116,7 @@ def _drawn(
 
 
 def _settled(setting: Setting) -> Setting:
-    """Return a setting without options that contradict each other."""
+    """Return the setting with options changed that contradict each other."""
 
     def change(**options: object) -> None:
         nonlocal setting
@@ -133,9 +133,9 @@ def _settled(setting: Setting) -> Setting:
     if setting.poison == "padding" and not setting.lengths:
         change(poison="nowhere")
     if setting.dropout:
-        change(mode="explicit")  # other modes draw masks where the reference cannot see them
+        change(mode="explicit")  # in other modes the reference does not know the dropout masks
     if setting.mode == "graph" and (setting.packed or setting.lengths_on_cpu):
-        change(mode="eager")  # lengths on the CPU are copied to the GPU in each call, which a capture forbids
+        change(mode="eager")  # lengths on the CPU are copied to the GPU in each call, which cannot be captured
     if setting.mode in ("compile", "ddp", "explicit"):
         change(autocast="")
     if setting.mode == "explicit" and setting.above == "sum":
@@ -145,7 +145,7 @@ def _settled(setting: Setting) -> Setting:
     if setting.mode == "graph":
         change(together=False)
     if setting.packed or setting.together or setting.lengths == "list" or setting.x == "one row":
-        change(changes=False)  # what is written over must be a tensor with memory of its own, and not be in use
+        change(changes=False)  # a tensor that is overwritten must own its memory, and must not be in use
     if setting.device == "cpu":
         change(allow_tf32=False)
     return setting

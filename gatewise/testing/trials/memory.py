@@ -1,4 +1,4 @@
-"""Memory that shows when it is read without having been written, or beyond the end of a tensor."""
+"""Memory filled with NaN, so that reads of uninitialised memory or beyond the end of a tensor are detected."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_WALL = 1 << 14  # values before and after a tensor
-_SMALLEST, _LARGEST = 8, 25  # powers of two, of 16-bit values
+_WALL = 1 << 14  # the number of values before and after a tensor
+_SMALLEST, _LARGEST = 8, 25  # the sizes of blocks, as powers of two, in 16-bit values
 
 
 def fill_free_memory(device: torch.device) -> None:
-    """Leave NaN, in every float dtype, in the memory that an allocator hands out next.
+    """Fill the memory that an allocator will hand out next with NaN, in every floating-point dtype.
 
     Args:
-        device: The device of the allocator. On a CPU it is the C library's, of which this reaches small blocks only.
+        device: The device of the allocator. On a CPU this is the C library's, for which only small blocks are filled.
     """
     largest = _LARGEST if device.type == "cuda" else 18
     sizes = [2**power + 64 * more for power in range(_SMALLEST, largest) for more in range(3)]
@@ -25,11 +25,11 @@ def fill_free_memory(device: torch.device) -> None:
 
 
 def walled(value: Tensor, *, odd: bool = False) -> Tensor:
-    """Return a copy of a tensor that lies between walls of NaN.
+    """Return a copy of a tensor with NaN before and after it in memory.
 
     Args:
-        value: The tensor, any dtype of floats.
-        odd: Whether the copy begins at an odd number of values, so that it is aligned to none but its own size.
+        value: The tensor, of any floating-point dtype.
+        odd: Whether the copy begins at an odd element, so that it is aligned only to its element size.
     """
     room = value.new_full((value.numel() + 2 * _WALL + 1,), math.nan)
     inside = room[_WALL + odd :][: value.numel()].view(value.shape)
@@ -37,11 +37,11 @@ def walled(value: Tensor, *, odd: bool = False) -> Tensor:
 
 
 def laid_out(value: Tensor, form: str) -> Tensor:
-    """Return a copy of a tensor [T, B, I] that lies in memory in one of the forms of `Setting.x`.
+    """Return a copy of a tensor [T, B, I] in one of the memory layouts of `Setting.x`.
 
     Args:
         value: The tensor.
-        form: The form. "one row" repeats the first row of the batch.
+        form: The memory layout. "one row" repeats the first row of the batch.
     """
     time, batch, features = value.shape
     if form == "by row":

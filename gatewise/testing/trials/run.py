@@ -1,4 +1,4 @@
-"""Running settings: each several times, between calls of others."""
+"""Running settings: each several times, interleaved with others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CALLS_BEFORE_CHANGE = 2
 
 
 class Wrong(AssertionError):
-    """A call's result is further from float64 than its budget, or a call has failed.
+    """A call's result exceeds its error budget, or a call failed.
 
     Attributes:
         setting: The setting of the call.
-        lines: What is wrong, one line each.
+        lines: A description of each error, one line each.
     """
 
     def __init__(self, setting: Setting, lines: Sequence[str]) -> None:
@@ -38,17 +38,17 @@ class Wrong(AssertionError):
 
 
 class Refused(Exception):
-    """The kernel that a setting names cannot run it, so that nothing was tried."""
+    """The kernel that a setting names cannot run it, so that nothing was tested."""
 
 
 class Outcome(NamedTuple):
-    """What came of a setting.
+    """The outcome of a setting.
 
     Attributes:
         setting: The setting.
-        lines: What is wrong, one line each; empty where nothing is.
-        refused: Whether nothing was tried.
-        unjudged: The number of tensors that could not be judged, because PyTorch's own error is infinite.
+        lines: A description of each error, one line each; empty if there is none.
+        refused: Whether the named kernel refused the setting.
+        unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
     """
 
     setting: Setting
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The type of the error that a call has raised; "wrong" for a wrong result, empty where nothing is wrong."""
+        """The type of the error that a call raised; "wrong" for a wrong result, empty if there is none."""
         if not self.lines:
             return ""
         return "wrong" if self.lines[0].startswith("call ") else self.lines[0].partition(":")[0]
@@ -77,11 +77,11 @@ class _Trial:
 
     @property
     def unjudged(self) -> int:
-        """The number of tensors of the last call that could not be judged."""
+        """The number of tensors of the last call that could not be checked."""
         return self._judge.unjudged
 
     def step(self) -> list[str]:
-        """Make one call, or one pass of it; return what is wrong."""
+        """Run one call, or one pass of it; return descriptions of errors."""
         setting = self.setting
         if setting.changes and setting.calls - self.left == _CALLS_BEFORE_CHANGE:
             others, asked = make(dataclasses.replace(setting, seed=setting.seed + 1))
@@ -102,14 +102,14 @@ class _Trial:
 
 
 def trial(*settings: Setting) -> None:
-    """Make the calls of settings in turn and hold each to float64.
+    """Run the calls of settings in turn and compare each with float64.
 
     Args:
         *settings: The settings.
 
     Raises:
-        Wrong: A call is wrong, or fails.
-        Refused: A named kernel refuses its setting.
+        Wrong: A call's result exceeds its budget, or a call failed.
+        Refused: A named kernel refused its setting.
     """
     for outcome in outcomes_of(settings):
         if outcome.refused:
@@ -119,14 +119,14 @@ def trial(*settings: Setting) -> None:
 
 
 def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
-    """Return what comes of settings whose calls are made in turn."""
+    """Return the outcomes of settings whose calls are run in turn."""
     found: dict[int, Outcome] = {}
     running: dict[int, _Trial] = {}
 
     def tried(number: int, work: Callable[[], list[str]]) -> None:
         try:
             lines = work()
-        # Whatever a call raises is what this is for.
+        # Any exception of a call is a finding.
         except Exception as error:  # noqa: BLE001
             if _is_refusal(error):
                 found[number] = Outcome(settings[number], refused=True)
@@ -153,7 +153,7 @@ def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the type and text of an error, and of the one that it followed: ending a capture fails after a failure."""
+    """Return type and text of an error, and of its first cause: ending a failed capture raises another error."""
     first = error
     while first.__context__ is not None:
         first = first.__context__
@@ -164,19 +164,19 @@ def _said(error: BaseException) -> str:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    # The compiler wraps what a call raises while it is traced, and keeps only its text.
+    # torch.compile wraps exceptions that are raised during tracing, and keeps only their text.
     return isinstance(error, KernelRefused) or "KernelRefused(" in str(error)
 
 
 def trials(device: str, seed: int, seconds: float, most: int = 0, sizes_seed: int | None = None) -> Iterator[Outcome]:
-    """Draw settings and run them, a few beside each other, until time is up.
+    """Draw settings and run them, a few interleaved at a time, until the time is up.
 
     Args:
         device: "cpu" or "cuda".
         seed: The seed of the settings; the same seed gives the same settings, in the same order.
-        seconds: The time after which no more are begun.
-        most: The number of settings after which no more are begun; 0 for any number.
-        sizes_seed: The seed of the sizes to draw from; the seed of the settings when None.
+        seconds: The time after which no new settings are started.
+        most: The number of settings after which no new ones are started; 0 for any number.
+        sizes_seed: The seed of the sizes to draw from; None means the seed of the settings.
     """
     generator = random.Random(seed)
     kernels = [kernel.name for kernel in ALL]

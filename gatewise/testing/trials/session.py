@@ -1,4 +1,4 @@
-"""A process that runs trials, and gathers what came of them."""
+"""A run of trials in one or several processes, and its results."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from gatewise.testing.trials.shrink import shrunk
 
 _MOST_SHRUNK = 2
 _MOST_WRONG = 40
-_SHRINKING = 60  # settings tried at most for each failure
+_SHRINKING = 60  # the maximum number of settings tried to reduce a failure
 _SHRINKING_SECONDS = 20.0
 
 
 @dataclasses.dataclass
 class Tally:
-    """What came of trials.
+    """The results of trials.
 
     Attributes:
-        tried: The number of settings that were tried.
+        tried: The number of settings that were tested.
         refused: The number of settings whose named kernel refused them.
-        unjudged: The number of tensors that could not be judged, because PyTorch's own error is infinite.
-        kinds: How many settings had which mode and kernel.
-        wrong: For each failure, a program that shows it, as small as it could be made, and what was drawn and found.
+        unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
+        kinds: The number of settings with each mode and kernel.
+        wrong: For each failure, a small program that reproduces it, and a description of the original setting and
+            error.
     """
 
     tried: int = 0
@@ -45,7 +46,7 @@ class Tally:
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Add the tally of another process."""
+        """Add the results of another process."""
         self.tried += other.tried
         self.refused += other.refused
         self.unjudged += other.unjudged
@@ -54,15 +55,15 @@ class Tally:
 
 
 def run_session(device: str, seed: int, seconds: float, most: int, processes: int, sizes: int | None = None) -> Tally:
-    """Run trials in one or several processes, and return what came of all of them.
+    """Run trials in one or several processes, and return their combined results.
 
     Args:
         device: "cpu" or "cuda".
-        seed: The seed of the first process; each further one has the next.
-        seconds: The time after which no setting is begun.
-        most: The number of settings of all processes after which none is begun; 0 for any number.
-        processes: The number of processes; one is this process. They are spread over the GPUs.
-        sizes: The seed of the sizes to draw from, which all processes share; the seed when None.
+        seed: The seed of the first process; each further process adds 1.
+        seconds: The time after which no new setting is started.
+        most: The number of settings of all processes after which no new one is started; 0 for any number.
+        processes: The number of processes, which are spread over the GPUs; 1 runs in the current process.
+        sizes: The seed of the sizes to draw from, which all processes share; None means `seed`.
     """
     sizes = seed if sizes is None else sizes
     each = -(-most // processes)
@@ -87,7 +88,7 @@ def _worker(device: str, seed: int, seconds: float, most: int, sizes: int, numbe
         for outcome in trials(device, seed, seconds, most, sizes):
             _count(tally, outcome)
             if len(tally.wrong) == _MOST_WRONG:
-                break  # the process may be what is broken
+                break  # so many failures suggest that the process itself is broken
     return tally
 
 
@@ -110,7 +111,7 @@ def _short(lines: Sequence[str]) -> str:
 
 
 def _smallest(outcome: Outcome) -> Setting:
-    """Return a small setting that fails in the same way; the setting itself where it does not fail by itself."""
+    """Return a small setting that fails in the same way; the setting itself if it does not fail on its own."""
     end = time.monotonic() + _SHRINKING_SECONDS
 
     def fails(setting: Setting) -> bool:
@@ -124,11 +125,11 @@ def _smallest(outcome: Outcome) -> Setting:
 
 @contextlib.contextmanager
 def _process_group(device: str) -> Iterator[None]:
-    """Make this process a group of one, for `DistributedDataParallel`."""
+    """Create a process group of one process, for `DistributedDataParallel`."""
     if device != "cuda":
         yield
         return
-    # NCCL has a thread that asks for the state of events, which ends captures of other threads.
+    # Not NCCL: its watchdog thread queries events, which invalidates captures of other threads.
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/{socket.gethostname()}-{os.getpid()}"
         torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""A call of `gatewise.LSTM` with all of its options, as data."""
+"""The settings of trials: a call of `gatewise.LSTM` with all of its options, as data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gatewise.contract.problem import NORMAL
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to call the layer. Defaults are the simplest value of each option.
+    """One way to call the layer. The default of each option is its simplest value.
 
     Attributes:
-        time: T.
-        batch: B.
-        input_size: I.
-        hidden_size: H.
-        num_layers: L.
-        bidirectional: Whether D is 2.
-        proj_size: P; 0 for none.
-        bias: Whether there are biases.
+        time: The number of time steps, T.
+        batch: The batch size, B.
+        input_size: The number of input features, I.
+        hidden_size: The number of hidden units, H.
+        num_layers: The number of layers, L.
+        bidirectional: Whether the layer is bidirectional.
+        proj_size: The size of the projection, P; 0 for none.
+        bias: Whether the layer has biases.
         dtype: The dtype of the parameters, as a name.
         autocast: The dtype of autocast, as a name; empty without autocast.
         allow_tf32: Whether float32 products may be rounded to TF32.
@@ -29,26 +29,26 @@ class Setting:
         device: "cpu" or "cuda".
         kernel: "auto" or the name of a kernel.
         memory: "normal" or "lean".
-        mode: How the call is made: "eager", "explicit" (`functional.forward` and `backward`), "inference" (inference
+        mode: The way of calling: "eager", "explicit" (`functional.forward` and `backward`), "inference" (inference
             mode), "no_grad", "graph" (captured as a CUDA graph and replayed), "compile" (`torch.compile`), "ddp"
-            (inside `DistributedDataParallel`), "stream" (on a stream of its own).
-        together: Whether all forward passes of the setting's calls come before all of their backward passes.
-        batch_first: The argument of that name.
+            (inside `DistributedDataParallel`), "stream" (on a separate stream).
+        together: Whether all forward passes of the setting's calls run before all of their backward passes.
+        batch_first: The layer's argument of that name.
         packed: Whether the input is a `PackedSequence`.
         lengths: The dtype of the lengths, as a name, "list" for a list of integers, or empty for none.
-        lengths_on_cpu: Whether lengths lie on the CPU.
-        x: How the input lies in memory: "dense", "by row" (as a transposed batch), "gaps" (columns of a wider tensor),
-            "every other step", "one row" (the same memory for all rows).
-        states: What is given for the initial state: "none", "given", or "learned" (requiring gradients).
+        lengths_on_cpu: Whether the lengths are on the CPU.
+        x: The memory layout of the input: "dense", "by row" (as a transposed batch), "gaps" (columns of a wider
+            tensor), "every other step", "one row" (the same memory for all rows).
+        states: The initial state: "none", "given", or "learned" (requiring gradients).
         x_learned: Whether the input requires a gradient.
-        weights: How parameters lie in memory: "flat" (as the layer makes them), "walls" (between walls of NaN), "odd"
-            (so, beginning at an odd offset) or "transposed".
-        frozen: The number of parameters, from the last, that require no gradient.
-        above: Which outputs have a gradient: a subset of "y h c" in this order, separated by spaces; "sum" is that of
-            `y.sum()`, which lies in memory as a single value.
-        poison: Where a NaN stands: "nowhere", "padding" (beyond the ends of sequences) or "x" (in one value of it).
-        changes: Whether all values are written over in place after two calls, as an optimiser and a loader do.
-        calls: How often the call is made.
+        weights: The memory layout of parameters: "flat" (as the layer creates them), "walls" (surrounded by NaN), "odd"
+            (surrounded by NaN, and beginning at an odd offset) or "transposed".
+        frozen: The number of parameters, counted from the last, that require no gradient.
+        above: The outputs that have a gradient: a subset of "y h c" in this order, separated by spaces; or "sum" for
+            the gradient of `y.sum()`, which is a single value in memory.
+        poison: The position of a NaN: "nowhere", "padding" (beyond the lengths of sequences) or "x" (one value of it).
+        changes: Whether all values are overwritten in place after two calls, as by an optimizer and a data loader.
+        calls: The number of calls.
         seed: The seed of all values.
     """
 
@@ -97,12 +97,12 @@ class Setting:
 
     @property
     def ragged(self) -> bool:
-        """Whether sequences have lengths of their own."""
+        """Whether sequences have lengths."""
         return self.packed or bool(self.lengths)
 
     @property
     def size(self) -> int:
-        """Values of the gates, inputs and weights: what a reference in float64 takes, but for a factor."""
+        """The number of values of gates, inputs and weights: the memory of a float64 reference up to a factor."""
         directions = 1 + self.bidirectional
         features = self.input_size + 5 * directions * self.hidden_size * self.num_layers
         weights = 4 * directions * self.hidden_size * (self.input_size + (1 + directions) * self.hidden_size)
@@ -114,9 +114,9 @@ class Setting:
         return {own.name: value for own in fields if (value := getattr(self, own.name)) != own.default}
 
     def __str__(self) -> str:
-        """The setting as Python writes it, without its defaults."""
+        """Return the setting as a Python expression, without defaults."""
         return f"Setting({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
     def program(self) -> str:
-        """Return a program that shows what comes of the setting."""
+        """Return a program that runs the setting."""
         return f"from gatewise.testing.trials import Setting, trial\n\ntrial({self})\n"

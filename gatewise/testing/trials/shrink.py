@@ -1,4 +1,4 @@
-"""Making a setting that fails as small as it can be while it still fails."""
+"""Reduction of a failing setting to a smaller one that still fails."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from gatewise.testing.trials.setting import Setting
 
 _SIZES = ("time", "batch", "num_layers", "input_size", "hidden_size", "proj_size", "calls", "frozen")
-_KEPT = ("device", "kernel", "dtype", "seed")  # what names a failure rather than makes it large
+_KEPT = ("device", "kernel", "dtype", "seed")  # options that identify a failure and do not make it large
 
 
 def shrunk(setting: Setting, fails: Callable[[Setting], bool], most: int = 200) -> Setting:
-    """Return a setting that fails with as many options at their defaults, and as small sizes, as can be found.
+    """Return a failing setting with as many options at their defaults, and as small sizes, as can be found.
 
     Args:
-        setting: One that fails.
-        fails: Whether a setting fails.
-        most: How many settings to try.
+        setting: A setting that fails.
+        fails: A function that returns whether a setting fails.
+        most: The maximum number of settings to try.
     """
     tried = 0
     while True:

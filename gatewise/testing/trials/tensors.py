@@ -1,4 +1,4 @@
-"""The tensors of a setting: a layer, its input, and what a reference is given for them."""
+"""The tensors of a setting: a layer, its input, and the corresponding tensors for the reference."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gatewise.testing.trials.setting import Setting
 
 
 class Tensors(NamedTuple):
-    """What a call is made with.
+    """The tensors of a call.
 
     Attributes:
-        layer: The layer, its parameters as the setting says.
-        input: The input [T, B, I], or as the layer takes it if it is packed.
-        x: The leaf that gradients are asked for: the input, or its data.
+        layer: The layer, with its parameters laid out as in the setting.
+        input: The input [T, B, I], or a packed sequence.
+        x: The leaf whose gradient is computed: the input, or the data of the packed sequence.
         state: The initial state, or None.
-        lengths: The lengths as the layer takes them, or None.
-        above: Gradients of y, h_n and c_n as the layer returns them; None where the setting has none.
+        lengths: The lengths in the form that the layer accepts, or None.
+        above: The gradients of y, h_n and c_n in the layer's layout; None for those that the setting does not have.
     """
 
     layer: LSTM
@@ -38,13 +38,13 @@ class Tensors(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The same for a reference.
+    """The tensors of the reference.
 
     Attributes:
-        problem: What is computed, in the dtype of the computation.
-        inputs: Values in that dtype.
-        above: Gradients of the outputs, or None.
-        order: The user's row of each row of a packed batch; None where they are the same.
+        problem: The description of the call, in the dtype of the computation.
+        inputs: The inputs in that dtype.
+        above: The gradients of the outputs, or None.
+        order: The index in the user's batch of each row of a packed batch; None if the orders are equal.
     """
 
     problem: Problem
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     order: Tensor | None
 
     def to_user(self, result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
-        """Return a reference's result in the order of the user's rows."""
+        """Return the result of the reference in the order of the user's batch."""
         if self.order is None:
             return result, gradients
         back = torch.argsort(self.order)
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 
 def make(setting: Setting) -> tuple[Tensors, Asked]:
-    """Return the tensors of a setting, and the same for a reference."""
+    """Return the tensors of a setting, and those of the reference."""
     device, dtype = torch.device(setting.device), getattr(torch, setting.dtype)
     generator = torch.Generator(device).manual_seed(setting.seed)
 
@@ -114,7 +114,7 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
 
     weights = tuple(weight.detach().to(inner, copy=True) for names in layer.all_weights for weight in names)
     ragged = layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
-    # Copies: a call that wrote to its inputs would otherwise agree with what it made of them.
+    # Copied, so that a call that modifies its inputs is detected.
     inputs = Inputs(
         x.detach().to(inner, copy=True),
         sorted_rows(h0.detach().to(inner, copy=True)),  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def _lengths(setting: Setting) -> Tensor:
     shortest = 1 if setting.packed else 0
     rows = torch.randint(shortest, setting.time + 1, (setting.batch,), generator=generator)
     if setting.packed:
-        rows[0] = setting.time  # the longest row says how long a packed batch is
+        rows[0] = setting.time  # so that T is the length of the longest sequence of the packed batch
     return rows
 
 
@@ -213,7 +213,7 @@ def _poison(setting: Setting, x: Tensor, rows: Tensor) -> None:
 
 
 def write_over(old: Tensors, new: Tensors) -> None:
-    """Write the values of tensors into others of the same setting, in place."""
+    """Overwrite tensors in place with the values of others of the same setting."""
 
     def each(tensors: Tensors) -> list[Tensor | None]:
         lengths = tensors.lengths if isinstance(tensors.lengths, Tensor) else None
@@ -226,5 +226,5 @@ def write_over(old: Tensors, new: Tensors) -> None:
 
 
 def _repeats(tensor: Tensor) -> bool:
-    """Whether a tensor has several values in one place: the gradient of a sum, which is 1 everywhere."""
+    """Return whether elements of a tensor share memory, as in the gradient of a sum, which is 1 everywhere."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

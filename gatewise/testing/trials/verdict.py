@@ -1,4 +1,4 @@
-"""Holding what a call found to float64, within the derived budget."""
+"""Comparison of the results of a call with float64, within the derived error budget."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from gatewise.testing.trials.call import Found, rounding_of
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import Asked
 
-_TF32_UNIT = 2.0**-11  # the most that rounding an operand to TF32 moves it, relative to its size
+_TF32_UNIT = 2.0**-11  # the largest relative change of an operand when it is rounded to TF32
 _OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
-_NUDGES = (0, 1, 8)  # of the budgets that a tensor is held to in turn, while it exceeds them: none is narrower
+_NUDGES = (0, 1, 8)  # the numbers of perturbations of successive budgets, each at least as wide as the one before
 
 
 class Judge:
-    """The reference of a setting, computed once for all of its calls.
+    """The reference of a setting, which is computed once for all of its calls.
 
-    A budget without nudges is quick, and narrow: what exceeds it is held to one of more nudges.
+    A budget without perturbations is fast to compute, but narrow. Tensors that exceed it are compared with budgets from
+    more perturbations.
     """
 
     def __init__(self, setting: Setting, asked: Asked) -> None:
@@ -37,7 +38,7 @@ class Judge:
         self._nudges = 0
 
     def complaints(self, found: Found) -> list[str]:
-        """Return what is wrong with what a call has found, one line each."""
+        """Return descriptions of the errors in a call's results, one line each."""
         result, gradients, masks = found
         if self._masks is None or not _equal(masks, self._masks):
             self._prepare(masks)
@@ -60,11 +61,11 @@ class Judge:
 
     @property
     def unjudged(self) -> int:
-        """The number of tensors that may have any error, because that of PyTorch in the same precision is infinite."""
+        """The number of tensors that cannot be checked, because PyTorch's error in the same precision is infinite."""
         return sum(math.isinf(allowed) for allowed in self._allowed.values())
 
     def _beyond(self, errors: dict[str, float], found: dict[str, Tensor]) -> dict[str, float]:
-        """Return the budget of each tensor whose error is larger."""
+        """Return the budget of each tensor whose error exceeds it."""
         budget = {name: self._allowed[name] + _underflow(value, self._sizes[name]) for name, value in found.items()}
         return {name: allowed for name, allowed in budget.items() if not errors[name] <= allowed}
 
@@ -83,7 +84,7 @@ class Judge:
         assert self._reference is not None
         plain = named(problem, *self._reference)
         with rounding_of(self._setting), _operators_of(self._setting), torch.enable_grad():
-            # Where TF32 is allowed cuDNN does not round everywhere: it has algorithms of its own for small sizes.
+            # If TF32 is allowed, cuDNN does not round everywhere, because it has other algorithms for small sizes.
             self._allowed = budgets(
                 problem,
                 inputs,
@@ -99,9 +100,10 @@ class Judge:
 
 @contextlib.contextmanager
 def _operators_of(setting: Setting) -> Iterator[None]:
-    """Let PyTorch compute without cuDNN in the block where that is what is compared, and in float64.
+    """Disable cuDNN inside the block if PyTorch's own operators are the comparison, and for float64.
 
-    Its own operators, the kernel `aten`, round more often than cuDNN. In float64 the oracle is cuDNN's.
+    PyTorch's own operators, which the kernel `aten` uses, round more often than cuDNN. In float64 the oracle itself is
+    computed by cuDNN.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and setting.kernel != "aten" and setting.computes_in != torch.float64
@@ -112,7 +114,7 @@ def _operators_of(setting: Setting) -> Iterator[None]:
 
 
 def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
-    """Return the names of what a call must give, of those that a reference gives: outputs, x, states, weights."""
+    """Return the names of the tensors that a call must return, among those of the reference."""
     if not setting.training:
         return list(_OUTPUTS)
     weights = names[len(_OUTPUTS) + len(_STATES) + 1 :]
@@ -132,9 +134,9 @@ def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
 
 
 def _underflow(found: Tensor, size: float) -> float:
-    """Return the error that rounding to the spacing of a dtype's smallest numbers may make, relative to a norm.
+    """Return the relative error that rounding to the spacing of a dtype's smallest numbers may cause.
 
-    A GPU may take numbers below the smallest normal one of float32 for zero, which is that of bfloat16 too.
+    A GPU may flush numbers below the smallest normal number of float32 to zero; that of bfloat16 is the same.
     """
     numbers = torch.finfo(found.dtype)
     spacing = numbers.eps if found.dtype in (torch.float16, torch.float64) else 1.0

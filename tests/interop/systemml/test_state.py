@@ -235,7 +235,7 @@ def test_a_state_of_another_problem_is_refused(problem, sequences):
     single = [array.astype(np.float32) for array in problem]
     with pytest.raises(DtypeError, match=r"`state` must be of torch\.float32 like X, got torch\.float64"):
         systemml.lstm_backward(*single[:5], sequences, *single[5:], state)
-    with pytest.raises(ArgumentError, match="`state` must be what lstm returned third, got tuple"):
+    with pytest.raises(ArgumentError, match="`state` must be the third result of lstm, got tuple"):
         systemml.lstm_backward(*problem.inputs, sequences, problem.dout, problem.dc, (1, 2))
     two = reference.problem((12, 5, 4, 3), sequences)
     inputs = (problem.X, problem.W, problem.W, problem.b, problem.b, two.out0, two.c0)

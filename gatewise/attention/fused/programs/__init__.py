@@ -1,12 +1,12 @@
-"""The Triton programs, by what they compute.
+"""The Triton kernels, by what they compute.
 
-| file | programs |
+| file | Triton kernels |
 |---|---|
-| `forward.py` | scores and what normalises them, 1/H of the map, which training keeps; the context |
+| `forward.py` | scores and their log-sum-exp, which training keeps (1/H of the feature map); the context |
 | `softmax_gradient.py` | gradients of scores and values |
 | `input_gradient.py` | gradients of queries, keys and parameters |
 | `step.py` | a single decoder step, forward and backward, each in one launch |
-| `pieces.py` | what several of them use |
+| `pieces.py` | functions shared by several kernels |
 """
 
 from gatewise.attention.fused.programs.forward import context_program, score_program

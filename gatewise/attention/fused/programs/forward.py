@@ -1,12 +1,12 @@
 """Scores and context of all decoder steps.
 
-What bounds the additive score is its hyperbolic tangent, which takes a special function unit, of which a
-multiprocessor has 16 lanes beside 128 for additions and multiplications. A tile [BT, BS, BH] (decoder steps, source
+The additive score is bound by its hyperbolic tangent, which is computed by the special function units: a multiprocessor
+has 16 lanes of them, beside 128 for additions and multiplications. A tile [BT, BS, BH] (decoder steps, source
 positions, features) is laid out with features across threads, so that every sum over steps or positions stays within a
-thread, and a sum over features is done once, at the end of its loop.
+thread, and a sum over features is computed once, at the end of its loop.
 """
 
-# Annotations would be read by Triton's compiler as types.
+# Triton's compiler would interpret annotations as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
@@ -33,9 +33,10 @@ def halves(
     q_row, k_row, v, step_there, position_there, H,
     BT: tl.constexpr, BS: tl.constexpr, BH: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum over features of v (1 - tanh(q + k)) / 2, and how far the keys reach.
+    """Return the sum over features of v (1 - tanh(q + k)) / 2, and the largest absolute value of a key.
 
-    A reciprocal for each element, and with POWERS an exponential for each query and key; without, for each element.
+    Each element takes one reciprocal. With POWERS the exponentials are computed once per query and key, otherwise once
+    per element.
     """
     sums = tl.zeros([BT, BS, BH], tl.float32)
     reach = tl.zeros([1, BS, BH], tl.float32)
@@ -65,7 +66,7 @@ def score_program(
     ADDITIVE: tl.constexpr, NORM: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr, WEIGHTS: tl.constexpr,
     HARDWARE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a block of steps against the whole source, what normalises them, and the weights if they are wanted."""
+    """Compute the scores of a block of steps for all positions, their log-sum-exp, and optionally the weights."""
     row = tl.program_id(1).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
     steps = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -168,11 +169,11 @@ def score_program(
         base = tl.where(larger == -float("inf"), 0.0, larger)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(score - base[:, None]), 1)
         largest = larger
-    # Of a sequence without source the sum is zero; a NaN must stay one.
+    # The sum of a sequence of length 0 is zero; a NaN must remain NaN.
     normaliser = largest + tl.log(tl.where(total == 0.0, 1.0, total))
     tl.store(lse + steps.to(tl.int64) * B + row, normaliser, step_there)
     if WEIGHTS:
-        tl.debug_barrier()  # other threads of this program wrote the scores that are read now
+        tl.debug_barrier()  # the scores read below were written by other threads of this program
         for s0 in range(0, S, BS):
             positions = s0 + tl.arange(0, BS)
             within = step_there[:, None] & (positions < length)[None, :]
@@ -189,7 +190,7 @@ def context_program(
     T, B, S, V, values_step, values_row, context_step, context_row,
     RAGGED: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The context of a block of steps and columns, as a product on the tensor cores."""
+    """Compute the context of a block of steps and columns as a matrix product on the tensor cores."""
     row = tl.program_id(2).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
     steps = tl.program_id(0) * BT + tl.arange(0, BT)

@@ -1,11 +1,11 @@
-"""Back through the scores of all decoder steps: the gradients of queries, keys and parameters.
+"""The backward pass through the scores of all decoder steps: the gradients of queries, keys and parameters.
 
-A program has a block of features of a sequence to itself, and sums over all its steps and positions: nothing is added
-atomically, and the result is the same every time. Features lie across the lanes of a warp, and one step at a time
-leaves registers for a block of positions, whose sums are all there is to keep.
+A Triton program handles one block of features of one sequence and sums over all its steps and positions. There are no
+atomic additions, so that the result is deterministic. Features lie across the lanes of a warp; handling one step at a
+time leaves enough registers for the sums of a block of positions.
 """
 
-# Annotations would be read by Triton's compiler as types.
+# Triton's compiler would interpret annotations as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
@@ -33,7 +33,7 @@ def sweep(
     ADDITIVE: tl.constexpr, NORM: tl.constexpr, HARDWARE: tl.constexpr, POWERS: tl.constexpr,
     QUERY: tl.constexpr, SOURCE: tl.constexpr, SUMS: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Go over all steps with a block of keys; return the sums for keys and parameters."""
+    """Loop over all steps with one block of keys; return the sums for keys and parameters."""
     positions = s0 + tl.arange(0, BS)
     there = (positions < length)[None, :]
     lanes = h_there[None, None, :]
@@ -42,7 +42,7 @@ def sweep(
     if POWERS:
         k_power = key_power(k)
     count = tl.where(s0 < length, T, 0)
-    # What a step reads is loaded while the step before is computed: few warps are there to take turns in waiting.
+    # The data of the next step are loaded ahead: there are too few warps to hide the latency of a load.
     ahead = tl.zeros([1, 1], tl.int32)
     begun = ahead < count
     q_at = query + row * query_row + h[None, None, :]
@@ -50,7 +50,7 @@ def sweep(
     q_next = tl.load(q_at, lanes & begun[:, :, None], 0.0)
     dscore_next = tl.load(dscore_at, there & begun, 0.0)
     for step in range(0, count):
-        wide = row * 0 + step  # in 64 bits
+        wide = row * 0 + step  # as a 64-bit integer
         place = wide * B + row
         q = q_next.to(tl.float32)
         dscore = dscore_next[:, :, None]
@@ -98,7 +98,7 @@ def sweep(
             if ADDITIVE and not NORM:
                 dq = dq * vector[None, :]
             done = h_there[None, :]
-            if SUMS:  # the source has more than one block of positions
+            if SUMS:  # the source has more than one block of positions, and the sum over blocks is kept in memory
                 dq += before
                 tl.store(dquery_sums + place * H + h[None, :], dq, done & (first + BS < length))
                 done = done & (first + BS >= length)
@@ -116,10 +116,10 @@ def input_gradient_program(
     QUERY: tl.constexpr, SOURCE: tl.constexpr, ADD: tl.constexpr, SUMS: tl.constexpr,
     BS: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block of features of queries, keys and parameters."""
+    """Compute the gradients of queries, keys and parameters for a block of features."""
     row = tl.program_id(1).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
-    # Declared as not contiguous, so that a warp's lanes lie along the features whatever the width of an element.
+    # The contiguity hint is 1, so that a warp's lanes lie along the features whatever the width of an element.
     h = tl.max_contiguous(tl.program_id(0) * BH + tl.arange(0, BH), 1)
     h_there = h < H
     vector = tl.zeros([BH], tl.float32)
@@ -161,14 +161,14 @@ def input_gradient_program(
         if SOURCE:
             if ADDITIVE and not NORM:
                 dk = dk * vector[None, :]
-            # A NaN in a query must not give a gradient to a key that was never looked at.
+            # A NaN in a query must not reach the gradient of a masked key.
             dk = tl.where(position_there[:, None], dk, 0.0)
             out = (positions.to(tl.int64)[:, None] * B + row) * H + h[None, :]
             there = (positions < S)[:, None] & h_there[None, :]
             if ADD:
                 dk += tl.load(dkeys + out, there, 0.0).to(tl.float32)
             tl.store(dkeys + out, dk.to(dkeys.dtype.element_ty), there)
-        tl.debug_barrier()  # the query's sums are read in the next round
+        tl.debug_barrier()  # the query's partial sums are read in the next iteration
     if QUERY:
         for step in range(0, tl.where(length == 0, T, 0)):
             out = dquery + (row * 0 + step) * dquery_step + row * dquery_row + h
@@ -185,7 +185,7 @@ def parameter_gradient_program(
     parameters, dv, dgain, dshift, B, H,
     NORM: tl.constexpr, ADD: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """The sum over sequences of a block of features of one parameter's gradient."""
+    """Sum the gradient of one parameter over sequences, for a block of features."""
     h = tl.program_id(0) * BH + tl.arange(0, BH)
     which = tl.program_id(1)
     sums = tl.zeros([BB, BH], tl.float32)

@@ -1,6 +1,6 @@
-"""Back through the softmax of all decoder steps: the gradients of scores and values, products on the tensor cores."""
+"""The backward pass through the softmax of all decoder steps: gradients of scores and values, on the tensor cores."""
 
-# Annotations would be read by Triton's compiler as types.
+# Triton's compiler would interpret annotations as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
@@ -19,10 +19,11 @@ def score_gradient_program(
     RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of a block of steps: share * (above - mean of above).
+    """Compute the gradient of the scores of a block of steps: weight * (dweight - sum of weight * dweight).
 
-    The mean is that of the very numbers it is subtracted from. The context's product with its gradient is the same but
-    for its rounding, and that would add up over the positions: a bias of the keys sees nothing but their sum.
+    The subtracted sum is computed from the same rounded numbers as the terms it is subtracted from. The product of the
+    context and its gradient is the same sum up to rounding, but the rounding error would accumulate over positions: the
+    gradient of a bias of the keys is the sum of these differences.
     """
     row = tl.program_id(1).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
@@ -58,7 +59,7 @@ def score_gradient_program(
         share = tl.exp(tl.load(scores + at, within, 0.0) - normaliser[:, None])
         mean += tl.sum(tl.where(within, share * above, 0.0), 1)
         tl.store(dscores + at, above, within)
-    tl.debug_barrier()  # other threads of this program wrote what is read now
+    tl.debug_barrier()  # the data read below were written by other threads of this program
     for s0 in range(0, length, BS):
         positions = s0 + tl.arange(0, BS)
         within = step_there[:, None] & (positions < length)[None, :]
@@ -75,7 +76,7 @@ def value_gradient_program(
     RAGGED: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of positions and columns of the values: the sum over steps of share * dcontext."""
+    """Compute the gradient of a block of the values: the sum over steps of weight * dcontext."""
     row = tl.program_id(2).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
     s0 = tl.program_id(0) * BS
@@ -112,7 +113,7 @@ def short_gradient_program(
     RAGGED: tl.constexpr, WEIGHTS: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of scores and values of a whole sequence, whose steps and positions fit one tile."""
+    """Compute the gradients of scores and values of a sequence whose steps and positions fit into one tile."""
     row = tl.program_id(0).to(tl.int64)
     length = length_of(lengths, row, S, RAGGED)
     steps = tl.arange(0, BT)

@@ -1,12 +1,12 @@
-"""One decoder step: a program for each sequence, which reads keys and values once, whole positions at a time.
+"""One decoder step: a Triton program per sequence, which reads each key and value once.
 
-At one step nothing can be shared between steps, so that reading keys and values, and waiting for them, is all the work.
-A tile is [C * BS, W]: W features across the lanes of a warp, and row c * BS + s is piece c of position s, so that each
-warp has all pieces of its own positions. It then finds their scores, and their softmax as it grows, without the others:
-they meet once, at the end. The next block is on its way while one is computed.
+With a single step there is no reuse between steps, so that the time is that of reading keys and values. A tile is
+[C * BS, W]: W features lie across the lanes of a warp, and row c * BS + s is piece c of position s, so that each warp
+holds all pieces of its own positions. A warp computes the scores and the online softmax of its positions independently;
+the warps are combined once, at the end. The next block is loaded while the current one is computed.
 """
 
-# Annotations would be read by Triton's compiler as types.
+# Triton's compiler would interpret annotations as types.
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
@@ -20,26 +20,26 @@ from gatewise.attention.fused.programs.pieces import length_of, tanh
 
 @triton.jit
 def pieces_of(BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
-    """The position of each row of a tile [C * BS, 1], and the place of each of its elements in a vector."""
+    """Return the position of each row of a tile [C * BS, 1], and the index of each element in its vector."""
     rows = tl.arange(0, C * BS)
     return (rows % BS)[:, None], (rows // BS)[:, None] * W + tl.arange(0, W)[None, :]
 
 
 @triton.jit
 def over_features(x, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
-    """The sums over a tile's features, one for each position."""
+    """Sum a tile over its features; return one sum per position."""
     return tl.sum(tl.sum(tl.reshape(x, [C, BS, W]), 0), 1)
 
 
 @triton.jit
 def over_positions(x, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
-    """The sums over a tile's positions [C, W]."""
+    """Sum a tile over its positions; return [C, W]."""
     return tl.sum(tl.reshape(x, [C, BS, W]), 1)
 
 
 @triton.jit
 def for_rows(x, BS: tl.constexpr, C: tl.constexpr):
-    """What is known of each position, for each row of a tile."""
+    """Expand one number per position to the rows of a tile."""
     return tl.reshape(tl.broadcast_to(x[None, :], [C, BS]), [C * BS])[:, None]
 
 
@@ -51,7 +51,7 @@ def step_program(
     ADDITIVE: tl.constexpr, NORM: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr, WEIGHTS: tl.constexpr,
     HARDWARE: tl.constexpr, BS: tl.constexpr, CH: tl.constexpr, WH: tl.constexpr, CV: tl.constexpr, WV: tl.constexpr,
 ):  # fmt: skip
-    """The context of one step and sequence: scores, their softmax as it grows, and the sum of values."""
+    """Compute the context of one step and sequence with an online softmax."""
     row = tl.program_id(0).to(tl.int64)
     step = tl.program_id(1).to(tl.int64)
     slots = tl.arange(0, BS)
@@ -59,10 +59,10 @@ def step_program(
     value_slots, columns = pieces_of(BS, CV, WV)
     h_there = h < H
     column_there = columns < V
-    # What all positions share is loaded for each of them: in a layout of its own it would be converted at every block.
+    # Data shared by all positions are loaded once per position: another layout would be converted in every block.
     k_at = keys + k_slots.to(tl.int64) * keys_step + row * keys_row + h
     value_at = values + value_slots.to(tl.int64) * values_step + row * values_row + columns
-    # Not to wait for the length first: a key beyond it is loaded in vain, and its score is not looked at.
+    # The first keys are loaded before the length is known; the scores of keys beyond it are masked later.
     k_next = tl.load(k_at, (k_slots < S) & h_there, 0.0)
     length = length_of(lengths, row, S, RAGGED)
     value_next = tl.load(value_at, (value_slots < length) & column_there, 0.0)
@@ -81,7 +81,7 @@ def step_program(
         there = positions < length
         k = k_next.to(tl.float32)
         value = value_next.to(tl.float32)
-        further = row * 0 + (s0 + BS)  # in 64 bits
+        further = row * 0 + (s0 + BS)  # as a 64-bit integer
         k_next = tl.load(k_at + further * keys_step, (s0 + BS + k_slots < length) & h_there, 0.0)
         value_next = tl.load(value_at + further * values_step, (s0 + BS + value_slots < length) & column_there, 0.0)
         if NORM:
@@ -118,7 +118,7 @@ def step_program(
     base = tl.where(highest == -float("inf"), 0.0, highest)
     shrunk = tl.exp(largest - base)
     sums = tl.sum(total * shrunk, 0)
-    # Of a sequence without source the sum is zero; a NaN must stay one.
+    # The sum of a sequence of length 0 is zero; a NaN must remain NaN.
     sums = tl.where(sums == 0.0, 1.0, sums)
     normaliser = highest + tl.log(sums)
     if KEEP:
@@ -128,7 +128,7 @@ def step_program(
     out = context + step * context_step + row * context_row + columns
     tl.store(out, found.to(context.dtype.element_ty), columns < V)
     if WEIGHTS:
-        tl.debug_barrier()  # other threads of this program wrote the scores that are read now
+        tl.debug_barrier()  # the scores read below were written by other threads of this program
         for s0 in range(0, S, BS):
             positions = s0 + slots
             there = positions < length
@@ -147,17 +147,17 @@ def step_gradient_program(
     SOURCE: tl.constexpr, ADD: tl.constexpr, HARDWARE: tl.constexpr,
     BS: tl.constexpr, CH: tl.constexpr, WH: tl.constexpr, CV: tl.constexpr, WV: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one step and sequence: the query's, the source's, or both."""
+    """Compute the gradients of one step and sequence: that of the query, those of the source, or both."""
     row = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, BS)
     k_slots, h = pieces_of(BS, CH, WH)
     value_slots, columns = pieces_of(BS, CV, WV)
     h_there = h < H
     column_there = columns < V
-    # What all positions share is loaded for each of them: in a layout of its own it would be converted at every block.
+    # Data shared by all positions are loaded once per position: another layout would be converted in every block.
     k_at = keys + k_slots.to(tl.int64) * keys_step + row * keys_row + h
     value_at = values + value_slots.to(tl.int64) * values_step + row * values_row + columns
-    # Not to wait for the length first: a value beyond it is loaded in vain, and what comes of it is not looked at.
+    # The first values are loaded before the length is known; results beyond it are masked later.
     value_next = tl.load(value_at, (value_slots < S) & column_there, 0.0)
     normaliser = tl.load(lse + row)
     length = length_of(lengths, row, S, RAGGED)
@@ -170,15 +170,15 @@ def step_gradient_program(
     if NORM:
         gains = tl.load(gain + h, h_there, 0.0).to(tl.float32)
         shifts = tl.load(shift + h, h_there, 0.0).to(tl.float32)
-    # First what reaches the weights, and its mean: of the very numbers that it is subtracted from (see
-    # `score_gradient_program`).
+    # First the gradients of the weights and their weighted sum, computed from the same rounded numbers that it is
+    # subtracted from (see `score_gradient_program`).
     mean_above = tl.zeros([BS], tl.float32)
     for s0 in range(0, length, BS):
         positions = s0 + slots
         there = positions < length
         value = value_next.to(tl.float32)
         share = tl.where(there, tl.exp(score_next - normaliser), 0.0)
-        further = row * 0 + (s0 + BS)  # in 64 bits
+        further = row * 0 + (s0 + BS)  # as a 64-bit integer
         value_next = tl.load(value_at + further * values_step, (s0 + BS + value_slots < length) & column_there, 0.0)
         score_next = tl.load(scores + row * S + positions + BS, positions + BS < length, 0.0)
         above = over_features(value * given, BS, CV, WV)
@@ -187,7 +187,7 @@ def step_gradient_program(
         mean_above += tl.where(there, share * above, 0.0)
         tl.store(dscores + row * S + positions, above, there)
     mean_above = tl.sum(mean_above, 0)
-    tl.debug_barrier()  # other threads of this program wrote what is read now
+    tl.debug_barrier()  # the data read below were written by other threads of this program
     score_next = tl.load(scores + row * S + slots, slots < length, 0.0)
     above_next = tl.load(dscores + row * S + slots, slots < length, 0.0)
     dq = tl.zeros([CH * BS, WH], tl.float32)
@@ -201,7 +201,7 @@ def step_gradient_program(
         k = k_next.to(tl.float32)
         share = tl.where(there, tl.exp(score_next - normaliser), 0.0)
         dscore = for_rows(tl.where(there, share * (above_next - mean_above), 0.0), BS, CH)
-        further = row * 0 + (s0 + BS)  # in 64 bits
+        further = row * 0 + (s0 + BS)  # as a 64-bit integer
         k_next = tl.load(k_at + further * keys_step, (s0 + BS + k_slots < length) & h_there, 0.0)
         score_next = tl.load(scores + row * S + positions + BS, positions + BS < length, 0.0)
         above_next = tl.load(dscores + row * S + positions + BS, positions + BS < length, 0.0)
@@ -212,7 +212,7 @@ def step_gradient_program(
             rstd = for_rows(tl.load(at + apart, there, 0.0), BS, CH)
             slope_mean = for_rows(tl.load(at + 2 * apart, there, 0.0), BS, CH)
             lean_mean = for_rows(tl.load(at + 3 * apart, there, 0.0), BS, CH)
-            # Zeros where nothing is looked at: a NaN in the query must not get there.
+            # Zero for masked positions: a NaN in the query must not reach them.
             normalised = tl.where(inside, (q + k - mean) * rstd, 0.0)
             squashed = tanh(normalised * gains + shifts, HARDWARE)
             slope = vector * (1.0 - squashed * squashed)

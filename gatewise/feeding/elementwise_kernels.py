@@ -1,4 +1,4 @@
-"""What stands between the products of a decoder step, in one launch each: arguments, compiling, launching."""
+"""The CUDA kernels of the element-wise operations of a decoder step: arguments, compilation and launch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gatewise.feeding.elementwise import Dropout, Planes
 from gatewise.kernels.cuda import driver, toolchain
 
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
-THREADS = 128  # of a block, as in cell.cu
+THREADS = 128  # per block, as in cell.cu
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
 _VECTOR_BYTES = 16
-_ENOUGH_THREADS = 512  # of a multiprocessor
+_ENOUGH_THREADS = 512  # per multiprocessor
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -29,7 +29,7 @@ class PlanesArgument(ctypes.Structure):
 
 
 class Cell(ctypes.Structure):
-    """The struct `Cell`."""
+    """The struct `Cell` of cell.cu, field by field."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "product", "bias", "cell", "kept", "hidden", "above", "mask")],
@@ -40,13 +40,13 @@ class Cell(ctypes.Structure):
 
 
 class Gates(ctypes.Structure):
-    """The struct `Gates`."""
+    """The struct `Gates` of cell.cu, field by field."""
 
     _fields_ = [("gates", _POINTER), *[(name, _SIZE) for name in ("batch", "units")]]
 
 
 class CellGradient(ctypes.Structure):
-    """The struct `CellGradient`."""
+    """The struct `CellGradient` of cell.cu, field by field."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "cell", "earlier", "dcell", "written")],
@@ -58,7 +58,7 @@ class CellGradient(ctypes.Structure):
 
 
 class Attended(ctypes.Structure):
-    """The struct `Attended`."""
+    """The struct `Attended` of cell.cu, field by field."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("context", "state", "output", "fed", "mask")],
@@ -69,7 +69,7 @@ class Attended(ctypes.Structure):
 
 
 class AttendedGradient(ctypes.Structure):
-    """The struct `AttendedGradient`."""
+    """The struct `AttendedGradient` of cell.cu, field by field."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("sums", "output", "dy")],
@@ -81,15 +81,15 @@ class AttendedGradient(ctypes.Structure):
     ]
 
 
-class Launches:
-    """The parts as launches of our own kernels on a CUDA device; the methods are those of `Elementwise`.
+class ElementwiseKernels:
+    """The element-wise operations as CUDA kernels, one launch each; see `Elementwise`.
 
     Args:
-        batch: B.
-        units: H.
-        alignment: A number that all offsets of columns are multiples of, besides H.
-        dtype: Of the planes.
-        halves: Whether operands of products are float16 beside it.
+        batch: The batch size, B.
+        units: The number of units, H.
+        alignment: A number that, like H, divides all column offsets.
+        dtype: The dtype of the planes.
+        halves: Whether operands of products are stored in float16 although the decoder is in float32.
         device: A CUDA device with an index.
     """
 
@@ -115,7 +115,7 @@ class Launches:
         above: Tensor | None,
         dropout: Dropout | None,
     ) -> None:
-        """Step an LSTM cell."""
+        """Run one step of an LSTM cell."""
         arguments = Cell(
             gates=address(gates),
             product=address(product),
@@ -133,7 +133,7 @@ class Launches:
         self._launch("feeding_cell", arguments)
 
     def activate(self, gates: Tensor) -> None:
-        """Replace sums of gates by the activated gates."""
+        """Activate gate sums in place."""
         self._launch("feeding_gates", Gates(address(gates), len(gates), self._sizes["units"]))
 
     def cell_gradient(
@@ -149,7 +149,7 @@ class Launches:
         dropout: Dropout | None,
         scale: Tensor | None,
     ) -> None:
-        """Step the adjoint of a cell."""
+        """Run the backward pass of one step of an LSTM cell."""
         arguments = CellGradient(
             gates=address(gates),
             cell=address(cell),
@@ -163,7 +163,7 @@ class Launches:
             **self._sizes,
         )
         if self._halves:
-            # A block for each row, whose largest number its threads look for together.
+            # One block handles each row, so that its threads can find the row's largest number together.
             self._launch(
                 "feeding_cell_gradient", arguments, (self._sizes["batch"], -(-self._threads_of_a_row // 32) * 32)
             )
@@ -173,7 +173,7 @@ class Launches:
     def attended(
         self, context: Tensor, state: Tensor, output: Tensor | None, fed: Tensor, dropout: Dropout | None
     ) -> None:
-        """Write the attended output."""
+        """Write the attentional output."""
         arguments = Attended(
             context=address(context),
             state=address(state),
@@ -191,7 +191,7 @@ class Launches:
     def attended_gradient(
         self, sums: Tensor, output: Tensor, dy: Tensor | None, later: Planes | None, dropout: Dropout | None
     ) -> None:
-        """Write the gradient of the sum."""
+        """Write the gradient of context + state."""
         arguments = AttendedGradient(
             sums=address(sums),
             output=address(output),
@@ -212,13 +212,13 @@ class Launches:
 
 
 def available(device: torch.device) -> bool:
-    """Whether the source can be compiled and run for a device."""
+    """Return whether the CUDA source can be compiled and run for a device."""
     numbers = Device.probe(device)
     return numbers.compiles and numbers.capability >= (8, 0)
 
 
 def width_of(batch: int, units: int, alignment: int, dtype: torch.dtype, multiprocessors: int) -> int:
-    """Return how many neighbouring numbers a thread takes: the most that leave every multiprocessor enough threads."""
+    """Return the elements per thread: as many as possible while every multiprocessor has enough threads."""
     width = math.gcd(units, alignment, _VECTOR_BYTES // dtype.itemsize)
     narrowest = max(1, 4 // dtype.itemsize)
     while width > narrowest and batch * units < width * _ENOUGH_THREADS * multiprocessors:
@@ -227,17 +227,17 @@ def width_of(batch: int, units: int, alignment: int, dtype: torch.dtype, multipr
 
 
 def macros_of(dtype: torch.dtype, width: int, halves: bool = False) -> tuple[tuple[str, int], ...]:
-    """Return the template parameters of the source."""
+    """Return the template parameters of the CUDA source."""
     return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("HALVES", int(halves))
 
 
 def of_dropout(dropout: Dropout | None) -> dict[str, object]:
-    """Return the arguments that say what is dropped."""
+    """Return the kernel arguments for dropout."""
     return {} if dropout is None else {"mask": address(dropout.mask), "scale": dropout.scale}
 
 
 def planes_argument(found: Planes | None) -> PlanesArgument:
-    """Return how the sources are told of a gradient."""
+    """Return the kernel argument for a gradient."""
     if found is None:
         return PlanesArgument()
     planes, scale = found
@@ -245,12 +245,12 @@ def planes_argument(found: Planes | None) -> PlanesArgument:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Return where a tensor begins; None for none."""
+    """Return the address of a tensor; None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 @functools.lru_cache(maxsize=256)
 def binary_of(source: Path, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
-    """Return the machine code of a source for a device."""
+    """Return the machine code of a CUDA source for a device."""
     architecture = Device.probe(torch.device("cuda", device_index)).architecture
     return toolchain.compile_source(source, architecture, dict(macros))

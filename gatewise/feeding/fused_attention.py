@@ -1,4 +1,4 @@
-"""Additive attention and what surrounds it as one launch of our own, where the attention kernel is "fused"."""
+"""Additive attention and the surrounding element-wise operations as one CUDA kernel; requires the kernel "fused"."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gatewise import attention
 from gatewise.contract.device import Device
-from gatewise.feeding.attending import Places
+from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Inputs, at
 from gatewise.feeding.elementwise import Planes
-from gatewise.feeding.launches import (
+from gatewise.feeding.elementwise_kernels import (
     DTYPES,
     PlanesArgument,
     address,
@@ -27,11 +27,11 @@ from gatewise.feeding.launches import (
 from gatewise.kernels.cuda import driver
 
 SOURCE = Path(__file__).parent / "cuda" / "attend.cu"
-_WARPS = 16  # of a block, as in attend.cu
-_WIDEST = 1024  # features, or values: 32 for each lane of a warp
-_LONGEST = 2048  # positions, as in attend.cu
-_VECTOR_BYTES, _LEAST_BYTES = 16, 4  # that a thread reads at once
-_PLACE_BYTES = 128  # of registers for the positions that a thread holds
+_WARPS = 16  # per block, as in attend.cu
+_WIDEST = 1024  # the most features, and the most values: 32 for each lane of a warp
+_LONGEST = 2048  # the most source positions, as in attend.cu
+_VECTOR_BYTES, _LEAST_BYTES = 16, 4  # the most and the fewest bytes that a thread loads at once
+_PLACE_BYTES = 128  # the size of the registers for the source positions that a thread holds
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -46,7 +46,7 @@ class Source(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """The struct `Attend`."""
+    """The struct `Attend` of attend.cu, field by field."""
 
     _fields_ = [
         ("from", Source),
@@ -57,7 +57,7 @@ class Attend(ctypes.Structure):
 
 
 class AttendGradient(ctypes.Structure):
-    """The struct `AttendGradient`."""
+    """The struct `AttendGradient` of attend.cu, field by field."""
 
     _fields_ = [
         ("from", Source),
@@ -70,7 +70,7 @@ class AttendGradient(ctypes.Structure):
 
 
 class _Step(NamedTuple):
-    """What one step reads and writes: see `Places` and `attention.Steps`."""
+    """The tensors that one step reads and writes: see `Places` and `attention.Steps`."""
 
     query: Tensor
     context: Tensor
@@ -82,27 +82,27 @@ class _Step(NamedTuple):
     normaliser: Tensor | None = None
 
 
-class AtOnce:
-    """Both in one launch; see `possible`. The methods are those of `Attending`.
+class FusedAttention:
+    """Computes attention and the element-wise operations in one launch if `possible`; see `AttentionPart`.
 
-    What it keeps of a step is what the kernel "fused" keeps, scores and what normalises them, so that the gradients of
-    the source, once after the loop, are that kernel's.
+    It keeps the same tensors of a step as the attention kernel "fused", the scores and their log-sum-exp, so that that
+    kernel can compute the source gradients once after the loop.
 
     Args:
-        inputs: Of the decoder.
-        steps: Of attention, by the kernel "fused".
-        places: Where the steps read and write.
-        halves: Whether operands of products are float16 beside float32.
+        inputs: The inputs of the decoder.
+        steps: The attention steps, with the kernel "fused".
+        places: The tensors that the steps read and write.
+        halves: Whether operands of products are stored in float16 although the decoder is in float32.
     """
 
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, *, halves: bool) -> None:
         self._inputs, self._of_attention = inputs, steps
-        # Views of all steps at once: made one by one they would take as long as the launches.
+        # All views are created at once: creating them step by step would take as long as the launches.
         tensors = steps.queries, steps.contexts, *places, *steps.result.kept[:2]
         self._steps = [_Step(*each) for each in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
         self._fed_alone = places.outputs is places.fed
         self._device = inputs.keys.device
-        # Each step reads all keys and values, which takes half as long in half as many bytes.
+        # Each step reads all keys and values: in float16 this takes half the time.
         operand = torch.float16 if halves else inputs.keys.dtype
         self._keys, self._values = (each.to(operand) for each in (inputs.keys, inputs.values))
         self._macros = macros_of(inputs, operand, halves=halves)
@@ -125,7 +125,7 @@ class AtOnce:
         )
 
     def forward(self, step: int) -> None:
-        """Write the attended output of a step."""
+        """Write the attentional output of a step."""
         query, context, state, output, fed, _, scores, normaliser = self._steps[step]
         arguments = Attend(
             query=address(query),
@@ -166,7 +166,7 @@ class AtOnce:
         self._launch("feeding_attend_gradient", arguments)
 
     def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
-        """Return the gradients of what all steps share."""
+        """Return the gradients of the attention inputs that all steps share."""
         return attention.source_gradients(self._of_attention, dcontexts)
 
     def _launch(self, entry: str, arguments: Attend | AttendGradient) -> None:
@@ -175,11 +175,11 @@ class AtOnce:
 
 
 def possible(inputs: Inputs, steps: attention.Steps, *, halves: bool) -> bool:
-    """Whether a call's steps can be computed so: additive scores by the kernel "fused", on a GPU, of bounded sizes.
+    """Return whether the call supports one launch per step: additive scores, kernel "fused", a GPU, bounded sizes.
 
     Args:
-        inputs: Of the decoder.
-        steps: Of attention.
+        inputs: The inputs of the decoder.
+        steps: The attention steps.
         halves: Whether keys and values are read in float16.
     """
     keys, additive = inputs.keys, inputs.query_size > 0
@@ -191,20 +191,20 @@ def possible(inputs: Inputs, steps: attention.Steps, *, halves: bool) -> bool:
 
 
 def fits(inputs: Inputs, operand: torch.dtype) -> bool:
-    """Whether rows are short enough, and a thread reads at least four bytes of keys and values in this dtype."""
+    """Return whether the sizes are small enough, and rows are aligned to loads of at least four bytes in this dtype."""
     keys = inputs.keys
     narrow = max(keys.shape[2], inputs.units) <= _WIDEST and len(keys) <= _LONGEST
     return narrow and _width(inputs, operand) * operand.itemsize >= _LEAST_BYTES
 
 
 def macros_of(inputs: Inputs, operand: torch.dtype, *, halves: bool) -> tuple[tuple[str, int], ...]:
-    """Return the template parameters of the source for a call."""
+    """Return the template parameters of the CUDA source for a call."""
     widest = max(inputs.keys.shape[2], inputs.units)
     return macros(inputs.keys.dtype, _width(inputs, operand), widest, operand.itemsize, halves=halves)
 
 
 def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves: bool) -> tuple[tuple[str, int], ...]:
-    """Return the template parameters for so many features, or values, and neighbours of a thread."""
+    """Return the template parameters for the largest number of features or values, and the width of a load."""
     chunks = -(-widest // (32 * width))
     places = 4 if 4 * chunks * width * element <= _PLACE_BYTES else 2
     named = {"DTYPE": DTYPES[dtype], "WIDTH": width, "CHUNKS": chunks, "PLACES": places, "HALVES": int(halves)}
@@ -212,7 +212,7 @@ def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves:
 
 
 def _width(inputs: Inputs, operand: torch.dtype) -> int:
-    """Return how many neighbours a thread reads at once: the most that every row begins at a multiple of."""
+    """Return the number of elements that a thread loads at once: the most to which every row is aligned."""
     keys, values = inputs.keys, inputs.values
     offsets = (each.storage_offset() for each in (keys, values))
     sizes = keys.shape[2], values.shape[2], *keys.stride()[:2], *values.stride()[:2], *offsets

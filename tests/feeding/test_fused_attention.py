@@ -9,11 +9,11 @@ from test_decoder import Call
 from gatewise import attention
 from gatewise.attention.call import Result
 from gatewise.contract.device import Device
-from gatewise.feeding import attend_launches, decoder
-from gatewise.feeding.attend_apart import Apart
-from gatewise.feeding.attending import Places
+from gatewise.feeding import decoder, fused_attention
+from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Options, Weights
 from gatewise.feeding.elementwise import Plain, Planes
+from gatewise.feeding.separate_attention import SeparateAttention
 
 CASES = {
     "small": {"units": 8, "features": 8},
@@ -53,7 +53,7 @@ def both(options, dtype, halves=False):
 
 def compared(at_once, options, dtype, tolerance, halves=False):
     inputs, ((steps, places), (other, others)) = both(options, dtype, halves)
-    apart = Apart(inputs, steps, places, Plain())
+    apart = SeparateAttention(inputs, steps, places, Plain())
     scores = torch.full((*steps.contexts.shape[:2], len(inputs.keys)), torch.nan)
     kept = scores, torch.full(steps.contexts.shape[:2], torch.nan)
     other = attention.Steps(other.kernel, other.problem, other.inputs, Result(other.contexts, None, kept))
@@ -149,4 +149,4 @@ def test_what_is_kept_is_what_the_kernel_fused_keeps(at_once_on_cpu):
 )
 def test_what_fits_depends_on_what_is_read(options, dtype, fit):
     inputs, _ = both({"time": 1, "batch": 1} | options, torch.float32)
-    assert attend_launches.fits(inputs, dtype) == fit
+    assert fused_attention.fits(inputs, dtype) == fit

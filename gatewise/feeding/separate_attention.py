@@ -1,23 +1,23 @@
-"""Attention step by step as its package offers it, with any of its kernels, and an element-wise part."""
+"""Attention step by step with any kernel of `gatewise.attention`, followed by an element-wise operation."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from gatewise import attention
-from gatewise.feeding.attending import Places
+from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Inputs, at
 from gatewise.feeding.elementwise import Elementwise, Planes
 
 
-class Apart:
-    """Attention by its package, and the rest by an element-wise part. The methods are those of `Attending`.
+class SeparateAttention:
+    """Computes attention with `gatewise.attention` and the rest with an element-wise operation; see `AttentionPart`.
 
     Args:
-        inputs: Of the decoder.
-        steps: Of attention.
-        places: Where the steps read and write.
-        parts: The element-wise parts.
+        inputs: The inputs of the decoder.
+        steps: The attention steps.
+        places: The tensors that the steps read and write.
+        parts: The element-wise operations.
     """
 
     def __init__(self, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise) -> None:
@@ -25,14 +25,14 @@ class Apart:
         self._gathered: attention.Gradients | None = None
 
     def forward(self, step: int) -> None:
-        """Write the attended output of a step."""
+        """Write the attentional output of a step."""
         places = self._places
         context = attention.attend_step(self._steps, step)
         outputs = None if places.outputs is places.fed else places.outputs[step]
         self._parts.attended(context, places.states[step], outputs, places.fed[step], at(self._dropout, step))
 
     def backward(self, step: int, dy: Tensor | None, later: Planes | None) -> None:
-        """Write the gradients of the query and of the sum."""
+        """Write the gradients of the query and of the sum of context and state."""
         places = self._places
         dsums = places.states[step]
         self._parts.attended_gradient(dsums, places.outputs[step], dy, later, at(self._dropout, step))
@@ -41,5 +41,5 @@ class Apart:
         attention.query_gradient_step(self._steps, step, dsums, out=places.dqueries[step], gathered=self._gathered)
 
     def source_gradients(self, dcontexts: Tensor) -> attention.Gradients:
-        """Return the gradients of what all steps share."""
+        """Return the gradients of the attention inputs that all steps share."""
         return attention.source_gradients(self._steps, dcontexts, gathered=self._gathered)
