@@ -18,7 +18,7 @@ from gatewise.nn.arguments import check_input, check_layer_options, check_sizes,
 _CELL = CELL()
 
 
-class GRU(nn.GRU):
+class GRU(nn.RNNBase):
     r"""A stack of GRU layers, a drop-in for `torch.nn.GRU`.
 
     For every call the fastest way to compute it is chosen; `gatewise.explain(module, input)` says which and why. For
@@ -76,9 +76,18 @@ class GRU(nn.GRU):
     ) -> None:
         check_sizes(input_size, hidden_size, num_layers)
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
-        given = {"num_layers": num_layers, "bias": bias, "batch_first": batch_first, "dropout": float(dropout)}
+        # Not a subclass of torch.nn.GRU: torch.compile refuses to trace its instances.
         super().__init__(
-            input_size, hidden_size, bidirectional=bool(bidirectional), device=device, dtype=dtype, **given
+            "GRU",
+            input_size,
+            hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=float(dropout),
+            bidirectional=bool(bidirectional),
+            device=device,
+            dtype=dtype,
         )
         self.kernel, self.memory = kernel, memory
 

@@ -1,4 +1,4 @@
-"""The float64 oracle: `torch.nn.LSTM`, one layer at a time, with ragged batches as `PackedSequence`.
+"""The float64 oracle: `torch.nn.LSTM` or `GRU`, one layer at a time, with ragged batches as `PackedSequence`.
 
 It uses none of gatewise's own mathematics.
 """
@@ -6,11 +6,13 @@ It uses none of gatewise's own mathematics.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from gatewise.cells import GRU
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 
@@ -75,18 +77,18 @@ def reference(
     return result, InputGradients(found[0], found[1], found[2], tuple(found[3:]))
 
 
-def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str) -> list[torch.nn.LSTM]:
+_Module = torch.nn.LSTM | torch.nn.GRU
+
+
+def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str) -> list[_Module]:
     modules, values = [], iter(inputs.weights)
     for layer in range(problem.num_layers):
-        module = torch.nn.LSTM(
-            problem.layer_input_size(layer),
-            problem.hidden_size,
-            bias=problem.bias,
-            bidirectional=problem.bidirectional,
-            proj_size=problem.proj_size,
-            dtype=dtype,
-            device=device,
-        )
+        sizes = problem.layer_input_size(layer), problem.hidden_size
+        options = {"bias": problem.bias, "bidirectional": problem.bidirectional, "dtype": dtype, "device": device}
+        if problem.cell == GRU():
+            module = torch.nn.GRU(*sizes, **options)
+        else:
+            module = torch.nn.LSTM(*sizes, **options, proj_size=problem.proj_size)
         with torch.no_grad():
             for direction in module.all_weights:
                 for weight in direction:
@@ -96,7 +98,7 @@ def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch
 
 
 def _stack(
-    problem: Problem, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, modules: Sequence[torch.nn.LSTM]
+    problem: Problem, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, modules: Sequence[_Module]
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = None if problem.layout is Layout.DENSE else _rows(inputs)
     finals = []
@@ -110,14 +112,21 @@ def _stack(
     return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
 
 
+def _called(module: _Module, x: Tensor | PackedSequence, h0: Tensor, c0: Tensor) -> tuple[Any, tuple[Tensor, Tensor]]:
+    if isinstance(module, torch.nn.LSTM):
+        return module(x, (h0, c0))
+    y, h_n = module(x, h0)
+    return y, (h_n, c0)
+
+
 def _layer(
-    module: torch.nn.LSTM, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
+    module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     output_size = (module.proj_size or module.hidden_size) * h0.shape[0]
     if rows is None:
         if x.shape[0] == 0 or x.shape[1] == 0:
             return x.new_zeros(*x.shape[:2], output_size), (h0, c0)
-        return module(x, (h0.contiguous(), c0.contiguous()))
+        return _called(module, x, h0.contiguous(), c0.contiguous())
     longest_first = sorted((row for row, tokens in enumerate(rows) if tokens), key=lambda row: -len(rows[row]))
     if not longest_first:
         return x.new_zeros(*x.shape[:-1], output_size), (h0, c0)
@@ -127,7 +136,7 @@ def _layer(
     there = torch.tensor(longest_first, device=x.device)
     flat = x.reshape(-1, x.shape[-1])
     packed = PackedSequence(flat.index_select(0, index), torch.tensor([len(some) for some in alive], device="cpu"))
-    out, (h, c) = module(packed, (h0.index_select(1, there), c0.index_select(1, there)))
+    out, (h, c) = _called(module, packed, h0.index_select(1, there), c0.index_select(1, there))
     y = flat.new_zeros(flat.shape[0], output_size).index_copy(0, index, out.data)
     return y.view(*x.shape[:-1], output_size), (h0.index_copy(1, there, h), c0.index_copy(1, there, c))
 

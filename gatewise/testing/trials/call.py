@@ -78,7 +78,7 @@ class _Layer:
         given = {"lengths": self._tensors.lengths} if self._tensors.lengths is not None else {}
         with self._on_stream(), self._without_gradients(), _autocast(self._setting):
             # The view is made inside the block, because it is differentiated on the stream on which it is made.
-            y, (h_n, c_n) = self._called(self._input(), self._tensors.state, **given)
+            y, (h_n, c_n) = self._states_of(self._called(self._input(), self._state(), **given))
         return _in_time_order(self._setting, y), h_n, c_n
 
     def backward(self, pending: tuple[Tensor, Tensor, Tensor]) -> Found:
@@ -108,6 +108,16 @@ class _Layer:
             found = {id(leaf): gradient for leaf, gradient in zip(learned, gradients, strict=True)}
         x, h0, c0, *weights = [None if leaf is None else found.get(id(leaf)) for leaf in leaves]
         return result, InputGradients(x, h0, c0, tuple(weights)), ()
+
+    def _state(self) -> Any:
+        state = self._tensors.state
+        return state[0] if state is not None and self._setting.cell == "gru" else state
+
+    def _states_of(self, found: tuple) -> tuple:
+        if self._setting.cell != "gru":
+            return found
+        y, h_n = found
+        return y, (h_n, h_n.new_zeros(*h_n.shape[:2], 0))
 
     def _input(self) -> Tensor | PackedSequence:
         given = self._tensors.input

@@ -112,6 +112,7 @@ def _drawn(
         changes=rarely(True, False, 0.3),
         calls=generator.choice((3, 3, 4, 5)),
         seed=generator.randrange(2**31),
+        cell=rarely("gru", "lstm"),
     )
 
 
@@ -122,6 +123,11 @@ def _settled(setting: Setting) -> Setting:
         nonlocal setting
         setting = dataclasses.replace(setting, **options)
 
+    if setting.cell == "gru":
+        outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
+        change(proj_size=0, dropout=0.0, above=" ".join(outputs))
+        if setting.mode == "explicit":
+            change(mode="eager")
     if setting.packed:
         change(lengths="", x="dense", batch_first=False, poison="nowhere")
     if not setting.lengths:

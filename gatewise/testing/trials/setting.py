@@ -50,6 +50,7 @@ class Setting:
         changes: Whether all values are overwritten in place after two calls, as by an optimizer and a data loader.
         calls: The number of calls.
         seed: The seed of all values.
+        cell: "lstm" or "gru".
     """
 
     time: int = 1
@@ -83,6 +84,7 @@ class Setting:
     changes: bool = False
     calls: int = 3
     seed: int = 0
+    cell: str = "lstm"
 
     @property
     def computes_in(self) -> torch.dtype:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gatewise.cells import cell_named
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
-from gatewise.nn import LSTM
+from gatewise.nn import GRU, LSTM
 from gatewise.testing.trials.memory import laid_out, walled
 from gatewise.testing.trials.setting import Setting
 
@@ -29,7 +30,7 @@ class Tensors(NamedTuple):
         above: The gradients of y, h_n and c_n in the layer's layout; None for those that the setting does not have.
     """
 
-    layer: LSTM
+    layer: LSTM | GRU
     input: Tensor | PackedSequence
     x: Tensor
     state: tuple[Tensor, Tensor] | None
@@ -78,7 +79,7 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     states = problem.num_layers * problem.num_directions
     x = laid_out(normal(setting.time, setting.batch, setting.input_size), setting.x)
     h0 = walled(normal(states, setting.batch, problem.state_size))
-    c0 = walled(normal(states, setting.batch, setting.hidden_size))
+    c0 = walled(normal(states, setting.batch, problem.states_size))
     _poison(setting, x, rows)
     lengths = _as_given(setting, rows, device)
     layout = problem.layout
@@ -148,23 +149,23 @@ def _problem(setting: Setting) -> Problem:
         dropout=setting.dropout,
         needs_grad=setting.training,
         allow_tf32=setting.allow_tf32 and setting.computes_in == torch.float32,
+        cell=cell_named(setting.cell),
     )
 
 
-def _layer(setting: Setting, device: torch.device, dtype: torch.dtype, normal: Callable[..., Tensor]) -> LSTM:
+def _layer(setting: Setting, device: torch.device, dtype: torch.dtype, normal: Callable[..., Tensor]) -> LSTM | GRU:
     sizes = setting.input_size, setting.hidden_size, setting.num_layers
-    layer = LSTM(
-        *sizes,
-        bias=setting.bias,
-        batch_first=setting.batch_first,
-        dropout=setting.dropout,
-        bidirectional=setting.bidirectional,
-        proj_size=setting.proj_size,
-        device=device,
-        dtype=dtype,
-        kernel=setting.kernel,
-        memory=setting.memory,
-    )
+    options: dict[str, Any] = {
+        "bias": setting.bias,
+        "batch_first": setting.batch_first,
+        "dropout": setting.dropout,
+        "bidirectional": setting.bidirectional,
+        "device": device,
+        "dtype": dtype,
+        "kernel": setting.kernel,
+        "memory": setting.memory,
+    }
+    layer = GRU(*sizes, **options) if setting.cell == "gru" else LSTM(*sizes, **options, proj_size=setting.proj_size)
     names = [name for name, _ in layer.named_parameters()]
     for number, name in enumerate(names):
         own = getattr(layer, name)

@@ -115,18 +115,21 @@ def _operators_of(setting: Setting) -> Iterator[None]:
 
 def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
     """Return the names of the tensors that a call must return, among those of the reference."""
+    outputs = [name for name in _OUTPUTS if setting.cell == "lstm" or name != "c_n"]
     if not setting.training:
-        return list(_OUTPUTS)
+        return outputs
     weights = names[len(_OUTPUTS) + len(_STATES) + 1 :]
     if setting.mode == "explicit":
         states, learned = list(_STATES), list(weights)
     else:
         states = list(_STATES) if setting.states == "learned" else []
+        if setting.cell == "gru":
+            states = [name for name in states if name != "dc0"]
         learned = list(weights[: max(0, len(weights) - setting.frozen)])
         if not {"y", "h", "sum"} & set(setting.above.split()):
             # The projection of the last step does not reach the cell states.
             learned = [name for name in learned if not name.startswith("dweight_hr")]
-    return [*_OUTPUTS, *(["dx"] if setting.x_learned else []), *states, *learned]
+    return [*outputs, *(["dx"] if setting.x_learned else []), *states, *learned]
 
 
 def _equal(masks: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:

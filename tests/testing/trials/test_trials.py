@@ -71,6 +71,14 @@ def test_a_result_with_a_nan_is_wrong(changed):
         trial(Setting(hidden_size=4, kernel="eager"))
 
 
+def test_a_wrong_gru_is_found(changed):
+    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", states="learned", above="y h", cell="gru")
+    trial(setting)
+    changed(with_wrong_last_step)
+    with pytest.raises(Wrong, match="call 1: y: relative error"):
+        trial(setting)
+
+
 def test_a_gradient_that_is_left_out_is_wrong(monkeypatch):
     original = type(eager).backward
     left_out = lambda self, *given: original(self, *given)._replace(x=None)  # noqa: E731
