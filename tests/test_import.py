@@ -78,7 +78,7 @@ PUBLIC = {
     for name in module.__all__
     if callable(getattr(module, name))
 }
-AS_IN = re.compile(r"Args: as in `(?:gatewise\.attention\.)?attend`")
+AS_IN = re.compile(r"Args: The same as for `(?:gatewise\.attention\.)?attend`")
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -40,7 +40,7 @@ def test_every_way_is_a_row(settings, observer) -> None:
     assert set(status.values()) <= {"measured", "refused"}
     for row in outcome.records:
         if row.status == "refused":
-            assert "triton is not there" in row.note
+            assert "triton is not available" in row.note
 
 
 def test_a_measured_row(settings, observer) -> None:
