@@ -18,7 +18,7 @@ def rival(compute: Attend, inputs: Inputs) -> Rival:
 
     Args:
         compute: Plain PyTorch's attention.
-        inputs: What is timed.
+        inputs: The inputs that are timed.
     """
     rounding = torch.finfo(inputs.query.dtype).eps
     return Rival(lambda nudge: losses(compute, inputs, nudge=nudge), rounding, rounding, "plain torch")
@@ -29,9 +29,9 @@ def losses(compute: Attend, inputs: Inputs, *, replayed: bool = False, nudge: Nu
 
     Args:
         compute: Computes the context [T, B, V] from the inputs.
-        inputs: What is timed; those that need gradients are trained.
+        inputs: The inputs that are timed; those that need gradients are trained.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: What moves the inputs before the first step; None to leave them.
+        nudge: A function that moves the inputs slightly before the first step; None leaves them.
     """
     leaves = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     shape = torch.Size((*inputs.query.shape[:-1], inputs.values.shape[-1]))

@@ -116,7 +116,7 @@ class Rival:
 
 
 def rounding_of_sum(tokens: int) -> float:
-    """Return what a loss may be off by, as a share, that float32 adds up over tokens: in any order, nearly surely.
+    """Return a bound on the relative error of a loss that float32 adds up over tokens: in any order, nearly surely.
 
     The roundings of a sum over N numbers are within 4 sqrt(N) units (Higham and Mary, A New Approach to Probabilistic
     Rounding Error Analysis, 2019, theorem 2.4, whose probability is 1 - 2 exp(-4^2 / 2)); the result is one more.
@@ -159,9 +159,9 @@ def descent(
     Args:
         output: Computes the output [..., features] from the weights.
         shape: The shape of the output.
-        weights: What is trained; they need gradients.
+        weights: The weights to train, which need gradients.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: What moves the weights before the first step; None to leave them.
+        nudge: A function that moves the weights slightly before the first step; None leaves them.
     """
     device = weights[0].device
     loss = torch.zeros((), dtype=torch.float64, device=device)

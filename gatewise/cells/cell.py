@@ -2,7 +2,7 @@
 
 A cell states the arithmetic of a single hidden unit and nothing else. Matrices, biases, layers, directions, sequence
 lengths, projections and dropout belong to the schedule that runs it, and work for every cell. From the statement follow
-the eager operators, the adjoint, the CUDA device functions, and what is kept for the backward pass.
+the operators of the kernel `eager`, the adjoint, and what is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Cell:
         """
         gate = types.SimpleNamespace()
         for name in self.gates:
-            value = sums[name] if name not in self.apart else None
-            if value is None:
+            if name in self.apart:
                 value = types.SimpleNamespace(input=sums[f"{name}_input"], recurrent=sums[f"{name}_recurrent"])
+            else:
+                value = sums[name]
             setattr(gate, name, value)
         hidden, after = self.step(gate, types.SimpleNamespace(**states))
         return hidden, tuple(after[name] for name in self.states)
@@ -86,4 +87,4 @@ class Cell:
         return type(other) is type(self) and vars(other) == vars(self)
 
     def __hash__(self) -> int:
-        return hash((type(self), tuple(sorted(vars(self).items()))))
+        return hash(type(self))  # cells are looked up in every call, and a class has few that differ

@@ -171,7 +171,7 @@ class Problem:
         sizes = f"T {self.time}, B {self.batch}, I {self.input_size}, H {self.hidden_size}"
         extras = [
             f"P {self.proj_size}" if self.proj_size else "",
-            self.cell.name if self.cell != LSTM() else "",
+            self.cell.name if type(self.cell) is not LSTM else "",
             f"{self.num_layers} layers" if self.num_layers != 1 else "",
             "2 directions" if self.bidirectional else "",
             "" if self.bias else "no bias",

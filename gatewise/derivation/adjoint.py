@@ -19,7 +19,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gatewise.derivation.trace import Operand, Operation, Step, before, is_number
+from gatewise.cells.cell import Cell
+from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, traced
 
 if TYPE_CHECKING:
     import sympy
@@ -44,10 +45,11 @@ class Adjoint:
 
 
 @functools.lru_cache(maxsize=256)
-def adjoint_of(step: Step) -> Adjoint:
-    """Return the adjoint of a step."""
+def adjoint_of(cell: Cell) -> Adjoint:
+    """Return the adjoint of a cell's step."""
     import sympy  # it takes a third of a second, which a program without an own adjoint need not spend
 
+    step = traced(cell)
     symbol: Callable[[str], Any] = functools.lru_cache(maxsize=None)(sympy.Symbol)
     rows = (*step.sums, *map(before, step.states), *([before("h")] if step.reads_hidden else []))
     columns = ("h", *step.states)

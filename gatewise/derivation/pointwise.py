@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import adjoint_of
-from gatewise.derivation.trace import Operand, Operation, Step, before, is_number
+from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, traced
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -37,8 +38,9 @@ class Pointwise(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def pointwise_of(step: Step) -> Pointwise:
-    """Return the functions of a step."""
+def pointwise_of(cell: Cell) -> Pointwise:
+    """Return the functions of a cell's step."""
+    step = traced(cell)
     states = [before(name) for name in ("h", *step.states)]
     forward = _Writer(step, known=())
     forward.needs((step.hidden, *step.after))
@@ -62,14 +64,14 @@ def pointwise_of(step: Step) -> Pointwise:
 
 
 @functools.lru_cache(maxsize=256)
-def coefficients_of(step: Step) -> Callable[..., None]:
-    """Return the function that computes the coefficients of a step's adjoint, for any number of steps at once.
+def coefficients_of(cell: Cell) -> Callable[..., None]:
+    """Return the function that computes the coefficients of a cell's adjoint, for any number of steps at once.
 
     Its arguments are the sums [..., S*H], the states before the step [..., H], the hidden one first, the other states
     after it [..., H], and the columns to write: for each state after the step, the hidden one first, a tensor
     [..., R, H] with R the number of `Adjoint.rows`.
     """
-    adjoint = adjoint_of(step)
+    step, adjoint = traced(cell), adjoint_of(cell)
     writer = _Writer(step, known=step.after)
     expressions = [expression for _, expression in adjoint.shared] + [one for row in adjoint.table for one in row]
     shared = {name for name, _ in adjoint.shared}
@@ -211,6 +213,9 @@ def _printer(name: Callable[[str], str]) -> Any:
         def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
             return name(str(expr))
 
+        def _print_Float(self, expr: Any) -> str:  # noqa: N802
+            return repr(float(expr))
+
         def _print_Pow(self, expr: Any, rational: bool = False) -> str:  # noqa: N802
             base, exponent = expr.as_base_exp()
             if not exponent.is_Integer:
@@ -219,7 +224,7 @@ def _printer(name: Callable[[str], str]) -> Any:
             product = "*".join([text] * abs(int(exponent)))
             return f"({product})" if exponent > 0 else f"(1/({product}))"
 
-    return Printer({"full_prec": False})
+    return Printer()
 
 
 def _written(entry: Any, into: str, printer: Any) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from gatewise.cells.cell import Cell
+
+_RESERVED = re.compile(r"[vt]\d+|h")  # the names of operations, of shared expressions, and of the hidden state
 
 Operand = str | float
 """The name of a value, or a number."""
@@ -71,6 +74,8 @@ def traced(cell: Cell) -> Step:
     Raises:
         NotTraceable: The step does something that cannot be recorded; the message names the line.
     """
+    if bad := [name for name in (*cell.gates, *cell.states) if not name.isidentifier() or _RESERVED.fullmatch(name)]:
+        raise NotTraceable(f"`{type(cell).__name__}` must name gates and states as Python does, and not as {bad[0]!r}.")
     tape: list[Operation] = []
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
@@ -177,6 +182,8 @@ def _operand(value: Any) -> Operand:
         return value.name
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Untraceable(f"an operand of type {type(value).__name__}")
+    if not math.isfinite(value):
+        raise _Untraceable(f"the number {value}")
     return float(value)
 
 
@@ -184,7 +191,7 @@ def _lifted(tape: list[Operation], value: Any) -> str:
     if not isinstance(value, _Value):
         found = type(value).__name__
         raise _Untraceable(f"a result of type {found}")
-    if value.name.startswith("v"):
+    if any(operation.name == value.name for operation in tape):
         return value.name
     return _recorded("mul", value, 1.0).name  # a state or a sum that is handed through has a name of its own
 
@@ -200,4 +207,4 @@ def _refusal(cell: Cell, error: _Untraceable) -> str:
 
 def is_number(operand: Operand) -> bool:
     """Whether an operand is a number rather than the name of a value."""
-    return isinstance(operand, float) and not math.isnan(operand)
+    return isinstance(operand, float)

@@ -33,7 +33,7 @@ IS_LSTM = Criterion(
     "cell",
     allowed="lstm",
     actual=lambda problem, device: problem.cell.name,
-    holds=lambda problem, device: problem.cell == LSTM(),
+    holds=lambda problem, device: type(problem.cell) is LSTM,
     violation=lambda problem, device: (problem.replace(cell=GRU(), proj_size=0), device),
 )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
 
@@ -55,6 +56,41 @@ def check_state(hx: object) -> None:
         raise ArgumentError(
             sentence("hx", "None or a tensor h_0", _words(hx), "Give None for a state that is not known.")
         )
+
+
+def check_step(
+    x: object, states: tuple[Tensor, ...] | None, input_size: int, hidden_size: int, dtype: torch.dtype
+) -> None:
+    """Check the input and the states of a single step.
+
+    Args:
+        x: The input, which must be [B, I], or [I] without a batch.
+        states: The states, which must be [B, H] or [H] each; or None.
+        input_size: I.
+        hidden_size: H.
+        dtype: The dtype of the parameters, which the input must have outside of autocast.
+
+    Raises:
+        ArgumentError: The input is no tensor.
+        ShapeError: A rank or size does not fit.
+        DtypeError: The dtype of the input is another one.
+    """
+    check_input(x)
+    assert isinstance(x, Tensor)
+    shape = x.shape
+    if len(shape) not in (1, 2):
+        expectation = "[B, I], or [I] without a batch"
+        raise ShapeError(sentence("input", expectation, f"rank {len(shape)} with shape {list(shape)}"))
+    if shape[-1] != input_size:
+        raise ShapeError(sentence("input", f"of {input_size} features", f"{shape[-1]} in {list(shape)}"))
+    expected = (*shape[:-1], hidden_size)
+    for index, value in enumerate(states or ()):
+        if value.shape != expected:
+            name = "hx" if states is None or len(states) == 1 else f"hx[{index}]"
+            raise ShapeError(sentence(name, f"of shape {list(expected)}", list(value.shape)))
+    if x.dtype != dtype and not torch._C._is_any_autocast_enabled():
+        advice = "Convert one of them with .to(dtype)."
+        raise DtypeError(sentence("input", f"{dtype} like the parameters", x.dtype, advice))
 
 
 def refuse_script(layer: str, way: str = "script") -> NoReturn:

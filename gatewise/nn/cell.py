@@ -7,9 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.nn import init
-from gatewise.nn.arguments import check_input, check_pair, refuse_script
+from gatewise.nn.arguments import check_pair, check_sizes, check_step, refuse_script
 
 
 class LSTMCell(nn.Module):
@@ -47,9 +46,7 @@ class LSTMCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in {"input_size": input_size, "hidden_size": hidden_size}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+        check_sizes(input_size, hidden_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bool(bias)
@@ -87,7 +84,9 @@ class LSTMCell(nn.Module):
             weights = found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
         except KeyError:
             weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-        self._check(input, hx, weights[0].dtype)  # type: ignore[union-attr]
+        if hx is not None:
+            check_pair(hx)
+        check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)  # type: ignore[union-attr]
         if input.dim() == 2:
             return self._step(input, hx, weights)
         hx = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
@@ -99,24 +98,6 @@ class LSTMCell(nn.Module):
             zeros = x.new_zeros(x.shape[0], self.hidden_size)
             state = (zeros, zeros)
         return torch.lstm_cell(x, state, *weights)
-
-    def _check(self, x: Tensor, state: tuple[Tensor, Tensor] | None, dtype: torch.dtype) -> None:
-        check_input(x)
-        shape = x.shape
-        if len(shape) not in (1, 2):
-            expectation = "[B, I], or [I] without a batch"
-            raise ShapeError(sentence("input", expectation, f"rank {len(shape)} with shape {list(shape)}"))
-        if shape[-1] != self.input_size:
-            raise ShapeError(sentence("input", f"of {self.input_size} features", f"{shape[-1]} in {list(shape)}"))
-        if state is not None:
-            check_pair(state)
-            expected = (*shape[:-1], self.hidden_size)
-            for index, value in enumerate(state):
-                if value.shape != expected:
-                    raise ShapeError(sentence(f"hx[{index}]", f"of shape {list(expected)}", list(value.shape)))
-        if x.dtype != dtype and not torch._C._is_any_autocast_enabled():
-            advice = "Convert one of them with .to(dtype)."
-            raise DtypeError(sentence("input", f"{dtype} like the parameters", x.dtype, advice))
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("LSTMCell")

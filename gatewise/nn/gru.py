@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.cells import GRU as CELL
-from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.lstm import call
-from gatewise.nn.arguments import check_input, check_layer_options, check_sizes, check_state, refuse_script
+from gatewise.nn.arguments import (
+    check_input,
+    check_layer_options,
+    check_sizes,
+    check_state,
+    check_step,
+    refuse_script,
+)
+from gatewise.nn.sequences import run_one, run_packed
 
 _CELL = CELL()
 
@@ -118,35 +126,42 @@ class GRU(nn.RNNBase):
                 sequence.
             KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
         """
+        states = None
         if hx is not None:
             check_state(hx)
+            states = (hx,)
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx, lengths)
+            packed, (h_n,) = run_packed(self._run, input, states, lengths, "[L*D, B, H]")
+            return packed, h_n
         check_input(input)
         if input.dim() == 2:
-            return self._forward_one(input, hx, lengths)
+            y, (h_n,) = run_one(self._run, input, states, lengths, "[L*D, H]")
+            return y, h_n
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
             raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-        if self.batch_first:
-            y, h_n = self._run(input.transpose(0, 1), hx, lengths)
-            return y.transpose(0, 1), h_n
-        return self._run(input, hx, lengths)
+        y, (h_n,) = self._run(input.transpose(0, 1) if self.batch_first else input, states, lengths=lengths)
+        return (y.transpose(0, 1) if self.batch_first else y), h_n
 
     def _run(
         self,
         x: Tensor,
-        h0: Tensor | None,
-        lengths: Tensor | Sequence[int] | None = None,
+        states: tuple[Tensor, ...] | None,
         batch_sizes: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if h0 is not None and h0.dim() != 3:
-            raise ShapeError(sentence("hx", "of the form [L*D, B, H]", f"rank {h0.dim()} with shape {list(h0.shape)}"))
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        state = None
+        if states is not None:
+            (h0,) = states
+            if h0.dim() != 3:
+                raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
+            state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
         # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
         y, (h_n, _) = call(
             x,
-            None if h0 is None else (h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)),
+            state,
             tuple([getattr(self, name) for name in self._flat_weights_names]),
             lengths=lengths,
             batch_sizes=batch_sizes,
@@ -156,37 +171,7 @@ class GRU(nn.RNNBase):
             memory=self.memory,
             cell=_CELL,
         )
-        return y, h_n
-
-    def _forward_one(
-        self, x: Tensor, hx: Tensor | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, Tensor]:
-        if lengths is not None:
-            advice = "Cut the sequence instead: input[:length]."
-            raise ArgumentError(sentence("lengths", "None for one sequence [T, I]", lengths, advice))
-        if hx is not None:
-            if hx.dim() != 2:
-                raise ShapeError(sentence("hx", "of the form [L*D, H], like the input without a batch", list(hx.shape)))
-            hx = hx.unsqueeze(1)
-        y, h_n = self._run(x.unsqueeze(1), hx)
-        return y.squeeze(1), h_n.squeeze(1)
-
-    def _forward_packed(
-        self, packed: PackedSequence, hx: Tensor | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[PackedSequence, Tensor]:
-        if lengths is not None:
-            advice = "The packed batch has its own lengths; give the padded tensor to use others."
-            raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
-        data, batch_sizes, sorted_indices, unsorted_indices = packed
-        if hx is not None and sorted_indices is not None:
-            if hx.dim() != 3 or hx.shape[1] != len(sorted_indices):
-                where = f"of the form [L*D, B, H] with B = {len(sorted_indices)}"
-                raise ShapeError(sentence("hx", where, list(hx.shape)))
-            hx = hx.index_select(1, sorted_indices)
-        y, h_n = self._run(data, hx, batch_sizes=batch_sizes)
-        if unsorted_indices is not None:
-            h_n = h_n.index_select(1, unsorted_indices)
-        return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), h_n
+        return y, (h_n,)
 
     def extra_repr(self) -> str:
         """Return the sizes and every option that differs from its default."""
@@ -254,19 +239,8 @@ class GRUCell(nn.GRUCell):
             DtypeError: The dtype of the input differs from that of the parameters, outside of autocast.
             ArgumentError: `input` or `hx` is no tensor.
         """
-        check_input(input)
-        shape = input.shape
-        if len(shape) not in (1, 2):
-            expectation = "[B, I], or [I] without a batch"
-            raise ShapeError(sentence("input", expectation, f"rank {len(shape)} with shape {list(shape)}"))
-        if shape[-1] != self.input_size:
-            raise ShapeError(sentence("input", f"of {self.input_size} features", f"{shape[-1]} in {list(shape)}"))
         if hx is not None:
             check_state(hx)
-            expected = (*shape[:-1], self.hidden_size)
-            if hx.shape != expected:
-                raise ShapeError(sentence("hx", f"of shape {list(expected)}", list(hx.shape)))
-        if input.dtype != self.weight_ih.dtype and not torch._C._is_any_autocast_enabled():
-            advice = "Convert one of them with .to(dtype)."
-            raise DtypeError(sentence("input", f"{self.weight_ih.dtype} like the parameters", input.dtype, advice))
+        states = None if hx is None else (hx,)
+        check_step(input, states, self.input_size, self.hidden_size, self.weight_ih.dtype)
         return super().forward(input, hx)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.lstm import call
 from gatewise.nn import init
 from gatewise.nn.arguments import check_input, check_layer_options, check_pair, check_sizes, refuse_script
+from gatewise.nn.sequences import run_one, run_packed
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
@@ -144,11 +145,13 @@ class LSTM(nn.Module):
         if hx is not None:
             check_pair(hx)
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx, lengths)
+            packed, (h_n, c_n) = run_packed(self._run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]")
+            return packed, (h_n, c_n)
         check_input(input)
         rank = input.dim()
         if rank == 2:
-            return self._forward_one(input, hx, lengths)
+            y, (h_n, c_n) = run_one(self._run, input, hx, lengths, "[L*D, R] and [L*D, H]")
+            return y, (h_n, c_n)
         if rank != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
@@ -161,10 +164,10 @@ class LSTM(nn.Module):
     def _run(
         self,
         x: Tensor,
-        state: tuple[Tensor, Tensor] | None,
+        state: tuple[Tensor, ...] | None,
+        batch_sizes: Tensor | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
-        batch_sizes: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
         found = self._parameters
@@ -174,7 +177,7 @@ class LSTM(nn.Module):
             weights = [getattr(self, name) for name in self._flat_names]
         y, (h_n, c_n) = call(
             x,
-            state,
+            state,  # type: ignore[arg-type] - a pair
             tuple(weights),  # pyright: ignore[reportArgumentType] - there is a parameter of each of these names
             lengths=lengths,
             batch_sizes=batch_sizes,
@@ -184,33 +187,6 @@ class LSTM(nn.Module):
             memory=self.memory,
         )
         return y, (h_n, c_n)
-
-    def _forward_one(
-        self, x: Tensor, hx: tuple[Tensor, Tensor] | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        if lengths is not None:
-            advice = "Cut the sequence instead: input[:length]."
-            raise ArgumentError(sentence("lengths", "None for one sequence [T, I]", lengths, advice))
-        if hx is not None:
-            _check_pair(hx, 2, "[L*D, R] and [L*D, H] like the input without a batch")
-            hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        y, (h_n, c_n) = self._run(x.unsqueeze(1), hx)
-        return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
-
-    def _forward_packed(
-        self, packed: PackedSequence, hx: tuple[Tensor, Tensor] | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
-        if lengths is not None:
-            advice = "The packed batch has its own lengths; give the padded tensor to use others."
-            raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
-        data, batch_sizes, sorted_indices, unsorted_indices = packed
-        if hx is not None and sorted_indices is not None:
-            _check_pair(hx, 3, "[L*D, B, R] and [L*D, B, H]", batch=len(sorted_indices))
-            hx = (hx[0].index_select(1, sorted_indices), hx[1].index_select(1, sorted_indices))
-        y, (h_n, c_n) = self._run(data, hx, batch_sizes=batch_sizes)
-        if unsorted_indices is not None:
-            h_n, c_n = h_n.index_select(1, unsorted_indices), c_n.index_select(1, unsorted_indices)
-        return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), (h_n, c_n)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -315,10 +291,3 @@ def _uses_cudnn(weight: Tensor) -> bool:
     # torch.backends.cudnn.is_acceptable leaves bfloat16 out, which PyTorch's cuDNN LSTM does take.
     cudnn = torch.backends.cudnn
     return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()
-
-
-def _check_pair(hx: tuple[Tensor, Tensor], rank: int, form: str, batch: int | None = None) -> None:
-    for index, state in enumerate(hx):
-        if state.dim() != rank or (batch is not None and state.shape[1] != batch):
-            where = form if batch is None else f"{form} with B = {batch}"
-            raise ShapeError(sentence(f"hx[{index}]", f"a state of {where}", list(state.shape)))

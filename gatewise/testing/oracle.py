@@ -85,7 +85,7 @@ def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch
     for layer in range(problem.num_layers):
         sizes = problem.layer_input_size(layer), problem.hidden_size
         options = {"bias": problem.bias, "bidirectional": problem.bidirectional, "dtype": dtype, "device": device}
-        if problem.cell == GRU():
+        if type(problem.cell) is GRU:
             module = torch.nn.GRU(*sizes, **options)
         else:
             module = torch.nn.LSTM(*sizes, **options, proj_size=problem.proj_size)

@@ -41,7 +41,7 @@ def stated(cell, sums, states):
 @each_cell
 def test_the_function_of_a_step_is_the_statement(cell):
     sums, states = arguments(cell)
-    found = pointwise_of(traced(cell)).step(sums, *states)
+    found = pointwise_of(cell).step(sums, *states)
     for mine, theirs in zip(found, stated(cell, sums, states), strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -50,7 +50,7 @@ def test_the_function_of_a_step_is_the_statement(cell):
 def test_the_hidden_state_is_found_again_from_the_states_after_the_step(cell):
     sums, states = arguments(cell, 4)
     h, *after = stated(cell, sums, states)
-    torch.testing.assert_close(pointwise_of(traced(cell)).hidden(sums, *states, *after), h)
+    torch.testing.assert_close(pointwise_of(cell).hidden(sums, *states, *after), h)
 
 
 @each_cell
@@ -64,9 +64,9 @@ def test_the_adjoint_is_the_derivative_of_the_step(cell):
     rows = [*of_sums.chunk(len(cell.sums), -1), *of_states, *([of_hidden] if step.reads_hidden else [])]
     columns = [torch.full((4, BATCH, len(rows), HIDDEN), torch.nan, dtype=torch.float64) for _ in outputs]
     with torch.no_grad():
-        coefficients_of(step)(sums, *states, *outputs[1:], columns)
+        coefficients_of(cell)(sums, *states, *outputs[1:], columns)
     found = sum(given.unsqueeze(-2) * column for given, column in zip(above, columns, strict=True))
-    assert len(adjoint_of(step).rows) == len(rows)
+    assert len(adjoint_of(cell).rows) == len(rows)
     for mine, theirs in zip(found.unbind(-2), rows, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -75,7 +75,7 @@ def test_a_step_is_that_of_pytorchs_lstm_cell():
     cell = torch.nn.LSTMCell(INPUT, HIDDEN, dtype=torch.float64)
     x, h, c = drawn(BATCH, INPUT), drawn(BATCH, HIDDEN), drawn(BATCH, HIDDEN)
     sums = x @ cell.weight_ih.T + h @ cell.weight_hh.T + cell.bias_ih + cell.bias_hh
-    for mine, theirs in zip(pointwise_of(traced(LSTM())).step(sums, h, c), cell(x, (h, c)), strict=True):
+    for mine, theirs in zip(pointwise_of(LSTM()).step(sums, h, c), cell(x, (h, c)), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -85,12 +85,12 @@ def test_a_step_is_that_of_pytorchs_gru_cell():
     of_input, of_hidden = x @ cell.weight_ih.T + cell.bias_ih, h @ cell.weight_hh.T + cell.bias_hh
     both = of_input[:, : 2 * HIDDEN] + of_hidden[:, : 2 * HIDDEN]
     sums = torch.cat([both, of_input[:, 2 * HIDDEN :], of_hidden[:, 2 * HIDDEN :]], -1)
-    (found,) = pointwise_of(traced(GRU())).step(sums, h)
+    (found,) = pointwise_of(GRU()).step(sums, h)
     torch.testing.assert_close(found, cell(x, h))
 
 
 def test_the_adjoint_of_the_lstm_is_the_one_of_the_literature():
-    adjoint = adjoint_of(traced(LSTM()))
+    adjoint = adjoint_of(LSTM())
     assert (adjoint.rows, adjoint.columns) == (("i", "f", "g", "o", "c_before"), ("h", "c"))
     operations = sum(int(expression.count_ops()) for _, expression in adjoint.shared)
     operations += sum(int(entry.count_ops()) for row in adjoint.table for entry in row)
@@ -102,9 +102,9 @@ def test_the_adjoint_of_the_lstm_is_the_one_of_the_literature():
 def test_the_adjoint_is_finite_where_gates_saturate(cell):
     sums = torch.tensor([-1e4, 1e4, 1e4, -1e4], dtype=torch.float64).repeat_interleave(HIDDEN).expand(2, -1)
     h, c0 = drawn(2, HIDDEN), drawn(2, HIDDEN) * 1e3
-    _, c = pointwise_of(traced(cell)).step(sums, h, c0)
+    _, c = pointwise_of(cell).step(sums, h, c0)
     columns = [torch.empty(2, 5, HIDDEN, dtype=torch.float64) for _ in range(2)]
-    coefficients_of(traced(cell))(sums, h, c0, c, columns)
+    coefficients_of(cell)(sums, h, c0, c, columns)
     torch.testing.assert_close(c, c0)
     torch.testing.assert_close(columns[1][:, 4], torch.ones_like(c))
     assert columns[0][:, :4].count_nonzero() == columns[1][:, :4].count_nonzero() == 0
@@ -116,7 +116,7 @@ def test_small_increments_of_a_half_cell_state_are_not_lost(dtype):
     increment = torch.atanh(torch.tensor(1 / 512))
     sums = torch.tensor([40.0, 40.0, increment.item(), 0.0]).repeat_interleave(HIDDEN).expand(BATCH, -1).to(dtype)
     h = c = torch.ones(BATCH, HIDDEN, dtype=state_dtype(dtype))
-    step = pointwise_of(traced(LSTM())).step
+    step = pointwise_of(LSTM()).step
     for _ in range(512):
         _, c = step(sums.to(c.dtype), h, c)
     exact = 1 + 512 * torch.tanh(sums[0, 2 * HIDDEN].double()).item()

@@ -6,7 +6,7 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
-from gatewise.derivation.pointwise import pointwise_of
+from gatewise.derivation.pointwise import coefficients_of, pointwise_of
 from gatewise.derivation.trace import NotTraceable, traced
 
 
@@ -37,13 +37,13 @@ def test_what_is_computed_twice_is_computed_once():
 def test_a_step_that_hands_values_through_has_results_of_its_own():
     cell = stating(lambda self, gate, state: (gate.a, {"c": state.c}), states=("c",))
     sums, h, c = torch.randn(2, 6), torch.randn(2, 3), torch.randn(2, 3)
-    hidden, after = pointwise_of(traced(cell)).step(sums, h, c)
+    hidden, after = pointwise_of(cell).step(sums, h, c)
     assert torch.equal(hidden, sums[:, :3])
     assert torch.equal(after, c)
 
 
 def test_the_lstm_takes_seven_operators():
-    source = pointwise_of(traced(LSTM())).source.split("def hidden")[0]
+    source = pointwise_of(LSTM()).source.split("def hidden")[0]
     assert source.count("torch.") + source.count(" * c_before") + source.count("v6 * v7") == 6
     assert "torch.sigmoid(sums).split" in source
     assert "torch.addcmul" in source
@@ -56,12 +56,28 @@ def test_the_lstm_takes_seven_operators():
         (lambda self, gate, state: (gate.a if gate.a else gate.b, {}), "a branch that depends on a value"),
         (lambda self, gate, state: (gate.a * float(gate.b), {}), "a conversion of a value to a Python number"),
         (lambda self, gate, state: (gate.a * "2", {}), "an operand of type str"),
+        (lambda self, gate, state: (torch.clamp(gate.a, max=float("inf")), {}), "the number inf"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_by_its_line(step, what):
     with pytest.raises(NotTraceable, match=r"`Stated\.step` must be made of") as raised:
         traced(stating(step))
     assert what in str(raised.value)
+
+
+@pytest.mark.parametrize("attributes", [{"gates": ("v0", "b")}, {"gates": ("a b",)}, {"states": ("h",)}], ids=str)
+def test_names_that_are_taken_are_refused(attributes):
+    with pytest.raises(NotTraceable, match="must name gates and states"):
+        traced(stating(lambda self, gate, state: (0, {}), **attributes))
+
+
+def test_numbers_keep_all_their_digits():
+    cell = stating(lambda self, gate, state: ((gate.a / 3) * (1 / 7), {}))
+    a = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    column = torch.empty(2, 2, 3, dtype=torch.float64)
+    sums = torch.cat([a, torch.zeros_like(a)], -1).detach()
+    coefficients_of(cell)(sums, None, [column])
+    torch.testing.assert_close(column[:, 0], torch.full((2, 3), 1 / 21, dtype=torch.float64), rtol=1e-16, atol=0)
 
 
 def test_the_line_is_named():

@@ -75,6 +75,13 @@ def test_packed_batches(kernel):
     assert_same(found, (y.data, h_n))
 
 
+def test_a_gate_that_an_infinite_bias_closes():
+    module, x, h0 = made()
+    with torch.no_grad():
+        module.bias_hh_l0[:HIDDEN] = -torch.inf
+    assert_same(ours(module, x, h0, "eager"), module(x, h0))
+
+
 def test_without_a_state_it_begins_with_zeros():
     module, x, _ = made()
     assert_same(ours(module, x, None), module(x))

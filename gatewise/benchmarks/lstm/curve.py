@@ -24,7 +24,7 @@ def losses(side: Side, *, replayed: bool = False, nudge: Nudge | None = None) ->
     Args:
         side: The layer to train.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: What moves the weights before the first step; None to leave them.
+        nudge: A function that moves the weights slightly before the first step; None leaves them.
     """
     side.prepare(True)
 

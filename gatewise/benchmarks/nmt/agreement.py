@@ -69,7 +69,7 @@ def plain_result(
 
     Args:
         case: Sizes; without dropout.
-        batch: What to compute on; its sentences all have the same length.
+        batch: The batch to compute on; its sentences all have the same length.
         start: Weights, by the names of `Seq2Seq`.
         precision: In which.
     """
@@ -95,7 +95,7 @@ def plain_gradient(model: PlainSeq2Seq, case: TranslationCase, batch: PairBatch,
     Args:
         model: The plain program's model.
         case: Its sizes.
-        batch: What to compute on; its sentences all have the same length.
+        batch: The batch to compute on; its sentences all have the same length.
         precision: In which.
     """
     device = batch.source.device

@@ -24,7 +24,7 @@ def takes(problem: Problem, device: Device) -> bool:
     float32; bfloat16 where the processor has it; float16 where the processor has it and nothing needs a gradient; no
     projection, not packed, not empty (`use_mkldnn` in ATen's RNN.cpp).
     """
-    if problem.cell != LSTM():
+    if type(problem.cell) is not LSTM:
         return False
     if device.kind != "cpu" or problem.proj_size or problem.layout is not Layout.DENSE or is_slower(problem):
         return False

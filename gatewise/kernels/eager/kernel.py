@@ -18,12 +18,12 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
-from gatewise.kernels.eager import unroll
+from gatewise.kernels.eager import adjoint, unroll
 from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
-# Counted in cells/unroll.py: the recurrent product, then sigmoid, tanh, product, sum of products, tanh, product; in the
-# adjoint the recurrent product, product, sum of products. Casts (half types) and projection products are added below.
-# Operators count the views too, which cost the CPU about as much as a launch.
+# Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
+# tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
+# products are added below. Operators count the views too, which cost the CPU about as much as a launch.
 _FORWARD_LAUNCHES, _FORWARD_VIEWS = 7, 4
 _BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
 _LAYER_OPERATORS = 12
@@ -73,9 +73,9 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         launches = _BACKWARD_LAUNCHES + half + projected
-        block = unroll.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
+        block = adjoint.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
         blocks = -(-problem.time // block) * layers
-        bulk = blocks * unroll.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
+        bulk = blocks * adjoint.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
         backward = Work(
             matmul_flops=2 * flops,
             bytes_moved=tokens * problem.hidden_size * (80 * state_bytes + 16 * problem.element_bytes)
@@ -83,7 +83,7 @@ class _Eager:
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
             exchanges=waiting,
-            workspace_bytes=unroll.backward_workspace(problem, device.kind),
+            workspace_bytes=adjoint.backward_workspace(problem, device.kind),
         )
         if not problem.rebuilds_gates:
             return forward + backward
@@ -189,7 +189,7 @@ def _layer_backward(
     size = problem.state_size
     products = _projected(problem, layer)
     runs = [
-        unroll.backward(
+        adjoint.backward(
             problem.cell,
             layer.x if products is None else products[direction],
             layer.h0[direction],

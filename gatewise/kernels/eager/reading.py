@@ -68,6 +68,10 @@ class Reading:
         """Return [T, B, F] with zeros in the padding, whatever stood there."""
         return sequence if self.real is None else torch.where(self.real, sequence, 0)
 
+    def read(self, sequence: Tensor) -> Tensor:
+        """Return [T, B, F] in reading order, with zeros in the padding."""
+        return self.turned(self.masked(sequence))
+
     def started(self, state: Tensor) -> Tensor:
         """Return the state [B, F] the recurrence starts from: zero where a row has no steps."""
         return state if self.alive is None else torch.where(self.alive, state, 0)

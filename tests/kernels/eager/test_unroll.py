@@ -11,7 +11,7 @@ from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.pointwise import pointwise_of
 from gatewise.derivation.trace import traced
-from gatewise.kernels.eager import unroll
+from gatewise.kernels.eager import adjoint, unroll
 from tests.derivation.statements import ALL, LIBRARY, name
 
 MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
@@ -86,7 +86,7 @@ def outputs_of(run):
 
 def gradients_of(cell, x, h0, states0, weights, run, above, **options):
     dy, dh, *dstates = above
-    found = unroll.backward(cell, x, h0, states0, weights, run.y, run.kept, dy, dh, dstates, **options)
+    found = adjoint.backward(cell, x, h0, states0, weights, run.y, run.kept, dy, dh, dstates, **options)
     return found.x, found.h0, *found.states0, *found.weights
 
 
@@ -173,8 +173,8 @@ def test_blocks_of_steps_do_not_show(cell, lengths, monkeypatch):
     above = [torch.randn_like(output) for output in outputs_of(run)]
     whole = gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths)
     for steps in (1, 2, 4):
-        monkeypatch.setitem(unroll._BLOCKS, "cpu", (steps, 1))
-        assert unroll.block_steps(cell, 3, 5, "cpu") == steps
+        monkeypatch.setitem(adjoint._BLOCKS, "cpu", (steps, 1))
+        assert adjoint.block_steps(cell, 3, 5, "cpu") == steps
         assert_all_close(gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths), whole)
 
 
@@ -203,7 +203,7 @@ def test_a_half_run_rounds_only_the_operands_of_products(dtype):
     assert (run.kept.sums.dtype, run.kept.states[0].dtype) == (dtype, unroll.state_dtype(dtype))
     replayed = states0[0].to(dtype).float()
     for sums, c in zip(run.kept.sums, run.kept.states[0], strict=True):
-        _, replayed = pointwise_of(traced(cell)).step(sums.float(), replayed, replayed)
+        _, replayed = pointwise_of(cell).step(sums.float(), replayed, replayed)
         assert torch.equal(replayed, c)
 
 

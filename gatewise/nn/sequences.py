@@ -1,0 +1,79 @@
+"""What every recurrent layer does with one sequence and with a packed batch, around its call for a batch [T, B, I]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+
+States = tuple[Tensor, ...]
+"""The initial or final states of a layer: the hidden state, and the cell state of an LSTM."""
+
+Run = Callable[[Tensor, States | None, Tensor | None], tuple[Tensor, States]]
+"""The call of a layer, from x [T, B, I] or [N, I], initial states and batch sizes to the output and final states."""
+
+
+def run_one(
+    run: Run, x: Tensor, states: States | None, lengths: Tensor | Sequence[int] | None, form: str
+) -> tuple[Tensor, States]:
+    """Run a layer over one sequence.
+
+    Args:
+        run: The call of the layer.
+        x: The sequence [T, I].
+        states: The initial states without a batch, or None.
+        lengths: The argument of that name, which must be None.
+        form: The form of the states, for an error.
+
+    Raises:
+        ArgumentError: `lengths` is given.
+        ShapeError: A state has another rank.
+    """
+    if lengths is not None:
+        advice = "Cut the sequence instead: input[:length]."
+        raise ArgumentError(sentence("lengths", "None for one sequence [T, I]", lengths, advice))
+    if states is not None:
+        _check_states(states, 2, f"{form} like the input without a batch")
+        states = tuple(state.unsqueeze(1) for state in states)
+    y, finals = run(x.unsqueeze(1), states, None)
+    return y.squeeze(1), tuple(state.squeeze(1) for state in finals)
+
+
+def run_packed(
+    run: Run, packed: PackedSequence, states: States | None, lengths: Tensor | Sequence[int] | None, form: str
+) -> tuple[PackedSequence, States]:
+    """Run a layer over a packed batch; states are in the order of the batch before it was sorted.
+
+    Args:
+        run: The call of the layer.
+        packed: The batch.
+        states: The initial states, or None.
+        lengths: The argument of that name, which must be None.
+        form: The form of the states, for an error.
+
+    Raises:
+        ArgumentError: `lengths` is given.
+        ShapeError: A state is of another rank or batch size.
+    """
+    if lengths is not None:
+        advice = "The packed batch has its own lengths; give the padded tensor to use others."
+        raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
+    data, batch_sizes, sorted_indices, unsorted_indices = packed
+    if states is not None and sorted_indices is not None:
+        _check_states(states, 3, form, batch=len(sorted_indices))
+        states = tuple(state.index_select(1, sorted_indices) for state in states)
+    y, finals = run(data, states, batch_sizes)
+    if unsorted_indices is not None:
+        finals = tuple(state.index_select(1, unsorted_indices) for state in finals)
+    return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), finals
+
+
+def _check_states(states: States, rank: int, form: str, batch: int | None = None) -> None:
+    for index, state in enumerate(states):
+        if state.dim() != rank or (batch is not None and state.shape[1] != batch):
+            name = "hx" if len(states) == 1 else f"hx[{index}]"
+            where = form if batch is None else f"{form} with B = {batch}"
+            raise ShapeError(sentence(name, f"a state of {where}", list(state.shape)))
