@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from gatewise.cells.cell import Cell
@@ -50,12 +50,11 @@ def adjoint_of(cell: Cell) -> Adjoint:
     import sympy  # it takes a third of a second, which a program without an own adjoint need not spend
 
     step = traced(cell)
-    symbol: Callable[[str], Any] = functools.lru_cache(maxsize=None)(sympy.Symbol)
     rows = (*step.sums, *map(before, step.states), *([before("h")] if step.reads_hidden else []))
     columns = ("h", *step.states)
     table: list[list[Any]] = [[] for _ in rows]
-    for column in range(len(columns)):
-        derivatives = _backpropagated(step, column, symbol)
+    for output in (step.hidden, *step.after):
+        derivatives = backpropagated(step, output)
         for row, name in enumerate(rows):
             table[row].append(derivatives.get(name, sympy.Integer(0)))
     flat = [entry for row in table for entry in row]
@@ -70,32 +69,37 @@ def adjoint_of(cell: Cell) -> Adjoint:
     )
 
 
-def _backpropagated(step: Step, column: int, symbol: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the derivative of one output with respect to every value, by name."""
-    outputs = (step.hidden, *step.after)
-    found: dict[str, Any] = {outputs[column]: 1}
+def backpropagated(step: Step, output: str, cut: Collection[str] = ()) -> dict[str, Any]:
+    """Return the derivative of a value with respect to every value that it depends on, by name.
+
+    Args:
+        step: The step.
+        output: The name of the value.
+        cut: The names of values that count as given: the derivative does not go on to what they are computed from.
+    """
+    found: dict[str, Any] = {output: 1}
     for operation in reversed(step.operations):
         above = found.get(operation.name)
-        if above is None:
+        if above is None or operation.name in cut:
             continue
-        for operand, slope in zip(operation.operands, _slopes(operation, symbol), strict=True):
+        for operand, slope in zip(operation.operands, _slopes(operation), strict=True):
             if not is_number(operand):
                 found[str(operand)] = found.get(str(operand), 0) + above * slope
     return found
 
 
-def _slopes(operation: Operation, symbol: Callable[[str], Any]) -> tuple[Any, ...]:
+def _slopes(operation: Operation) -> tuple[Any, ...]:
     """Return the derivative of an operation with respect to each operand, where possible in terms of its result.
 
     In terms of the result, an activation that was kept is all that the adjoint needs.
     """
 
+    import sympy
+
     def value(operand: Operand) -> Any:
-        import sympy
+        return sympy.Float(operand) if is_number(operand) else sympy.Symbol(str(operand))
 
-        return sympy.Float(operand) if is_number(operand) else symbol(str(operand))
-
-    result, given = symbol(operation.name), [value(operand) for operand in operation.operands]
+    result, given = sympy.Symbol(operation.name), [value(operand) for operand in operation.operands]
     return _SLOPES[operation.function](result, *given)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import adjoint_of
+from gatewise.derivation.printing import printer
 from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, traced
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -78,7 +79,7 @@ def coefficients_of(cell: Cell) -> Callable[..., None]:
     writer.needs(sorted({str(one) for some in expressions for one in some.free_symbols} - shared))
     given = ["sums", *(before(name) for name in ("h", *step.states)), *map(writer.name, step.after), "columns"]
     lines = [f"def coefficients({', '.join(given)}):", *writer.lines()]
-    printed = _printer(writer.name)
+    printed = printer(writer.name)
     lines += [f"    {name} = {printed.doprint(expression)}" for name, expression in adjoint.shared]
     for row, (name, entries) in enumerate(zip(adjoint.rows, adjoint.table, strict=True)):
         lines.append(f"    # {name}")
@@ -202,29 +203,6 @@ class _Writer:
         if operation.function in _SYMBOLS:
             return f" {_SYMBOLS[operation.function]} ".join(names)
         return f"torch.{operation.function}({', '.join(names)})"
-
-
-def _printer(name: Callable[[str], str]) -> Any:
-    from sympy.printing.str import StrPrinter
-
-    class Printer(StrPrinter):
-        """Expressions as Python writes them, powers as products."""
-
-        def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
-            return name(str(expr))
-
-        def _print_Float(self, expr: Any) -> str:  # noqa: N802
-            return repr(float(expr))
-
-        def _print_Pow(self, expr: Any, rational: bool = False) -> str:  # noqa: N802
-            base, exponent = expr.as_base_exp()
-            if not exponent.is_Integer:
-                raise NotImplementedError(f"the power {expr}")
-            text = self.parenthesize(base, 100)
-            product = "*".join([text] * abs(int(exponent)))
-            return f"({product})" if exponent > 0 else f"(1/({product}))"
-
-    return Printer()
 
 
 def _written(entry: Any, into: str, printer: Any) -> str:

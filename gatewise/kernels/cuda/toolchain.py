@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from gatewise.contract.cache import cache_folder
 from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.derivation.device import DeviceCode
 from gatewise.files import write_bytes
 
 SHARED = Path(__file__).parent
@@ -32,28 +33,33 @@ class Resources(NamedTuple):
     stack_bytes: int
 
 
-def compile_source(source: Path, architecture: str, macros: Mapping[str, int]) -> bytes:
+def compile_source(
+    source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None
+) -> bytes:
     """Return the machine code of a source for an architecture, from the cache where it is there.
 
     Args:
         source: File of CUDA C++; what it includes lies beside it, or in `SHARED`.
         architecture: As NVRTC names it: "sm_90".
         macros: The template parameters of the source.
+        code: The code of the cell, which the source names CELL_CODE; None if it needs none.
 
     Raises:
         MissingExtra: `cuda-core` is not installed.
     """
-    fingerprint = _fingerprint(source, architecture, tuple(macros.items()))
+    fingerprint = _fingerprint(source, architecture, tuple(macros.items()), code.key if code else "")
     path = cache_folder() / "kernels" / f"{source.stem}-{architecture}-{fingerprint}.cubin"
     try:
         return path.read_bytes()
     except OSError:
-        binary, _ = compile_afresh(source, architecture, macros)
+        binary, _ = compile_afresh(source, architecture, macros, code)
     _store(path, binary)
     return binary
 
 
-def compile_afresh(source: Path, architecture: str, macros: Mapping[str, int]) -> tuple[bytes, Resources]:
+def compile_afresh(
+    source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None
+) -> tuple[bytes, Resources]:
     """Compile without the cache; also return what the kernel takes."""
     core = _core()
     options = core.ProgramOptions(
@@ -64,9 +70,17 @@ def compile_afresh(source: Path, architecture: str, macros: Mapping[str, int]) -
         ptxas_options=["-v"],
     )
     log = io.StringIO()
-    program = core.Program(source.read_text(), "c++", options)
+    program = core.Program(source_text(source, code), "c++", options)
     binary = program.compile("cubin", logs=log).code
     return binary, _resources(log.getvalue())
+
+
+def source_text(source: Path, code: DeviceCode | None) -> str:
+    """Return the text of a source with the definition of CELL_CODE before it."""
+    if code is None:
+        return source.read_text()
+    definition = " ".join(code.text.splitlines())
+    return f"#define CELL_CODE {definition}\n#line 1\n{source.read_text()}"
 
 
 def _core() -> ModuleType:
@@ -81,9 +95,9 @@ def _core() -> ModuleType:
     return core
 
 
-def _fingerprint(source: Path, architecture: str, macros: tuple[tuple[str, int], ...]) -> str:
+def _fingerprint(source: Path, architecture: str, macros: tuple[tuple[str, int], ...], code: str) -> str:
     headers = _digest(source.parent), _digest(SHARED)
-    text = repr((source.stem, architecture, sorted(macros), headers, _compiler_version()))
+    text = repr((source.stem, architecture, sorted(macros), headers, code, _compiler_version()))
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

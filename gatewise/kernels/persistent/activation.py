@@ -1,4 +1,4 @@
-"""Gates from gate sums, where the forward pass did not keep them."""
+"""What the forward pass keeps of gate sums, made again of sums where it did not keep it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import functools
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.launch import SOURCES, on, pointers_of_each_direction
@@ -37,17 +39,17 @@ def activate(problem: Problem, matrices: Matrices, gates: Tensor, dgates: Tensor
         tokens: How many of each direction are activated, the first ones.
     """
     directions, _, width = gates.shape
-    columns = -(-width * gates.element_size() // (16 * _THREADS))
+    columns = -(-width // 4 * gates.element_size() // (16 * _THREADS))
     rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))
     shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
     arguments = _Activate(*planes(gates), *planes(dgates), *matrices.bias_ih, *matrices.bias_hh, tokens)
     with on(gates.device):
-        binary = _code(problem.hidden_size, problem.dtype, exact_products(problem), gates.device)
-        driver.launch(binary, "lstm_activate", shape, arguments, gates.device)
+        binary = _code(problem.cell, problem.hidden_size, problem.dtype, exact_products(problem), gates.device)
+        driver.launch(binary, "recurrent_activate", shape, arguments, gates.device)
 
 
 @functools.lru_cache(maxsize=256)
-def _code(hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
+def _code(cell: Cell, hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
     architecture = Device.probe(device).architecture
     macros = {
         "SIZE": hidden_size,
@@ -56,4 +58,4 @@ def _code(hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.devic
         "FLOAT32": int(dtype == torch.float32),
         "EXACT": int(exact),
     }
-    return toolchain.compile_source(SOURCES / "activate.cu", architecture, macros)
+    return toolchain.compile_source(SOURCES / "activate.cu", architecture, macros, device_code(cell))

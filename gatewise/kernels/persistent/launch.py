@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import failure
 from gatewise.kernels.persistent.plan import Tiling, stacked_tiling, tiling
@@ -84,6 +86,7 @@ class Launch:
 @functools.lru_cache(maxsize=4096)
 def launch_of(
     name: str,
+    cell: Cell,
     hidden_size: int,
     batch: int,
     directions: int,
@@ -104,9 +107,9 @@ def launch_of(
     if cut is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **cut.macros(dtype == torch.float16, ragged)}
-    binary = toolchain.compile_source(SOURCES / f"{name}.cu", numbers.architecture, macros)
+    binary = toolchain.compile_source(SOURCES / f"{name}.cu", numbers.architecture, macros, device_code(cell))
     shape = driver.Shape(cut.grid, cut.warps * 32, cut.shared_bytes, cut.split)
-    return Launch(cut, f"lstm_{name}", binary, shape)
+    return Launch(cut, f"recurrent_{name}", binary, shape)
 
 
 def run(launch: Launch, arguments: Forward | Backward, directions: int, device: torch.device) -> None:

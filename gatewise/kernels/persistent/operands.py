@@ -103,7 +103,7 @@ def write(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: Tokens, len
     blocks = min(-(-tokens.time * tokens.batch // _TOKENS_OF_A_BLOCK), _MOST_BLOCKS)
     shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
     with on(device):
-        driver.launch(_code(word, device), "lstm_operands", shape, arguments, device)
+        driver.launch(_code(word, device), "recurrent_operands", shape, arguments, device)
 
 
 def _with_dense_rows(source: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def fitted(
     arguments = _Fit(start, end, *sizes, groups * rows, rows, columns // values)
     shape = driver.Shape((min(groups * rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
     with on(matrix.device):
-        driver.launch(_code(word, matrix.device), "lstm_fit", shape, arguments, matrix.device)
+        driver.launch(_code(word, matrix.device), "recurrent_fit", shape, arguments, matrix.device)
     return target
 
 

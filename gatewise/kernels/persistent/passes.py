@@ -48,13 +48,13 @@ def aligned(matrix: Tensor) -> Tensor:
 def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
     """Return the launch of the forward pass of a layer."""
     number = problem.dtype, exact_products(problem)
-    return launch_of("forward", problem.hidden_size, batch, directions, *number, ragged, device)
+    return launch_of("forward", problem.cell, problem.hidden_size, batch, directions, *number, ragged, device)
 
 
 def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
     """Return the launch of the backward pass of a layer."""
     number = problem.dtype, exact_products(problem)
-    return launch_of("backward", problem.hidden_size, batch, directions, *number, ragged, device)
+    return launch_of("backward", problem.cell, problem.hidden_size, batch, directions, *number, ragged, device)
 
 
 class Between(NamedTuple):
@@ -84,7 +84,7 @@ def _between(given: Between | None) -> tuple[int | float | None, ...]:
 def stacked_launch(name: str, problem: Problem, batch: int, ragged: bool, device: torch.device) -> Launch:
     """Return the launch of the pass "forward" or "backward" of two stacked layers."""
     number = problem.dtype, exact_products(problem)
-    return launch_of(name, problem.hidden_size, batch, 1, *number, ragged, device, stacked=True)
+    return launch_of(name, problem.cell, problem.hidden_size, batch, 1, *number, ragged, device, stacked=True)
 
 
 def forward_pass(

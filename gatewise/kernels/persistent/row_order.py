@@ -34,7 +34,7 @@ def longest_first(launch: Launch, lengths: Tensor | None, scratch: Scratch) -> T
     arguments = _Order(lengths.data_ptr(), order.data_ptr(), batch)
     shape = driver.Shape((-(-batch // _THREADS), 1, 1), _THREADS, 0, cooperative=False)
     with on(lengths.device):
-        driver.launch(_code(lengths.device), "lstm_order", shape, arguments, lengths.device)
+        driver.launch(_code(lengths.device), "recurrent_order", shape, arguments, lengths.device)
     return order
 
 

@@ -1,47 +1,64 @@
-// Makes gates, as the forward pass keeps them, of gate sums without biases, in place. Fills memory for their gradients with
-// the pattern that means "not yet written".
+// Makes what the forward pass keeps of gate sums without biases, in place. Fills memory for their gradients with the pattern
+// that means "not yet written". What a cell keeps must depend on the sums alone.
 // Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), FLOAT16, FLOAT32, EXACT.
 #include "cell.cuh"
 #include "exchange.cuh"
 
 constexpr int VALUES = 16 / sizeof(Value);  // of a load
-constexpr int LOADS = 4 * HIDDEN / VALUES;  // of a token
+constexpr int LOADS = HIDDEN / VALUES;      // of a token's gate
 
 struct Activate {
     Value* gates[2];          // [tokens, 4H] for each direction
     Value* unwritten[2];      // as large, or null
-    const Value* bias_ih[2];  // [4 * SIZE], or null
+    const Value* bias_ih[2];  // [GATES * SIZE], or null
     const Value* bias_hh[2];
     int tokens;
 };
 
-extern "C" __global__ void lstm_activate(const Activate p) {
+struct alignas(16) Words {
+    u32 at[4];
+};
+static_assert(sizeof(Words) == 16, "one load");
+
+extern "C" __global__ void recurrent_activate(const Activate p) {
     const int load = blockIdx.y * blockDim.x + threadIdx.x;
     if (load >= LOADS) return;
     const bool reverse = blockIdx.z == 1;
     const Value* const bias_ih = reverse ? p.bias_ih[1] : p.bias_ih[0];
     const Value* const bias_hh = reverse ? p.bias_hh[1] : p.bias_hh[0];
-    const int gate = load * VALUES / HIDDEN, unit = load * VALUES % HIDDEN;
-    float bias[VALUES];
+    float4 bias[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-        const int at = gate * SIZE + unit + i;
-        bias[i] = bias_ih && unit + i < SIZE ? widened(bias_ih[at]) + widened(bias_hh[at]) : 0.f;
+        const int unit = load * VALUES + i;
+        auto of = [&](int sum) { return bias_of(bias_ih, bias_hh, sum, unit); };
+        bias[i] = make_float4(of(0), of(1), of(2), of(3));
     }
-    auto activated = [&](float sum) { return gate == 2 ? tanh_of(sum) : sigmoid_of(sum); };
-    auto word = [&](u32 sums, int i) {
-#if FLOAT32
-        return marked(narrowed(activated(widened(sums) + bias[i])));
-#else
-        return packed(activated(low_half(sums) + bias[2 * i]), activated(high_half(sums) + bias[2 * i + 1]));
-#endif
+    auto kept = [&](float x, float y, float z, float w, int i) {
+        return stepped({x + bias[i].x, y + bias[i].y, z + bias[i].z, w + bias[i].w}, 0.f).kept;
     };
-    uint4* const gates = (uint4*)(reverse ? p.gates[1] : p.gates[0]) + load;
-    uint4* const unwritten = (uint4*)(reverse ? p.unwritten[1] : p.unwritten[0]);
-#pragma unroll 4
+    Words* const gates = (Words*)(reverse ? p.gates[1] : p.gates[0]) + load;
+    uint4* const unwritten = (uint4*)(reverse ? p.unwritten[1] : p.unwritten[0]) + load;
+#pragma unroll 2
     for (int token = blockIdx.x; token < p.tokens; token += gridDim.x) {
-        const uint4 sums = gates[(size_t)token * LOADS];
-        gates[(size_t)token * LOADS] = make_uint4(word(sums.x, 0), word(sums.y, 1), word(sums.z, 2), word(sums.w, 3));
-        if (unwritten) unwritten[(size_t)token * LOADS + load] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+        Words* const own = gates + (size_t)token * 4 * LOADS;
+        Words x = own[0], y = own[LOADS], z = own[2 * LOADS], w = own[3 * LOADS];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#if FLOAT32
+            const Gates found = kept(widened(x.at[i]), widened(y.at[i]), widened(z.at[i]), widened(w.at[i]), i);
+            x.at[i] = marked(narrowed(found.x)), y.at[i] = marked(narrowed(found.y));
+            z.at[i] = marked(narrowed(found.z)), w.at[i] = marked(narrowed(found.w));
+#else
+            const Gates low = kept(low_half(x.at[i]), low_half(y.at[i]), low_half(z.at[i]), low_half(w.at[i]), 2 * i);
+            const Gates high = kept(high_half(x.at[i]), high_half(y.at[i]), high_half(z.at[i]), high_half(w.at[i]), 2 * i + 1);
+            x.at[i] = packed(low.x, high.x), y.at[i] = packed(low.y, high.y);
+            z.at[i] = packed(low.z, high.z), w.at[i] = packed(low.w, high.w);
+#endif
+        }
+        own[0] = x, own[LOADS] = y, own[2 * LOADS] = z, own[3 * LOADS] = w;
+        if (reverse ? p.unwritten[1] : p.unwritten[0])
+#pragma unroll
+            for (int sum = 0; sum < 4; ++sum)
+                unwritten[(size_t)token * 4 * LOADS + sum * LOADS] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
     }
 }

@@ -1,4 +1,4 @@
-// The adjoint of an LSTM over a whole sequence in one launch: gradients of the gate sums, step by step.
+// The adjoint of a recurrent layer over a whole sequence in one launch: gradients of the gate sums, step by step.
 //
 // Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
 // rows each.
@@ -34,8 +34,8 @@ static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES
 // Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Backward {
-    const Value* weights[2];  // [4 * SIZE, SIZE] for each direction
-    const Value* gates[2];    // [tokens, 4H], activated
+    const Value* weights[2];  // [GATES * SIZE, SIZE] for each direction
+    const Value* gates[2];    // [tokens, 4H]: what was kept of the sums
     const Value* cells[2];    // [tokens, H]
     const Value* dy[2];       // [tokens, SIZE of D * SIZE], or null for zeros
     Value* dgates[2];         // [tokens, 4H], filled with ones; if MARKED it may be `gates`
@@ -43,9 +43,9 @@ struct Backward {
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros
     Value* dh0;               // [D, B, SIZE]
-    Value* dc0;               // [D, B, SIZE]
+    Value* dc0;               // [D, B, SIZE]; not written if CARRIES_HIDDEN
     void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]
-    Value* dbias_ih[2];       // where they are put [4 * SIZE] for each direction, or null: then they are left in `bias`
+    Value* dbias_ih[2];       // where they are put [GATES * SIZE] for each direction, or null: then they are left in `bias`
     Value* dbias_hh[2];
     u32* done;                // [D, gridDim.x], filled with ones: blocks of the same units that have left theirs in `bias`
     const i64* lengths;       // [B]; read only if RAGGED
@@ -57,7 +57,7 @@ struct Backward {
     int step, row;
     u32 patience;
     // STACKED alone.
-    const Value* between;     // input weights of the second layer [4 * SIZE, SIZE]
+    const Value* between;     // input weights of the second layer [GATES * SIZE, SIZE]
     Value* dy_between;        // gradients of the first layer's outputs [tokens, H], filled with ones
     const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
@@ -74,7 +74,7 @@ struct Inputs {
 
 constexpr bool FETCHES = !EXACT;  // exact products leave no registers for it
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Backward p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(const Backward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
@@ -113,24 +113,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     // W_hh has the units along its rows; a tile has them along its columns.
     Weights weights;
     const int units = first_unit - (int)rank * UNITS;  // the first of the tiles
-    const Value* const source = (between ? p.between : second ? p.weights[1] : p.weights[0]) + (size_t)rank * (4 / SPLIT) * SIZE * SIZE + units;
+    const Value* const matrix = (between ? p.between : second ? p.weights[1] : p.weights[0]) + units;
+    const int first_sum = (int)rank * (4 / SPLIT);
 #if FLOAT32
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
-        const int depth = depth_of(span), gate = HIDDEN == SIZE || SPLIT == 4 ? 0 : depth / HIDDEN, within = depth - gate * HIDDEN;
+        const int depth = depth_of(span), sum = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4 ? 0 : depth / HIDDEN;
+        const int within = depth - sum * HIDDEN, gate = gate_of(first_sum + sum, between);
         const int column = tile * 16 + (lane >> 2);
-        const Value* const from = source + (size_t)(gate * SIZE + within) * SIZE + column;
+        const Value* const from = matrix + (size_t)(gate * SIZE + within) * SIZE + column;
         u32 turned[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int k = i >> 1, further = (i & 1) * 8;
             const bool exists = (WARPS * SPANS * SPAN == WIDTH || depth + k < WIDTH) && (HIDDEN == SIZE || within + k < SIZE) &&
-                                is_unit(units + column + further);
+                                (SUMS_ARE_GATES || gate >= 0) && is_unit(units + column + further);
             turned[i] = exists ? from[k * SIZE + further] : 0u;
         }
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
 #else
-    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, source};
+    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, matrix, first_sum, between};
     load_weights(weights, lent, [&](int span) { staging.arrive(span, units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
 #endif
     Patience patience = {p.patience, 0, false};
@@ -268,8 +270,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
                 // A row's first step here takes the gradient of its final state instead.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
                 if (inside[cell] && finish && is_real(at)) {
-                    p.dh0[own_state(at)] = (Value)narrowed(recurrent);
-                    p.dc0[own_state(at)] = (Value)narrowed(dc[cell]);
+                    p.dh0[own_state(at)] = (Value)narrowed(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
+                    if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)narrowed(dc[cell]);
                 }
                 const Inputs& in = input[cell];
                 float carried = dc[cell];
@@ -331,8 +333,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     __syncthreads();
     auto put_bias = [&](int gate, int unit, float total) {
         if (first_unit + unit >= SIZE) return;
-        const int at = gate * SIZE + first_unit + unit;
-        (second ? p.dbias_ih[1] : p.dbias_ih[0])[at] = (second ? p.dbias_hh[1] : p.dbias_hh[0])[at] = (Value)narrowed(total);
+        const int input = input_gate(gate), recurrent = recurrent_gate(gate);
+        const Value rounded_total = (Value)narrowed(total);
+        if (input >= 0) (second ? p.dbias_ih[1] : p.dbias_ih[0])[input * SIZE + first_unit + unit] = rounded_total;
+        if (recurrent >= 0) (second ? p.dbias_hh[1] : p.dbias_hh[0])[recurrent * SIZE + first_unit + unit] = rounded_total;
     };
     for (int i = threadIdx.x; !between && i < 4 * UNITS; i += THREADS) {
         const int gate = i / UNITS, unit = i % UNITS;

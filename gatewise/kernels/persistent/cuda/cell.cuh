@@ -1,37 +1,38 @@
-// The LSTM cell and its adjoint on one hidden unit, in fp32.
+// The step of the cell and its adjoint on one hidden unit, in fp32.
+//
+// CELL_CODE is made of the cell's statement (gatewise/derivation/device.py). Of the sums that a step reads, the biases and the
+// products that each one takes part of are told by `input_gate` and `recurrent_gate`.
 #pragma once
 #include "numerics.cuh"
 
-struct Gates {
-    float i, f, g, o;
-};
+using Real = float;
+#include "functions.cuh"
+CELL_CODE
+static_assert(SUMS <= 4, "four gates of a unit lie side by side");
 
-__device__ __forceinline__ Gates activated(Gates sums) {
-    return {sigmoid_of(sums.i), sigmoid_of(sums.f), tanh_of(sums.g), sigmoid_of(sums.o)};
+// Whether sum k is of gate k in both products, for all four.
+constexpr bool SUMS_ARE_GATES = input_gate(0) == 0 && input_gate(1) == 1 && input_gate(2) == 2 && input_gate(3) == 3 &&
+                                recurrent_gate(0) == 0 && recurrent_gate(1) == 1 && recurrent_gate(2) == 2 && recurrent_gate(3) == 3;
+
+// The gate whose rows of a matrix a sum takes part of; -1 for none.
+__device__ __forceinline__ int gate_of(int sum, bool of_input_weights) { return of_input_weights ? input_gate(sum) : recurrent_gate(sum); }
+
+using Gates = Kept;  // four numbers of a unit: sums, what is kept of them, or their gradients
+
+// The sums of a step: those of the input, which were computed before, and those of the recurrent product, with biases.
+__device__ __forceinline__ Gates total_sums(float4 recurrent, Gates input, float4 bias) {
+    auto total = [](int sum, float recurrent, float input, float bias) {
+        return (recurrent_gate(sum) < 0 ? 0.f : recurrent) + (input_gate(sum) < 0 ? 0.f : input) + bias;
+    };
+    return {total(0, recurrent.x, input.x, bias.x), total(1, recurrent.y, input.y, bias.y),
+            total(2, recurrent.z, input.z, bias.z), total(3, recurrent.w, input.w, bias.w)};
 }
 
-// c = f c_before + i g;  h = o tanh(c)
-__device__ __forceinline__ float next_cell(Gates gates, float before) { return fmaf(gates.f, before, gates.i * gates.g); }
-__device__ __forceinline__ float hidden(Gates gates, float cell) { return gates.o * tanh_of(cell); }
-
-// What the adjoint of a cell needs besides the gradients: how much of dh goes to c, of c's to the sums and to c_before.
-struct Slopes {
-    float cell, forget;
-    Gates sums;
-};
-
-__device__ __forceinline__ Slopes slopes(Gates gates, float cell, float before) {
-    const float squashed = tanh_of(cell);
-    return {gates.o * (1.f - squashed * squashed), gates.f,
-            {gates.g * gates.i * (1.f - gates.i), before * gates.f * (1.f - gates.f), gates.i * (1.f - gates.g * gates.g),
-             squashed * gates.o * (1.f - gates.o)}};
-}
-
-// Gradients of the gate sums; `dc` comes in as the gradient of c and leaves as that of c_before.
-__device__ __forceinline__ Gates adjoint(const Slopes& slope, float dh, float& dc) {
-    const float d = fmaf(dh, slope.cell, dc);
-    dc = d * slope.forget;
-    return {d * slope.sums.i, d * slope.sums.f, d * slope.sums.g, dh * slope.sums.o};
+// The bias of a sum of a unit, from both vectors [GATES * SIZE], which may be null.
+__device__ __forceinline__ float bias_of(const Value* bias_ih, const Value* bias_hh, int sum, int unit) {
+    const int input = input_gate(sum), recurrent = recurrent_gate(sum);
+    if (!bias_ih || unit >= SIZE) return 0.f;
+    return (input < 0 ? 0.f : widened(bias_ih[input * SIZE + unit])) + (recurrent < 0 ? 0.f : widened(bias_hh[recurrent * SIZE + unit]));
 }
 
 // A sum over the steps of a sequence. EXACT ones are compensated (Kahan): their error does not grow with the steps.
@@ -53,8 +54,8 @@ struct LongSum {
 };
 
 struct GateSums {
-    LongSum i, f, g, o;
+    LongSum x, y, z, w;
 
-    __device__ __forceinline__ void add(Gates gates) { i.add(gates.i), f.add(gates.f), g.add(gates.g), o.add(gates.o); }
-    __device__ __forceinline__ float4 totals() const { return make_float4(i.total, f.total, g.total, o.total); }
+    __device__ __forceinline__ void add(Gates gates) { x.add(gates.x), y.add(gates.y), z.add(gates.z), w.add(gates.w); }
+    __device__ __forceinline__ float4 totals() const { return make_float4(x.total, y.total, z.total, w.total); }
 };

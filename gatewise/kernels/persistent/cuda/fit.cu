@@ -11,7 +11,7 @@ struct Fit {
     int rows, group, columns;
 };
 
-extern "C" __global__ void lstm_fit(const Fit p) {
+extern "C" __global__ void recurrent_fit(const Fit p) {
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const int within = row % p.group;
         const Word* const from = p.from + (size_t)(row / p.group * p.from_group + within) * p.stride;

@@ -1,4 +1,4 @@
-// LSTM over a whole sequence in one launch.
+// A recurrent layer over a whole sequence in one launch.
 //
 // Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
 // rows each.
@@ -16,13 +16,13 @@
 // Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
 // Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
 struct Forward {
-    Value* gates[2];            // [tokens, 4H] for each direction: x W_ih^T; activated gates take their place if `keep_gates`
-    const Value* weights[2];    // [4 * SIZE, SIZE]
-    const Value* bias_ih[2];    // [4 * SIZE], or null
+    Value* gates[2];            // [tokens, 4H] for each direction: x W_ih^T; what is kept of the sums takes their place if `keep_gates`
+    const Value* weights[2];    // [GATES * SIZE, SIZE]
+    const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
     Value* y[2];                // [tokens, H of D * H], filled with ones
     Value* narrow[2];           // [tokens, SIZE of D * SIZE]: y without what was rounded up, or null
-    Value* cells[2];            // [tokens, H]: every c_t for the backward pass, or null
+    Value* cells[2];            // [tokens, H]: the carried state of every step for the backward pass, or null
     const Value* h0;            // [D, B, H]
     const Value* c0;            // [D, B, SIZE]
     Value* h_n;                 // [D, B, SIZE]
@@ -36,7 +36,7 @@ struct Forward {
     int step, row;
     u32 patience;
     // STACKED alone.
-    const Value* between;       // input weights of the second layer [4 * SIZE, SIZE]; its gates are filled with ones
+    const Value* between;       // input weights of the second layer [GATES * SIZE, SIZE]; its gates are filled with ones
     Value* dropped;             // [tokens, H], filled with ones: y[0] times mask and scale; read only with a mask
     const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
@@ -45,7 +45,7 @@ struct Forward {
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const Forward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     __shared__ float4 biases[UNITS];
@@ -75,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     Value* const narrow = second ? p.narrow[1] : p.narrow[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
-    // Tile row r is gate r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
+    // Tile row r is sum r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
     Weights weights;
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
     auto words_at = [&](int row, int k) {
-        const int unit = first_unit + row / 4;
-        return load_weight_words(source + (size_t)((row & 3) * SIZE + unit) * SIZE, k, is_unit(unit));
+        const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
+        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
     };
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
@@ -180,12 +180,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                 const Place at = place_of(cell);
                 active[cell] = inside[cell] && (!RAGGED || t < ends.of(at.row));
                 const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
-                const Gates in = widened(input[cell]);
-                const float4 bias = biases[at.exists ? at.unit : 0];
-                gate[cell] = activated({sum.x + in.i + bias.x, sum.y + in.f + bias.y, sum.z + in.g + bias.z, sum.w + in.o + bias.w});
-                const float updated = next_cell(gate[cell], c[cell]);
-                if (active[cell]) c[cell] = updated;
-                output[cell] = exchanged(hidden(gate[cell], updated), active[cell]);
+                const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), c[cell]);
+                gate[cell] = after.kept;
+                if (active[cell]) c[cell] = after.state;
+                output[cell] = exchanged(after.hidden, active[cell]);
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)

@@ -12,7 +12,7 @@ __device__ __forceinline__ void fetch(const Value* at) { asm volatile("prefetch.
 
 #if FLOAT32
 
-using FourGates = uint4;  // i f g o
+using FourGates = uint4;  // one value a word
 
 // Where in a plane [B, 4H] a lane reads and writes the gates of a cell.
 __device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
@@ -51,7 +51,7 @@ __device__ __forceinline__ FourGates gathered(FourGates loaded) {
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) {
     auto word = [](float gate) { return marked(narrowed(gate)); };
-    return make_uint4(word(gates.i), word(gates.f), word(gates.g), word(gates.o));
+    return make_uint4(word(gates.x), word(gates.y), word(gates.z), word(gates.w));
 }
 
 __device__ __forceinline__ Gates widened(FourGates gates) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ Value own_value(u32 word) { return word; }
 // The words of the exchange with the gradients of a cell's gates, rounded as every product that reads them rounds them.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     auto word = [&](float value) { return active ? unmarked(narrowed(widened(rounded(__float_as_uint(value))))) : 0u; };
-    return make_uint4(word(grad.i), word(grad.f), word(grad.g), word(grad.o));
+    return make_uint4(word(grad.x), word(grad.y), word(grad.z), word(grad.w));
 }
 
 __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
 
 #else
 
-using FourGates = uint2;  // i f, g o
+using FourGates = uint2;  // the first two, the last two
 
 // Transposes 16-bit values among four neighbouring lanes: lane j gives (a0 a1)(a2 a3) and gets value j of each lane.
 __device__ __forceinline__ uint2 transposed(uint2 own) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ bool is_unwritten(FourGates gates) { return max(gates
 // From what a lane loads to what its cell needs, and back to what a lane stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }
 __device__ __forceinline__ FourGates narrowed(Gates gates) {
-    return {packed(gates.i, gates.f), packed(gates.g, gates.o)};
+    return {packed(gates.x, gates.y), packed(gates.z, gates.w)};
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) { return transposed(narrowed(gates)); }
 
@@ -144,7 +144,7 @@ __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     return paired(active ? narrowed(grad) : make_uint2(0, 0));
 }
 
-// The first of two neighbouring lanes has gates i and f of both units, the second g and o.
+// The first of two neighbouring lanes has the first two gates of both units, the second the last two.
 __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
     Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
     store_exchanged(to, words.x);

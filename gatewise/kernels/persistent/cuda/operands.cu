@@ -22,7 +22,7 @@ struct Operands {
     int step, row;
 };
 
-extern "C" __global__ void lstm_operands(const Operands p) {
+extern "C" __global__ void recurrent_operands(const Operands p) {
     const Operand& own = p.of[blockIdx.y];
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     const Word* const source = own.source;

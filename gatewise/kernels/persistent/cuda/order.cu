@@ -9,7 +9,7 @@ struct Order {
 };
 
 // Every thread counts the rows that come before its own.
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_order(const Order p) {
+extern "C" __global__ void __launch_bounds__(THREADS) recurrent_order(const Order p) {
     __shared__ int lengths[THREADS];
     const int row = blockIdx.x * THREADS + threadIdx.x;
     auto length = [&](int row) { return (int)min(p.lengths[row], 0x7fffffffll); };

@@ -117,10 +117,7 @@ __device__ __forceinline__ int group_of(int turn) {
 // after the next barrier.
 __device__ __forceinline__ void read_biases(float4 (&biases)[UNITS], const Value* bias_ih, const Value* bias_hh, int first_unit) {
     for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
-        auto bias = [&](int gate) {
-            const int at = gate * SIZE + first_unit + unit;
-            return bias_ih && first_unit + unit < SIZE ? widened(bias_ih[at]) + widened(bias_hh[at]) : 0.f;
-        };
+        auto bias = [&](int sum) { return bias_of(bias_ih, bias_hh, sum, first_unit + unit); };
         biases[unit] = make_float4(bias(0), bias(1), bias(2), bias(3));
     }
 }

@@ -14,7 +14,9 @@ constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 ==
 // A warp's share. Of a span of 32 rows, those that are turned together are neighbours in shared memory.
 struct Staging {
     char* memory;         // STAGED spans
-    const Value* source;  // the first weight of the block's tiles
+    const Value* matrix;  // the first weight of the columns of the block's tiles
+    int first_sum;        // that the block's rows begin with
+    bool between;         // whether these are the input weights of the second layer
 
     // The row of a span that lies at a place.
     __device__ __forceinline__ static constexpr int row_at(int place) { return (place >> 1 & 3) * 8 + (place >> 3) * 2 + (place & 1); }
@@ -26,18 +28,20 @@ struct Staging {
         // Places that are so far apart have rows that are equally far apart.
         const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
         char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
-        constexpr bool ONE_GATE = HIDDEN == SIZE || SPLIT == 4;
-        const Value* const first = source + (size_t)depth * SIZE + column;
+        constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // or as good as one
+        const Value* const first = matrix + ((long long)gate_of(first_sum, between) * SIZE + depth) * SIZE + column;
 #pragma unroll
         for (int i = 0; i < SPAN / AT_ONCE; ++i) {
-            const int further = row_at(i * AT_ONCE), gate = ONE_GATE ? 0 : (depth + further) / HIDDEN;
-            const int left = (HIDDEN == SIZE ? WIDTH : SIZE) + gate * HIDDEN - depth;  // rows of the gate
-            const Value* const from = first + further * SIZE - gate * (HIDDEN - SIZE) * SIZE;
+            const int further = row_at(i * AT_ONCE), sum = ONE_SUM ? 0 : (depth + further) / HIDDEN;
+            const int gate = gate_of(first_sum + sum, between);
+            const int left = (SUMS_ARE_GATES && HIDDEN == SIZE ? WIDTH : SIZE) + sum * HIDDEN - depth;  // rows of the gate
+            const int skipped = (SUMS_ARE_GATES ? sum : gate - gate_of(first_sum, between)) * SIZE - sum * HIDDEN;
+            const Value* const from = first + (long long)(further + skipped) * SIZE;
 #pragma unroll
             for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
                 if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
-                const bool exists = ((HIDDEN == SIZE && WARPS * SPANS * SPAN == WIDTH) || further < left) &&
-                                    (ONE_GATE || depth + further < WIDTH) && is_unit(first_unit + next + column);
+                const bool exists = ((SUMS_ARE_GATES && HIDDEN == SIZE && WARPS * SPANS * SPAN == WIDTH) || further < left) &&
+                                    (ONE_SUM || depth + further < WIDTH) && (SUMS_ARE_GATES || gate >= 0) && is_unit(first_unit + next + column);
                 copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
             }
         }
