@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from gatewise.cells import GRU, LSTM
+from collections.abc import Mapping
+from typing import Any
+
+from gatewise.cells import GRU, LSTM, Cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
+from gatewise.derivation.device import MOST_SUMS
+from gatewise.derivation.fused import carried_states
 
 
 def _architecture(device: Device) -> str:
@@ -35,6 +40,33 @@ IS_LSTM = Criterion(
     actual=lambda problem, device: problem.cell.name,
     holds=lambda problem, device: type(problem.cell) is LSTM,
     violation=lambda problem, device: (problem.replace(cell=GRU(), proj_size=0), device),
+)
+
+
+class _TwoStates(Cell):
+    """A cell that carries two states, which violates `FUSES`."""
+
+    name = "a cell with two states"
+    gates = ("a", "b")
+    states = ("m", "n")
+
+    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+        m, n = state.m + gate.a, state.n + gate.b
+        return m - n, {"m": m, "n": n}
+
+
+def _is_fused(cell: Cell) -> bool:
+    return len(cell.sums) <= MOST_SUMS and len(carried_states(cell)) == 1
+
+
+FUSES = Criterion(
+    "cell",
+    allowed=f"a cell with one carried state and at most {MOST_SUMS} gate sums",
+    actual=lambda problem, device: (
+        f"{problem.cell.name}, with {len(carried_states(problem.cell))} and {len(problem.cell.sums)}"
+    ),
+    holds=lambda problem, device: _is_fused(problem.cell),
+    violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),
 )
 
 NOT_EMPTY = Criterion(

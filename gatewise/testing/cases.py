@@ -1,4 +1,4 @@
-"""Named problems at the edge cases of LSTM kernels, and random inputs for them."""
+"""Named problems at the edge cases of kernels, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def make_inputs(
     weights = []
     for layer in range(problem.num_layers):
         for _ in range(problem.num_directions):
-            spread, gates = problem.hidden_size**-0.5, 4 * problem.hidden_size
+            spread, gates = problem.hidden_size**-0.5, problem.gate_rows
             weights.append(normal(gates, problem.layer_input_size(layer), deviation=spread))
             weights.append(normal(gates, problem.state_size, deviation=spread))
             if problem.bias:
@@ -123,7 +123,7 @@ def make_inputs(
     return Inputs(
         x=normal(*tokens, problem.input_size),
         h0=normal(states, problem.batch, problem.state_size),
-        c0=normal(states, problem.batch, problem.hidden_size),
+        c0=normal(states, problem.batch, problem.states_size),
         weights=tuple(weights),
         lengths=torch.tensor(rows, dtype=torch.int64).to(lengths_there) if ragged else None,
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,

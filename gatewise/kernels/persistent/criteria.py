@@ -10,7 +10,7 @@ import torch
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.criteria import AMPERE, COMPILER, IS_LSTM, NOT_EMPTY, NOT_PROJECTED
+from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_PROJECTED
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import shared_memory, tiling
 
@@ -87,7 +87,7 @@ CRITERIA = (
             device if device.kind == "cuda" and device.capability >= (8, 0) else Device.named("h200"),
         ),
     ),
-    IS_LSTM,
+    FUSES,
     NOT_EMPTY,
     NOT_PROJECTED,
 )

@@ -102,23 +102,36 @@ class _Persistent:
         return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        whole = _whole()
+        whole, carries_hidden = _whole(), not problem.cell.states
+        if carries_hidden:
+            inputs = inputs._replace(c0=inputs.h0)
         laid_out = whole.stack_of(problem)
         if laid_out is not None:
-            return whole.forward(laid_out, inputs)
-        return stack.forward(problem, inputs, _way(problem).forward)
+            result = whole.forward(laid_out, inputs)
+        else:
+            result = stack.forward(problem, inputs, _way(problem).forward)
+        return result._replace(c_n=_no_state(result.c_n)) if carries_hidden else result
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        whole = _whole()
+        whole, carries_hidden = _whole(), not problem.cell.states
+        if carries_hidden:
+            inputs, gradients = inputs._replace(c0=inputs.h0), gradients._replace(c_n=None)
         laid_out = whole.stack_of(problem)
         if laid_out is not None:
-            return whole.backward(laid_out, inputs, result, gradients, needs)
-        return stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
+            found = whole.backward(laid_out, inputs, result, gradients, needs)
+        else:
+            found = stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
+        return found._replace(c0=_no_state(found.c0)) if carries_hidden else found
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
+
+
+def _no_state(carried: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a state of no features in place of the hidden state, which is carried from step to step like a cell state."""
+    return None if carried is None else carried.new_empty(*carried.shape[:2], 0)
 
 
 def _launches(problem: Problem) -> int:

@@ -57,7 +57,7 @@ def new_kept(problem: Problem, features: int, like: Tensor, tokens: Tokens) -> t
     kept = tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
     if not keeps_matrices(problem):
         return kept
-    return *kept, *[like.new_empty(4 * hidden, hidden_of(features)) for _ in range(directions)]
+    return *kept, *[like.new_empty(len(problem.cell.gates) * hidden, hidden_of(features)) for _ in range(directions)]
 
 
 def compute(
@@ -85,7 +85,7 @@ def compute(
     with products.in_precision_of(problem):
         for direction, (share, weights) in enumerate(zip(gates, layer.weights, strict=True)):
             keep = matrices[direction] if matrices else None
-            products.input_sums(flat, weights, size, tokens.flat(share), scratch, keep)
+            products.input_sums(problem, flat, weights, tokens.flat(share), scratch, keep)
     if first is not None:
         products.add_to_first_steps(gates, first, layer.lengths)
     y, narrow = into.y, None
@@ -156,7 +156,7 @@ def differentiate(
         if into.x is not None:
             dsums = [found.tokens.flat(share) for share in found.sums]
             dx = found.tokens.flat(into.x)
-            products.input_gradient(dsums, layer.weights, problem.hidden_size, dx, scratch, result.kept[2:])
+            products.input_gradient(problem, dsums, layer.weights, dx, scratch, result.kept[2:])
         if weights:
             products.weight_gradients(
                 problem, layer, result.y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch

@@ -47,6 +47,7 @@ from gatewise.kernels.persistent.passes import (
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.row_order import longest_first
 from gatewise.kernels.persistent.segments import Segment, visited_together
+from gatewise.kernels.persistent.sums import of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -92,7 +93,7 @@ def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratc
     matrices = Matrices(layer.weights)
     launch = forward_launch(problem, batch, directions, layer.lengths is not None, y.device)
     order = longest_first(launch, layer.lengths, scratch)
-    w_ih = [gates_widened(own.w_ih, size, scratch).t() for own in layer.weights]
+    w_ih = [gates_widened(own.w_ih, problem, scratch).t() for own in layer.weights]
     h, c = layer.h0, layer.c0
     pairs = visited_together(pieces, directions)
     for both in pairs:
@@ -101,7 +102,8 @@ def compute(problem: Problem, layer: Layer, tokens: Tokens, into: Result, scratc
         with scratch.frame(), products.in_precision_of(problem):
             for share, weights, own in zip(gates, w_ih, both, strict=True):
                 with scratch.frame():
-                    deep_products.mm(_inputs(layer, own, scratch), weights, share[: stretch.time * batch])
+                    sums = of_input(share[: stretch.time * batch], weights.shape[1])
+                    deep_products.mm(_inputs(layer, own, scratch), weights, sums)
         outputs = _shares([y[own.start : own.stop] for own in both], size)
         h0, c0 = plain_nan(columns_widened(h.flatten(0, 1), scratch), scratch), c
         h, c = into[1:3] if is_last else [scratch.new_empty(directions, batch, size) for _ in range(2)]
@@ -184,12 +186,14 @@ def differentiate(
         order = longest_first(launch, layer.lengths, scratch)
         between = [[scratch.new_empty(layer.c0.shape) for _ in ("h", "c")] for _ in range(2)]
         call = Call(
-            layer._replace(weights=_fitted(layer, size, holds_matrices(problem), count > 1, scratch)),
+            layer._replace(weights=_fitted(problem, layer, holds_matrices(problem), count > 1, scratch)),
             history.initial_hidden_states(layer, scratch),
             result.y,
             into.weights,
             totals_of(into, size, directions, scratch if count > 1 else None),
             not exact_products(problem),
+            problem,
+            recurrent_runs(problem.cell),
         )
         dh, dc = above.h_n, above.c_n
         for index, both in enumerate(reversed(pairs)):
@@ -239,9 +243,9 @@ def differentiate(
             write_biases(call, products.summed_bias_gradients(biases, launch.cut.together, scratch))
 
 
-def _fitted(layer: Layer, size: int, inputs: bool, recurrent: bool, scratch: Scratch) -> list[DirectionWeights]:
-    w_ih = [gates_widened(own.w_ih, size, scratch) if inputs else own.w_ih for own in layer.weights]
-    w_hh = [gates_widened(own.w_hh, size, scratch) if recurrent else own.w_hh for own in layer.weights]
+def _fitted(problem: Problem, layer: Layer, inputs: bool, recurrent: bool, scratch: Scratch) -> list[DirectionWeights]:
+    w_ih = [gates_widened(own.w_ih, problem, scratch) if inputs else own.w_ih for own in layer.weights]
+    w_hh = [gates_widened(own.w_hh, problem, scratch) if recurrent else own.w_hh for own in layer.weights]
     return [own._replace(w_ih=one, w_hh=other) for own, one, other in zip(layer.weights, w_ih, w_hh, strict=True)]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from torch import Tensor
 
+from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import history, operands, products
@@ -13,6 +15,7 @@ from gatewise.kernels.persistent.operands import Operand, states_before
 from gatewise.kernels.persistent.padding import fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import Segment, parted
+from gatewise.kernels.persistent.sums import Run, input_runs, of_input
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -27,6 +30,8 @@ class Call(NamedTuple):
         into: For the gradients of the weights, in the layer's flat order; or nothing.
         totals: For those of each direction's matrices, rounded up; None for memory of a segment's own.
         as_batch: Whether the same product of both directions may be made at once.
+        problem: The problem.
+        runs: The sums that the recurrent product gives.
     """
 
     layer: Layer
@@ -35,6 +40,8 @@ class Call(NamedTuple):
     into: tuple[Tensor | None, ...]
     totals: tuple[Tensor | None, ...]
     as_batch: bool
+    problem: Problem
+    runs: tuple[Run, ...]
 
     def into_of(self, direction: int) -> tuple[Tensor | None, ...]:
         """Return where the gradients of a direction's weights go."""
@@ -90,11 +97,13 @@ def make_sums(call: Call, at: Place, gates: list[Tensor], room: list[Tensor] | N
     size, past = call.h0.shape[2], _in_one_part(call, at, room)
     for direction, (weights, sums) in enumerate(zip(call.layer.weights, gates, strict=True)):
         with scratch.frame():
-            deep_products.mm(at.inputs[direction], gates_widened(weights.w_ih, size, scratch).t(), sums)
+            matrix = gates_widened(weights.w_ih, call.problem, scratch)
+            deep_products.mm(at.inputs[direction], matrix.t(), of_input(sums, matrix.shape[0]))
         with scratch.frame():
-            w_hh = gates_widened(weights.w_hh, size, scratch).t()
-            for part in past[direction]:
-                sums[part.tokens].addmm_(part.states, w_hh)
+            w_hh, hidden = gates_widened(weights.w_hh, call.problem, scratch), hidden_of(size)
+            for part, run in itertools.product(past[direction], call.runs):
+                into = run.columns_of(sums[part.tokens], hidden)
+                _add(into, part.states, run.rows_of(w_hh, hidden).t(), begun=run.adds)
 
 
 def _in_one_part(call: Call, at: Place, room: list[Tensor] | None) -> list[tuple[history.Part, ...]]:
@@ -129,10 +138,11 @@ def add_to_inputs(call: Call, at: Place, dgates: list[Tensor], dx: Tensor, scrat
     time, batch, features = dx.shape
     for direction, (own, weights) in enumerate(zip(at.both, call.layer.weights, strict=True)):
         with scratch.frame():
-            w_ih = gates_widened(weights.w_ih, call.h0.shape[2], scratch)
+            w_ih = gates_widened(weights.w_ih, call.problem, scratch)
             for part, begun in parted(own, _visited_by_the_other(at.both, direction, time)):
                 tokens = slice((part.start - own.start) * batch, (part.stop - own.start) * batch)
-                dsums, rows = dgates[direction][tokens], dx[part.start : part.stop].flatten(0, 1)
+                dsums = of_input(dgates[direction][tokens], w_ih.shape[0])
+                rows = dx[part.start : part.stop].flatten(0, 1)
                 if w_ih.shape[1] == features:
                     _add(rows, dsums, w_ih, begun=begun)
                     continue
@@ -159,27 +169,36 @@ def add_to_weights(call: Call, at: Place, dgates: list[Tensor], room: list[Tenso
     `room` is as in `_in_one_part`.
     """
     size, past = call.h0.shape[2], _in_one_part(call, at, room)
+    hidden = hidden_of(size)
     everything = slice(0, at.tokens.time * at.tokens.batch)
     directions = range(len(at.both))
-    for index, read in enumerate(([(history.Part(everything, own),) for own in at.inputs], past)):
+    kinds = (input_runs(call.problem.cell), [(history.Part(everything, own),) for own in at.inputs]), (call.runs, past)
+    for index, (runs, read) in enumerate(kinds):
         into = [call.into_of(direction)[index] for direction in directions]
         totals = [call.totals[2 * direction + index] for direction in directions]
         lasting = [total for total in totals if total is not None]
         if len(lasting) == len(totals) and all(len(parts) == 1 for parts in read):
-            made = [
-                products.Product(own.t(), parts[0].states, total, adds=not at.is_first)
-                for own, parts, total in zip(dgates, read, lasting, strict=False)
-            ]
-            products.multiply(made, size, scratch, as_batch=call.as_batch)
+            for run in runs:
+                made = [
+                    products.Product(
+                        run.columns_of(own, hidden).t(),
+                        parts[0].states,
+                        run.rows_of(total, hidden),
+                        adds=not at.is_first,
+                    )
+                    for own, parts, total in zip(dgates, read, lasting, strict=False)
+                ]
+                products.multiply(made, size, scratch, as_batch=call.as_batch)
         for direction, own, total in zip(directions, into, totals, strict=True):
             if own is None:
                 continue
             with scratch.frame():
                 if len(lasting) < len(totals) or any(len(parts) > 1 for parts in read):
                     total = scratch.new_empty(_wide_shape(own, size)) if total is None else total
-                    for number, part in enumerate(read[direction]):
+                    for (number, part), run in itertools.product(enumerate(read[direction]), runs):
                         begun = number > 0 or not at.is_first
-                        _add(total, dgates[direction][part.tokens].t(), part.states, begun=begun)
+                        dsums = run.columns_of(dgates[direction][part.tokens], hidden)
+                        _add(run.rows_of(total, hidden), dsums.t(), part.states, begun=begun)
                 if at.is_last and total is not None and total is not own:
                     gates_narrowed(total, size, own.shape[1], own)
 
@@ -188,7 +207,7 @@ def write_biases(call: Call, sums: Tensor) -> None:
     """Write the gradients of each direction's biases from their sums [D, 4H] over segments, H rounded up."""
     for direction, own in enumerate(sums):
         _, _, *both = (weight for weight in call.into_of(direction) if weight is not None)
-        products.write_biases(own, call.h0.shape[2], *both)
+        products.write_biases(call.problem, own, *both)
 
 
 def _add(total: Tensor, left: Tensor, right: Tensor, *, begun: bool) -> None:
@@ -213,4 +232,4 @@ def totals_of(into: LayerGradients, size: int, directions: int, scratch: Scratch
 
 
 def _wide_shape(matrix: Tensor, size: int) -> tuple[int, int]:
-    return 4 * hidden_of(size), hidden_of(matrix.shape[1])
+    return matrix.shape[0] // size * hidden_of(size), hidden_of(matrix.shape[1])

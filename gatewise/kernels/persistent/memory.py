@@ -91,7 +91,7 @@ def kept_tensors(problem: Problem) -> tuple[TensorSpec, ...]:
     for layer in range(problem.num_layers):
         kept += layer_keeps
         if keeps_matrices(problem):
-            shape = (4 * hidden, hidden_of(problem.layer_input_size(layer)))
+            shape = (len(problem.cell.gates) * hidden, hidden_of(problem.layer_input_size(layer)))
             kept += [TensorSpec(shape, problem.dtype)] * problem.num_directions
     return tuple(kept)
 
@@ -221,7 +221,7 @@ def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
     hidden = hidden_of(problem.hidden_size)
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
     history = tokens * hidden * copies_states(problem)
-    history += max(odd * hidden * 4 * hidden, max(_matrix(problem, own) for own in _inputs(problem)))
+    history += max(_matrix(problem, hidden) * odd, max(_matrix(problem, own) for own in _inputs(problem)))
     dropped = in_pairs and problem.dropout > 0
     layers = [
         _dgates(problem, tokens) * (1 + in_pairs)
@@ -264,7 +264,7 @@ def _copied_inputs(problem: Problem, tokens: int, layer: int) -> int:
 
 def _matrix(problem: Problem, features: int) -> int:
     odd = _is_odd(problem) or features % 8 > 0
-    return 4 * hidden_of(problem.hidden_size) * hidden_of(features) * odd
+    return len(problem.cell.gates) * hidden_of(problem.hidden_size) * hidden_of(features) * odd
 
 
 def _inference(problem: Problem) -> int:
@@ -377,7 +377,7 @@ def _widened_input(problem: Problem) -> int:
 
 def _fitted_matrix(problem: Problem) -> int:
     hidden, features = hidden_of(problem.hidden_size), hidden_of(_largest_input(problem))
-    return 4 * hidden * max(hidden, features) if _is_odd(problem) or _widened_input(problem) else 0
+    return len(problem.cell.gates) * hidden * max(hidden, features) if _is_odd(problem) or _widened_input(problem) else 0
 
 
 def _is_odd(problem: Problem) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launch import SOURCES, on
@@ -90,11 +91,14 @@ def is_wide(matrix: Tensor) -> bool:
     return matrix.shape[1] % 8 == 0 and matrix.stride(1) == 1 and (row | matrix.data_ptr()) % 16 == 0
 
 
-def gates_widened(matrix: Tensor, size: int, scratch: Scratch | None = None, into: Tensor | None = None) -> Tensor:
-    """Return a matrix of 4 x size rows with each gate's rows, and the columns, rounded up."""
-    return fitted(matrix, hidden_of(size), hidden_of(matrix.shape[1]), 4, scratch=scratch, into=into)
+def gates_widened(
+    matrix: Tensor, problem: Problem, scratch: Scratch | None = None, into: Tensor | None = None
+) -> Tensor:
+    """Return a matrix [G * H, any] with each gate's rows, and the columns, rounded up; H may be so already."""
+    sizes = hidden_of(problem.hidden_size), hidden_of(matrix.shape[1])
+    return fitted(matrix, *sizes, len(problem.cell.gates), scratch=scratch, into=into)
 
 
 def gates_narrowed(matrix: Tensor, size: int, columns: int, into: Tensor | None = None) -> Tensor:
-    """Return a matrix of four gates' rows without what was added to them."""
-    return fitted(matrix, size, columns, 4, into=into)
+    """Return a matrix of all gates' rows without what was added to them."""
+    return fitted(matrix, size, columns, matrix.shape[0] // hidden_of(size), into=into)

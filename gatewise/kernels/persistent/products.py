@@ -23,6 +23,7 @@ from gatewise.kernels.persistent.memory import copies_states
 from gatewise.kernels.persistent.operands import Operand, states_before
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
+from gatewise.kernels.persistent.sums import SUMS, Run, of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
 
@@ -40,20 +41,21 @@ def in_precision_of(problem: Problem) -> contextlib.AbstractContextManager[None]
 
 
 def input_sums(
-    x: Tensor, weights: DirectionWeights, size: int, out: Tensor, scratch: Scratch, keep: Tensor | None
+    problem: Problem, x: Tensor, weights: DirectionWeights, out: Tensor, scratch: Scratch, keep: Tensor | None
 ) -> None:
-    """Write x W_ih^T [tokens, 4H] to `out`; the columns of x are rounded up.
+    """Write x W_ih^T [tokens, GH] to the first columns of `out`; the columns of x are rounded up.
 
     Args:
+        problem: Gives the sizes.
         x: Input [tokens, I].
-        weights: Of a direction.
-        size: H.
+        weights: The weights of a direction.
         out: Gate sums [tokens, 4H].
         scratch: For the weights, rounded up.
         keep: Where they are kept instead, or None.
     """
     with scratch.frame():
-        deep_products.mm(x, gates_widened(weights.w_ih, size, scratch, keep).t(), out)
+        matrix = gates_widened(weights.w_ih, problem, scratch, keep)
+        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]))
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -69,9 +71,9 @@ def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | Non
 
 
 def input_gradient(
+    problem: Problem,
     dsums: list[Tensor],
     weights: list[DirectionWeights],
-    size: int,
     into: Tensor,
     scratch: Scratch,
     kept: Sequence[Tensor] = (),
@@ -79,9 +81,9 @@ def input_gradient(
     """Compute the gradient of x from those of the gate sums [tokens, 4H] of each direction.
 
     Args:
-        dsums: Of each direction.
-        weights: Of each direction.
-        size: H.
+        problem: Gives the sizes.
+        dsums: The gradients of each direction.
+        weights: The weights of each direction.
         into: [tokens, I], contiguous.
         scratch: For what is rounded up.
         kept: Weights of each direction that are rounded up already, or nothing.
@@ -92,11 +94,12 @@ def input_gradient(
         total = scratch.new_empty(rows, hidden_of(features)) if wide else into
         for direction, (share, own) in enumerate(zip(dsums, weights, strict=True)):
             with scratch.frame():
-                matrix = kept[direction] if kept else gates_widened(own.w_ih, size, scratch)
+                matrix = kept[direction] if kept else gates_widened(own.w_ih, problem, scratch)
+                dsums_of_input = of_input(share, matrix.shape[0])
                 if direction == 0:
-                    deep_products.mm(share, matrix, total)
+                    deep_products.mm(dsums_of_input, matrix, total)
                 else:
-                    deep_products.addmm(total, share, matrix)
+                    deep_products.addmm(total, dsums_of_input, matrix)
         if wide:
             fitted(total, rows, features, into=into)
 
@@ -135,7 +138,7 @@ def places(shapes: Sequence[Sequence[int]]) -> tuple[Place, ...]:
 
 def weight_shapes(problem: Problem) -> list[tuple[int, ...]]:
     """Return the shapes of all weights in flat order, but for projections."""
-    gates, shapes = 4 * problem.hidden_size, []
+    gates, shapes = problem.gate_rows, []
     for layer in range(problem.num_layers):
         own = [(gates, problem.layer_input_size(layer)), (gates, problem.state_size)]
         shapes += (own + [(gates,)] * (2 * problem.bias)) * problem.num_directions
@@ -166,7 +169,8 @@ def weight_gradients(
         into: From `new_weight_gradients`.
         scratch: For what is rounded up, and the hidden states that went into the steps.
     """
-    size, width = problem.hidden_size, problem.state_size
+    size, width, hidden = problem.hidden_size, problem.state_size, hidden_of(problem.hidden_size)
+    runs = recurrent_runs(problem.cell)
     with scratch.frame():
         x, wanted, copies = tokens.flat(layer.x), [], []
         if (lengths is not None and not layer.ends_in_zeros) or not is_wide(x):
@@ -178,7 +182,8 @@ def weight_gradients(
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
             share, state = dgates[direction], layer.h0[direction]
-            sums = tokens.flat(share).t()
+            of_steps = tokens.flat(share)
+            sums, of_x = of_steps.t(), of_input(of_steps, len(problem.cell.gates) * hidden).t()
             # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
             at_once = lengths is not None or tokens.time == 1 or tokens.by_row or copies_states(problem)
             with scratch.frame():
@@ -195,16 +200,29 @@ def weight_gradients(
                     wanted, copies = [], []
                 parts = _in_stretches(problem, parts)
                 if at_once:
-                    _product(sums, x, size, w_ih, scratch)
-                    _product(*parts[0], size, w_hh, scratch, *parts[1:])
+                    _product(of_x, x, size, w_ih, scratch)
+                    for run in runs:
+                        first, *others = _of_run(run, parts, hidden)
+                        _product(*first, size, run.rows_of(w_hh, size), scratch, *others)
                 else:
-                    recurrent = [Product(*part, w_hh, adds=index > 0) for index, part in enumerate(parts)]
-                    waiting.append([Product(sums, x, w_ih), *recurrent])
+                    recurrent = [
+                        Product(*part, run.rows_of(w_hh, size), adds=index > 0)
+                        for run in runs
+                        for index, part in enumerate(_of_run(run, parts, hidden))
+                    ]
+                    waiting.append([Product(of_x, x, w_ih), *recurrent])
             if bias is not None and both:
-                write_biases(bias[direction], size, *both)
+                write_biases(problem, bias[direction], *both)
         for each_direction in zip(*waiting, strict=True):
             # As a batch, libraries add up exact products in longer chains, which are less precise.
             multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
+
+
+def _of_run(run: Run, parts: list[Factors], hidden: int) -> list[Factors]:
+    # The first factor has a row for each value of a token's sums.
+    if run.count == SUMS:
+        return parts
+    return [(run.columns_of(left.t(), hidden).t(), right) for left, right in parts]
 
 
 def _in_stretches(problem: Problem, products: list[Factors]) -> list[Factors]:
@@ -282,14 +300,17 @@ def summed_bias_gradients(found: Tensor, together: int, scratch: Scratch) -> Ten
     return torch.sum(parts, 0, dtype=torch.float32, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
 
 
-def write_biases(found: Tensor, size: int, b_ih: Tensor, b_hh: Tensor) -> None:
-    """Write the gradients of both biases, which are one [4H], without what was rounded up."""
-    narrow = found.unflatten(0, (4, -1))[:, :size]
-    if lie_side_by_side(b_ih, b_hh):
-        b_ih.as_strided((2, 4, size), (4 * size, size, 1)).copy_(narrow)
-    else:
-        for own in (b_ih, b_hh):
-            own.view(4, size).copy_(narrow)
+def write_biases(problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
+    """Write the gradients of both biases from those of the sums [4H], without what was rounded up."""
+    size, gates, runs = problem.hidden_size, len(problem.cell.gates), recurrent_runs(problem.cell)
+    narrow = found.unflatten(0, (SUMS, -1))[:, :size]
+    if gates == SUMS and len(runs) == 1 and lie_side_by_side(b_ih, b_hh):
+        b_ih.as_strided((2, SUMS, size), (SUMS * size, size, 1)).copy_(narrow)
+        return
+    b_ih.view(gates, size).copy_(narrow[:gates])
+    for run in runs:
+        into = b_hh.view(gates, size)[run.gates : run.gates + run.count]
+        into.copy_(narrow[run.sums : run.sums + run.count])
 
 
 def lie_side_by_side(first: Tensor, second: Tensor) -> bool:

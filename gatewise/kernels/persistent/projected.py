@@ -28,7 +28,7 @@ def forward(problem: Problem, layer: Layer) -> Result:
     inner, folded = _folded(problem, layer)
     with products.in_precision_of(problem):
         first = [
-            torch.mm(columns_widened(h0), gates_widened(own.w_hh, problem.hidden_size).t())
+            torch.mm(columns_widened(h0), gates_widened(own.w_hh, problem).t())
             for h0, own in zip(layer.h0, layer.weights, strict=True)
         ]
         found = plain.forward(inner, folded, first)
@@ -50,7 +50,7 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         found = plain.gate_gradients(inner, folded, tuple(kept), unprojected, scratch)
         before = [
             found.tokens.unflat(
-                torch.mm(found.tokens.flat(share), gates_widened(own.w_hh, problem.hidden_size))[:, : problem.proj_size]
+                torch.mm(found.tokens.flat(share), gates_widened(own.w_hh, problem))[:, : problem.proj_size]
             )
             for share, own in zip(found.sums, layer.weights, strict=True)
         ]
@@ -110,7 +110,7 @@ def _at_end(share: Tensor, lengths: Tensor | None) -> Tensor:
 def _input_gradient(problem: Problem, layer: Layer, found: plain.GateGradients, scratch: Scratch) -> Tensor:
     dx = found.tokens.new(layer.x, width=layer.x.shape[2])
     dsums = [found.tokens.flat(share) for share in found.sums]
-    products.input_gradient(dsums, layer.weights, problem.hidden_size, found.tokens.flat(dx), scratch)
+    products.input_gradient(problem, dsums, layer.weights, found.tokens.flat(dx), scratch)
     return dx
 
 

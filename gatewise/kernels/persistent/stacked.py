@@ -54,9 +54,9 @@ def compute(
     flat = columns_widened(tokens.flat(layers.x), scratch)
     with products.in_precision_of(problem):
         keep = matrices[0][0] if matrices[0] else None
-        products.input_sums(flat, layers.weights[0], size, tokens.flat(gates[0]), scratch, keep)
+        products.input_sums(problem, flat, layers.weights[0], tokens.flat(gates[0]), scratch, keep)
     if matrices[1]:
-        gates_widened(layers.weights[1].w_ih, size, scratch, matrices[1][0])
+        gates_widened(layers.weights[1].w_ih, problem, scratch, matrices[1][0])
     outputs: list[Tensor] = [own.y for own in into]
     wide = outputs if size == hidden else [tokens.new(scratch, width=hidden) for _ in into]
     dropped = [] if mask is None else [tokens.new(scratch, width=hidden)]
@@ -137,7 +137,7 @@ def differentiate(
         if into.x is not None:
             dsums, kept = [tokens.flat(dgates[0][0])], results[0].kept[2:]
             dx = tokens.flat(into.x)
-            products.input_gradient(dsums, layers.weights[:1], problem.hidden_size, dx, scratch, kept)
+            products.input_gradient(problem, dsums, layers.weights[:1], dx, scratch, kept)
         if not weights:
             return
         for index, x in enumerate((layers.x, _survivors(problem, results[0].y, mask, tokens, scratch))):

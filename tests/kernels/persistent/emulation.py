@@ -16,6 +16,8 @@ from gatewise.kernels.cuda import driver, graphs
 from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.plan import hidden_of
+from gatewise.kernels.persistent.sums import SUMS
+from tests.kernels.cell_code import carries_hidden, code_of
 
 _TOGETHER = 2
 
@@ -74,31 +76,40 @@ def _end(time, lengths, row, start):
     return time if lengths is None else min(max(int(lengths[row]) - start, 0), time)
 
 
-def _activated(sums, bias):
-    i, f, g, o = sums + bias
-    return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-
-
 def activate(problem, matrices, gates, dgates, tokens):
     if dgates is not None:
         dgates[:, :tokens].fill_(math.nan)
     hidden = hidden_of(problem.hidden_size)
     for direction, share in enumerate(gates):
-        bias = torch.zeros(4, hidden, dtype=torch.float64)
-        bias[:, : problem.hidden_size] = _biases(matrices, direction, problem.hidden_size)
-        four = share[:tokens].view(tokens, 4, hidden)
-        for gate, value in enumerate(_activated(four.transpose(0, 1), bias.unsqueeze(1))):
-            four[:, gate] = value
+        bias = torch.zeros(SUMS, hidden, dtype=torch.float64)
+        bias[:, : problem.hidden_size] = _biases(problem.cell, matrices, direction, problem.hidden_size)
+        four = share[:tokens].view(tokens, SUMS, hidden)
+        for own in four:
+            own.copy_(code_of(problem.cell).stepped(own + bias, torch.zeros(hidden, dtype=torch.float64))[0])
 
 
 def _steps(direction, time):
     return range(time) if direction == 0 else range(time - 1, -1, -1)
 
 
-def _biases(matrices, direction, size):
+def _biases(cell, matrices, direction, size):
     if matrices.bias_ih[direction] is None:
-        return torch.zeros(4, size, dtype=torch.float64)
-    return at(matrices.bias_ih[direction], 4, size) + at(matrices.bias_hh[direction], 4, size)
+        return torch.zeros(SUMS, size, dtype=torch.float64)
+    both = [at(own[direction], len(cell.gates) * size) for own in (matrices.bias_ih, matrices.bias_hh)]
+    return _of_input(cell, both[0].view(-1, size)) + _recurrent(cell, both[1].view(-1, size))
+
+
+def _of_input(cell, gates):
+    """Return the rows of gates as those of sums; zeros for sums that have no part from the input."""
+    sums = gates.new_zeros(SUMS, *gates.shape[1:])
+    sums[: len(cell.gates)] = gates
+    return sums
+
+
+def _recurrent(cell, gates):
+    sums = gates.new_zeros(SUMS, *gates.shape[1:])
+    sums[list(cell.recurrent_sums)] = gates
+    return sums
 
 
 def forward_pass(
@@ -120,11 +131,12 @@ def forward_pass(
     keep_gates,
 ):
     size, directions, batch = launch.problem.hidden_size, matrices.directions, tokens.batch
-    hidden = hidden_of(size)
+    hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     for direction in range(directions):
         sums = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
         outputs = _Token(y[direction], tokens, hidden, directions * hidden)
-        w_hh, bias = at(matrices.recurrent[direction], 4 * size, size), _biases(matrices, direction, size)
+        w_hh = at(matrices.recurrent[direction], len(cell.gates) * size, size)
+        bias = _biases(cell, matrices, direction, size)
         for row in range(batch):
             h, c = h0.view(directions, batch, hidden)[direction, row, :size], c0[direction, row]
             end = _end(tokens.time, lengths, row, starts[direction])
@@ -134,14 +146,13 @@ def forward_pass(
                     _Token(narrow[direction], tokens, size, directions * size)[step, row].zero_()
             for step in _steps(direction, end):
                 four = sums[step, row].view(4, hidden)
-                i, f, g, o = _activated(four[:, :size] + (w_hh @ h).view(4, size), bias)
-                c = f * c + i * g
-                h = o * c.tanh()
+                given = _of_input(cell, four[: len(cell.gates), :size])
+                activated, c, h = code.stepped(given + _recurrent(cell, (w_hh @ h).view(-1, size)) + bias, c)
                 outputs[step, row].zero_()[:size] = h
                 if narrow[0] is not None:
                     _Token(narrow[direction], tokens, size, directions * size)[step, row].copy_(h)
                 if keep_gates:
-                    four.zero_()[:, :size] = torch.stack([i, f, g, o])
+                    four.zero_()[:, :size] = activated
                 if cells[direction] is not None:
                     _Token(cells[direction], tokens, hidden, hidden)[step, row].zero_()[:size] = c
             h_n[direction, row], c_n[direction, row] = h, c
@@ -170,7 +181,7 @@ def backward_pass(
     starts=(0, 0),
 ):
     size, directions = launch.problem.hidden_size, matrices.directions
-    hidden = hidden_of(size)
+    hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     bias.zero_()
     if biases:
         assert done.shape == (directions, launch.cut.blocks)
@@ -178,35 +189,36 @@ def backward_pass(
         found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
         kept = _Token(cells[direction], tokens, hidden, hidden)
         activated = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
-        w_hh = at(matrices.recurrent[direction], 4 * size, size)
+        w_hh = at(matrices.recurrent[direction], len(cell.gates) * size, size)
         for row in range(tokens.batch):
             end = _end(tokens.time, lengths, row, starts[direction])
             steps = _steps(direction, end)
             for step in range(end, tokens.time):
                 found[step, row].zero_()
-            dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in (dh_n, dc_n))
+            given = dh_n, None if carries_hidden(cell) else dc_n
+            dh, dc = (torch.zeros_like(c0[0, 0]) if last is None else last[direction, row] for last in given)
             for index in reversed(range(end)):
                 step = steps[index]
                 # The gradients may take the gates' place.
-                i, f, g, o = activated[step, row].view(4, hidden)[:, :size].clone()
+                own = activated[step, row].view(4, hidden)[:, :size].clone()
                 before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
                 if dy[0] is not None:
                     dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]
-                squashed = kept[step, row][:size].tanh()
-                d = dh * o * (1 - squashed**2) + dc
-                each = [d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 - g**2), dh * squashed * o * (1 - o)]
+                each, dc = code.adjoint(own, kept[step, row][:size], before, dh, dc)
                 four = found[step, row].zero_().view(4, hidden)
-                four[:, :size] = torch.stack(each)
+                four[:, :size] = each
                 bias[row % _TOGETHER, direction] += four.flatten()
-                dh, dc = w_hh.t() @ four[:, :size].flatten(), d * f
-            dh0[direction, row], dc0[direction, row] = dh, dc
+                dh = w_hh.t() @ four[list(cell.recurrent_sums), :size].flatten()
+            dh0[direction, row] = dh + dc if carries_hidden(cell) else dh
+            if not carries_hidden(cell):
+                dc0[direction, row] = dc
         if biases:
-            for own in biases[direction]:
+            for own, sums in zip(biases[direction], (range(len(cell.gates)), cell.recurrent_sums), strict=True):
                 left = bias[:, direction].sum(0)
                 if earlier is not None and len(earlier):
                     assert earlier.data_ptr() + earlier.nbytes == bias.data_ptr()
                     left += earlier[:, :, direction].sum((0, 1))
-                own.copy_(left.view(4, hidden)[:, :size].flatten())
+                own.copy_(left.view(4, hidden)[list(sums), :size].flatten())
 
 
 def _layer_of(matrices, index):
@@ -234,7 +246,9 @@ def stacked_forward_pass(
                 for step in range(_end(tokens.time, lengths, row, 0)):
                     assert sums[step, row].isnan().all()
                     read = _surviving(between, below[step, row][:size], step, row)
-                    sums[step, row].zero_().view(4, hidden)[:, :size] = (between.w_ih @ read).view(4, size)
+                    sums[step, row].zero_().view(4, hidden)[:, :size] = _of_input(
+                        launch.problem.cell, (between.w_ih @ read).view(-1, size)
+                    )
         forward_pass(
             launch,
             _layer_of(matrices, index),
@@ -275,7 +289,7 @@ def stacked_backward_pass(
             assert between.passed.isnan().all()
             for row in range(tokens.batch):
                 for step in range(tokens.time):
-                    four = found[step, row].view(4, hidden)[:, :size]
+                    four = found[step, row].view(4, hidden)[: len(launch.problem.cell.gates), :size]
                     above[step, row].copy_(_surviving(between, between.w_ih.t() @ four.flatten(), step, row))
         backward_pass(
             launch,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, Saved
@@ -35,18 +36,20 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
 @pytest.mark.parametrize(("options", "count", "by_row"), pairwise(KINDS, COUNTS, [False, True]), ids=str)
-def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row):
+def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row, cell):
     cut(*count)
-    problem = PROBLEM.replace(**options)
+    problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row)
 
 
-@pytest.mark.parametrize("count", [(1,), (3,), (1, 1), (2, 3)], ids=str)
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count):
+@pytest.mark.parametrize(
+    ("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], SHIPPED), ids=str
+)
+def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count, cell):
     cut(*count)
-    problem = PROBLEM.replace(**options)
+    problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem)
 
 
@@ -66,14 +69,15 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
     assert sum(launched) == 2 * 9
 
 
-@pytest.mark.parametrize("gates", ["made again", "overwritten"])
-@pytest.mark.parametrize("count", COUNTS, ids=str)
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_scratch_memory_is_as_predicted(request, cut, options, count, gates):
+@pytest.mark.parametrize(
+    ("options", "count", "gates", "cell"), pairwise(KINDS, COUNTS, ["made again", "overwritten"], SHIPPED), ids=str
+)
+def test_scratch_memory_is_as_predicted(request, cut, options, count, gates, cell):
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
     cut(*count)
-    problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options)).replace(time=12, batch=32)
+    problem = PROBLEM.replace(cell=cell, **({"input_size": 61, "hidden_size": 61} | options))
+    problem = problem.replace(time=12, batch=32)
     inputs = testing.make_inputs(problem)
     with without_loops():
         result = persistent.forward(problem, inputs)

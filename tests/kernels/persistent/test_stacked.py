@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import memory, stacked, wavefront, whole
 from gatewise.kernels.persistent.kernel import persistent
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
+from tests.pairwise import pairwise
 
 H200 = Device.named("h200")
 
@@ -59,12 +61,16 @@ def _take(monkeypatch, forward, backward):
     monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: asked[backward] or None)
 
 
-@pytest.mark.parametrize(("gates", "by_row"), [("kept", False), ("kept", True), ("overwritten", False)])
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_agrees_with_the_oracle_launched_and_replayed(request, options, by_row, gates, launches, in_pairs):
+@pytest.mark.parametrize(
+    ("options", "placed", "cell"),
+    pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], SHIPPED),
+    ids=str,
+)
+def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, launches, in_pairs):
+    gates, by_row = placed
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
-    problem = PROBLEM.replace(**options)
+    problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row, calls=5)
     taken = [name for name, asked in zip(("forward_pass", "backward_pass"), in_pairs, strict=True) if asked]
     assert sorted(set(launches)) == sorted(taken)

@@ -10,6 +10,7 @@ import torch
 
 import gatewise
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
@@ -45,18 +46,20 @@ def replays(name, problem, by_row=False, needs=None):
     return whole._replays(name, problem, by_row, needs or Needs())
 
 
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
-def test_agrees_with_the_oracle_launched_and_replayed(options, by_row):
-    problem = PROBLEM.replace(**options)
+def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
+    problem = PROBLEM.replace(cell=cell, **options)
     assert is_laid_out(problem)
     assert_agrees(problem, rows_first=by_row, calls=5)
 
 
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
 @pytest.mark.parametrize("options", [{**kind, "hidden_size": 8} for kind in KINDS if "layout" not in kind], ids=str)
-def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options):
+def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options, cell):
     """The first step then has a product of its own, and the others read the outputs where they are."""
-    problem = PROBLEM.replace(**{**options, "input_size": 16})
+    problem = PROBLEM.replace(cell=cell, **{**options, "input_size": 16})
     written, write = [], operands.write
     monkeypatch.setattr(products, "copies_states", lambda problem: False)
     monkeypatch.setattr(operands, "write", lambda *given: (written.append(given), write(*given)))

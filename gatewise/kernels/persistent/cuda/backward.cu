@@ -41,7 +41,7 @@ struct Backward {
     Value* dgates[2];         // [tokens, 4H], filled with ones; if MARKED it may be `gates`
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
-    const Value* dc_n;        // [D, B, SIZE], or null for zeros
+    const Value* dc_n;        // [D, B, SIZE], or null for zeros; not read if CARRIES_HIDDEN
     Value* dh0;               // [D, B, SIZE]
     Value* dc0;               // [D, B, SIZE]; not written if CARRIES_HIDDEN
     void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             const int end = inside[cell] ? ends.of(at.row) : 0;
-            dc[cell] = inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at)]) : 0.f;
+            dc[cell] = !CARRIES_HIDDEN && inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at)]) : 0.f;
             cell_now[cell] = end ? step_of(cells, reverse ? 0 : end - 1, step_values)[own[cell]] : 0u;
             input[cell] = load(cell, 0);
             input[cell].gates = gathered(input[cell].gates);
