@@ -15,6 +15,13 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.carried import (
+    as_carried,
+    carries_hidden,
+    gradients_as_carried,
+    gradients_without_state,
+    without_state,
+)
 from gatewise.kernels.persistent import in_calls, wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
@@ -102,36 +109,31 @@ class _Persistent:
         return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        whole, carries_hidden = _whole(), not problem.cell.states
-        if carries_hidden:
-            inputs = inputs._replace(c0=inputs.h0)
+        whole, carries = _whole(), carries_hidden(problem)
+        if carries:
+            inputs = as_carried(inputs)
         laid_out = whole.stack_of(problem)
         if laid_out is not None:
             result = whole.forward(laid_out, inputs)
         else:
             result = stack.forward(problem, inputs, _way(problem).forward)
-        return result._replace(c_n=_no_state(result.c_n)) if carries_hidden else result
+        return without_state(result) if carries else result
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        whole, carries_hidden = _whole(), not problem.cell.states
-        if carries_hidden:
-            inputs, gradients = inputs._replace(c0=inputs.h0), gradients._replace(c_n=None)
+        whole, carries = _whole(), carries_hidden(problem)
+        if carries:
+            inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
         laid_out = whole.stack_of(problem)
         if laid_out is not None:
             found = whole.backward(laid_out, inputs, result, gradients, needs)
         else:
             found = stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
-        return found._replace(c0=_no_state(found.c0)) if carries_hidden else found
+        return gradients_without_state(found) if carries else found
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
-
-
-def _no_state(carried: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a state of no features in place of the hidden state, which is carried from step to step like a cell state."""
-    return None if carried is None else carried.new_empty(*carried.shape[:2], 0)
 
 
 def _launches(problem: Problem) -> int:

@@ -47,7 +47,7 @@ from gatewise.kernels.persistent.passes import (
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.row_order import longest_first
 from gatewise.kernels.persistent.segments import Segment, visited_together
-from gatewise.kernels.persistent.sums import of_input, recurrent_runs
+from gatewise.kernels.sums import of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of
 from gatewise.kernels.stack import Layer, LayerGradients
 

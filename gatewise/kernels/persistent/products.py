@@ -23,7 +23,7 @@ from gatewise.kernels.persistent.memory import copies_states
 from gatewise.kernels.persistent.operands import Operand, states_before
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.sums import SUMS, Run, of_input, recurrent_runs
+from gatewise.kernels.sums import SUMS, Run, of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
 

@@ -11,19 +11,21 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
+from gatewise.kernels.carried import carries_hidden
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, wide
 from gatewise.kernels.stepwise.recording import key_of, recorder
+from gatewise.kernels.sums import recurrent_runs
 
 
 class Chain(NamedTuple):
     """What the loop leaves.
 
     Attributes:
-        dgates: Gradients of the gate sums of every step [D, T, B, 4H], zero past a row's end.
+        dgates: The gradients of the gate sums of every step [D, T, B, S*H], zero past a row's end.
         dh0: Gradient of the initial hidden states [D, B, R]; None where not wanted.
         dc0: Gradient of the initial cell states [D, B, H].
         dprojected: Gradients of the hidden states of every step [D, T, B, P]; None without a projection.
@@ -39,7 +41,7 @@ class Memory(NamedTuple):
     """What the products and launches of every step share.
 
     Attributes:
-        dgates: Gradients of a step's gate sums [D, 4, B, H], as the product reads them.
+        dgates: The gradients of a step's recurrent sums [D, G, B, H], as the product reads them.
         through: What the product makes of them [D, parts, B, R]: the gradient of the hidden state before.
         dcell: Gradient of the cell state [D, B, H], in 32 bits for 16-bit numbers.
     """
@@ -53,7 +55,7 @@ class Memory(NamedTuple):
         """Return memory for one layer."""
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
-            gradients_of_a_step(form, memory, directions, batch, size, dtype),
+            gradients_of_a_step(form, memory, directions, len(problem.cell.gates), batch, size, dtype),
             form.planes(memory, directions, form.parts, batch, problem.state_size, dtype=dtype),
             form.planes(memory, directions, batch, size, dtype=wide(dtype)),
         )
@@ -91,7 +93,7 @@ def run(
         memory = Memory.unwritten(problem, form, tape or gates)
         memory.dcell.zero_() if above.c_n is None else memory.dcell.copy_(above.c_n)
         projection = _projection(form, layer, memory, dy, dh_n, lengths, time) if problem.proj_size else None
-        arguments = _arguments(form, memory, gates, written, cells, c0, lengths)
+        arguments = _arguments(problem, form, memory, gates, written, cells, c0, lengths)
         if projection is None:
             arguments.dh_n = address(dh_n)
             _place_output_gradient(form, arguments, dy)
@@ -99,7 +101,7 @@ def run(
             arguments.product, arguments.whole, arguments.parts = address(projection.dhidden), 1, 1
             arguments.product_direction = projection.dhidden.stride(0)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("backward", "lstm_backward_step", form, memory.dcell, problem.dtype, early=early)
+        launch = Launch("backward", "step_backward", form, memory.dcell, problem.dtype, problem.cell, early=early)
         weights = backward_weights(form, recurrent, tape)
         multiply = product(left_operand(form, memory.dgates), weights, memory.through.flatten(0, 1))
 
@@ -114,7 +116,9 @@ def run(
                 one_step(lambda number: launch(arguments, number), step)
         else:
             tape.play(key_of("backward", problem, form), launch, arguments, one_step)
-        dh0 = _initial_gradient(memory, written, lengths, dh_n, multiply) if state else None
+        dh0 = _initial_gradient(problem, memory, written, lengths, dh_n, multiply) if state else None
+        if dh0 is not None and carries_hidden(problem):
+            dh0 += memory.dcell
         dc0 = memory.dcell.to(problem.dtype, memory_format=torch.contiguous_format, copy=True)
     return Chain(written, dh0, dc0, None if projection is None else projection.written)
 
@@ -130,12 +134,20 @@ def first_steps(share: Tensor, lengths: Tensor | None, direction: int) -> Tensor
 
 
 def _initial_gradient(
-    memory: Memory, dgates: Tensor, lengths: Tensor | None, dh_n: Tensor | None, multiply: Callable[[], object]
+    problem: Problem,
+    memory: Memory,
+    dgates: Tensor,
+    lengths: Tensor | None,
+    dh_n: Tensor | None,
+    multiply: Callable[[], object],
 ) -> Tensor:
     # The step that was computed last is the first of every row, except of reversed rows that end early.
     if lengths is not None and len(dgates) == 2:
         first = first_steps(dgates[1], lengths, 1)
-        memory.dgates[1].copy_(first.unflatten(1, (4, -1)).transpose(0, 1))
+        recurrent = first.unflatten(1, (len(problem.cell.sums), -1)).transpose(0, 1)
+        for run in recurrent_runs(problem.cell):
+            into = memory.dgates[1, run.gates : run.gates + run.count]
+            into.copy_(recurrent[run.sums : run.sums + run.count])
         multiply()
     dh0 = memory.through.sum(1) if memory.through.shape[1] > 1 else memory.through[:, 0]
     dh0 = dh0.clone(memory_format=torch.contiguous_format)
@@ -145,10 +157,16 @@ def _initial_gradient(
 
 
 def _arguments(
-    form: Form, memory: Memory, gates: Tensor, written: Tensor, cells: Tensor, c0: Tensor, lengths: Tensor | None
+    problem: Problem,
+    form: Form,
+    memory: Memory,
+    gates: Tensor,
+    written: Tensor,
+    cells: Tensor,
+    c0: Tensor,
+    lengths: Tensor | None,
 ) -> Backward:
-    _, time, batch, width = gates.shape
-    size = width // 4
+    time, batch, size = problem.time, problem.batch, problem.hidden_size
     outer, inner = form.axes(batch, size)
     return Backward(
         gates=address(gates),
@@ -204,7 +222,7 @@ def _projection(
     dhidden = memory.dgates.new_empty(directions, batch, weights.shape[2])
     written = memory.dgates.new_empty(directions, time, batch, size)
     multiply = product(dprojected, weights, dhidden)
-    launch = Launch("projection", "lstm_backward_projection", form, dprojected, dprojected.dtype)
+    launch = Launch("projection", "project_backward", form, dprojected, dprojected.dtype)
     arguments = BackwardProjection(
         product=address(memory.through),
         dh_n=address(dh_n),

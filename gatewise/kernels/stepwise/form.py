@@ -31,7 +31,7 @@ class Form:
             `h W^T`.
         turned_forward: Whether the forward pass multiplies with a transposed copy of the recurrent weights.
         turned_backward: Whether the backward pass does.
-        parts: Products that the backward pass makes of a step, side by side: 1, or 4, one for each gate, which the
+        parts: Products that the backward pass makes of a step, side by side: 1, or one for each gate, which the
             element-wise launch adds up.
     """
 

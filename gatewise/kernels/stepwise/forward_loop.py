@@ -16,6 +16,7 @@ from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch,
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.products import forward_weights, product, wide
 from gatewise.kernels.stepwise.recording import key_of, recorder
+from gatewise.kernels.sums import bias_of_sums
 
 
 class Passed(NamedTuple):
@@ -42,7 +43,7 @@ class Memory(NamedTuple):
     Attributes:
         hidden: Hidden state that goes into the next product [D, B, R].
         cell: Cell state [D, B, H], in 32 bits for 16-bit numbers.
-        sums: What a step's product adds to the gate sums [D, B, 4H].
+        sums: A step's recurrent product [D, B, G*H].
     """
 
     hidden: Tensor
@@ -56,7 +57,7 @@ class Memory(NamedTuple):
         return cls(
             form.planes(memory, directions, batch, problem.state_size, dtype=dtype),
             form.planes(memory, directions, batch, size, dtype=wide(dtype)),
-            form.planes(memory, directions, batch, 4 * size, dtype=dtype),
+            form.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
         )
 
 
@@ -67,7 +68,8 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
         problem: What is computed.
         form: Of the products.
         layer: Its inputs.
-        gates: Input sums [D, T, B, 4H]; with a backward pass to follow, the activated gates take their place.
+        gates: Memory for a value of each gate sum [D, T, B, S*H]; the first G*H hold the sums of the input. With a
+            backward pass to follow, what is kept of the sums takes their place.
         lengths: On the device, int64; None when all rows have T steps.
     """
     directions, time, batch, _ = gates.shape
@@ -76,7 +78,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
     y = _outputs(form, gates, time, batch, directions, problem.state_size)
     cells = form.planes(gates, *states, dtype=dtype) if problem.needs_grad else None
     unprojected = form.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
-    bias = _bias(layer) if form.column_major else None
+    bias = _launched_bias(problem, form, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
     with recorder(gates.device, 0 if projected else time, memory_bytes(problem)) as tape:
         memory = Memory.unwritten(problem, form, tape or gates)
@@ -84,15 +86,15 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
         memory.cell.copy_(layer.c0)
         multiply = product(memory.hidden, forward_weights(form, recurrent, tape), memory.sums)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("forward", "lstm_forward_step", form, memory.cell, dtype, early=early)
+        launch = Launch("forward", "step_forward", form, memory.cell, dtype, problem.cell, early=early)
         if projected:
             outputs = None if unprojected is None else unprojected.permute(1, 2, 0, 3)
             # Before a projection the launches write a state of their own, which is then multiplied.
             own = gates.new_zeros(directions, batch, size)
-            arguments = _arguments(form, memory, own, gates, outputs, cells, bias, lengths)
+            arguments = _arguments(problem, form, memory, own, gates, outputs, cells, bias, lengths)
             project = _projection(form, layer, own, memory.hidden, y, lengths)
         else:
-            arguments = _arguments(form, memory, memory.hidden, gates, y, cells, bias, lengths)
+            arguments = _arguments(problem, form, memory, memory.hidden, gates, y, cells, bias, lengths)
             project = None
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
@@ -113,6 +115,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
 
 
 def _arguments(
+    problem: Problem,
     form: Form,
     memory: Memory,
     own: Tensor,
@@ -122,8 +125,7 @@ def _arguments(
     bias: Tensor | None,
     lengths: Tensor | None,
 ) -> Forward:
-    _, time, batch, width = gates.shape
-    size = width // 4
+    time, batch, size = problem.time, problem.batch, problem.hidden_size
     outer, inner = form.axes(batch, size)
     arguments = Forward(
         gates=address(gates),
@@ -159,7 +161,7 @@ def _projection(
     projected = torch.empty_like(hidden)
     weights = torch.stack([weights.w_hr.t() for weights in layer.weights if weights.w_hr is not None])
     multiply = product(own, weights, projected)
-    launch = Launch("projection", "lstm_forward_projection", form, hidden, hidden.dtype)
+    launch = Launch("projection", "project_forward", form, hidden, hidden.dtype)
     arguments = ForwardProjection(
         product=address(projected),
         hidden=address(hidden),
@@ -187,6 +189,9 @@ def _outputs(form: Form, like: Tensor, time: int, batch: int, directions: int, s
     return like.new_empty(time, directions, size, batch).permute(0, 3, 1, 2)
 
 
-def _bias(layer: Layer) -> Tensor | None:
-    biases = [own.b_ih + own.b_hh for own in layer.weights if own.b_ih is not None and own.b_hh is not None]
-    return torch.stack(biases) if biases else None
+def _launched_bias(problem: Problem, form: Form, layer: Layer) -> Tensor | None:
+    """Return the biases [D, S*H] that the launches add: all in column-major form, otherwise of sums without input."""
+    if not form.column_major and len(problem.cell.sums) == len(problem.cell.gates):
+        return None
+    biases = [bias_of_sums(problem.cell, own.b_ih, own.b_hh) for own in layer.weights]
+    return None if biases[0] is None else torch.stack([bias for bias in biases if bias is not None])

@@ -10,6 +10,13 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.carried import (
+    as_carried,
+    carries_hidden,
+    gradients_as_carried,
+    gradients_without_state,
+    without_state,
+)
 from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.plan import form_of, held_bytes, memory_bytes, runs_of, slow_products_seconds, step
@@ -25,7 +32,7 @@ class _Stepwise:
     summary = "a library product and an element-wise launch a step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
-    traces = Traces(frozenset({"lstm_forward_step"}), frozenset({"lstm_backward_step"}))  # entry points in cuda/*.cu
+    traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
 
     def single_use(self, problem: Problem) -> bool:
         return True  # the gradients of the gates take the gates' place
@@ -39,7 +46,7 @@ class _Stepwise:
     def work(self, problem: Problem, device: Device) -> Work:
         layers, directions, passes = problem.num_layers, problem.num_directions, 3 if problem.needs_grad else 1
         tokens = problem.time * problem.batch * directions
-        recurrent = 8.0 * problem.hidden_size * problem.state_size * tokens * layers
+        recurrent = 2.0 * problem.gate_rows * problem.state_size * tokens * layers
         launches, calls = 2 + 2 * directions, 6 + 2 * directions
         moved = 6 * problem.hidden_size
         if problem.needs_grad:
@@ -70,7 +77,7 @@ class _Stepwise:
             return ()
         tokens = (problem.num_directions, problem.time, problem.batch)
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
-        gates = TensorSpec((*tokens, 4 * problem.hidden_size), problem.dtype)
+        gates = TensorSpec((*tokens, len(problem.cell.sums) * problem.hidden_size), problem.dtype)
         state = TensorSpec((*tokens, problem.hidden_size), problem.dtype)
         layer_keeps = (gates, state, state) if problem.proj_size else (gates, state)
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
@@ -78,7 +85,7 @@ class _Stepwise:
     def _workspace_bytes(self, problem: Problem) -> int:
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference nobody keeps the gates; where a call is compiled, their gradients do not take their place.
-        gates = 4 * planes if problem.traced or not problem.needs_grad else 0
+        gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
         # Between two layers: the output of the one below, in training the gradient of it.
         between = problem.time * problem.batch * problem.output_size * problem.element_bytes
         return memory_bytes(problem) + gates + (between if problem.num_layers > 1 else 0)
@@ -86,14 +93,19 @@ class _Stepwise:
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         from gatewise.kernels.stepwise import layer  # with the toolchain; not needed to choose, nor on a CPU
 
-        return stack.forward(problem, inputs, layer.forward)
+        if not carries_hidden(problem):
+            return stack.forward(problem, inputs, layer.forward)
+        return without_state(stack.forward(problem, as_carried(inputs), layer.forward))
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         from gatewise.kernels.stepwise import layer
 
-        return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
+        if not carries_hidden(problem):
+            return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
+        inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
+        return gradients_without_state(stack.backward(problem, inputs, result, gradients, needs, layer.backward))
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None

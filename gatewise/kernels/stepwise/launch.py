@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.stepwise.form import THREADS, Form, cut
 
@@ -90,19 +92,28 @@ class Launch:
     """An element-wise kernel compiled and cut for planes of one size: call it with its arguments.
 
     Args:
-        name: Source in `cuda/`, without its ending.
-        entry: Name of the kernel.
-        form: Of the planes.
+        name: The name of the source in `cuda/`, without its ending.
+        entry: The name of the kernel.
+        form: The form of the planes.
         planes: One of its tensors [D, B, N].
-        dtype: Of the numbers in memory.
+        dtype: The dtype of the numbers in memory.
+        cell: The cell whose step it computes; None if it computes none.
         early: Whether to start while the product before it ends, where the device can.
     """
 
     def __init__(
-        self, name: str, entry: str, form: Form, planes: Tensor, dtype: torch.dtype, *, early: bool = False
+        self,
+        name: str,
+        entry: str,
+        form: Form,
+        planes: Tensor,
+        dtype: torch.dtype,
+        cell: Cell | None = None,
+        *,
+        early: bool = False,
     ) -> None:
         directions, batch, units = planes.shape
-        self._entry, self._device = entry, planes.device
+        self._entry, self._device, self._cell = entry, planes.device, cell
         numbers = Device.probe(planes.device)
         sizes = (*form.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
         width, lanes, grid = cut(*sizes)
@@ -118,7 +129,7 @@ class Launch:
         """Write arguments into a table on the device."""
         arguments.step = 0
         entered = EnteredForward if isinstance(arguments, Forward) else EnteredBackward
-        self._launch(f"lstm_{self._name}_enter", _ONE_THREAD, entered(table, arguments), table=1)
+        self._launch(f"enter_{self._name}", _ONE_THREAD, entered(table, arguments), table=1)
 
     def recorded(self, table: int, step: int) -> None:
         """Launch the kernel for a step, counted from the one in the table, with the arguments there."""
@@ -126,10 +137,10 @@ class Launch:
 
     def advance(self, table: int, steps: int) -> None:
         """Count steps on in the table."""
-        self._launch(f"lstm_{self._name}_advance", _ONE_THREAD, Recorded(table, steps), table=1)
+        self._launch(f"advance_{self._name}", _ONE_THREAD, Recorded(table, steps), table=1)
 
     def _launch(self, entry: str, shape: driver.Shape, arguments: ctypes.Structure, table: int) -> None:
-        binary = _binary(self._name, (*self._macros, ("TABLE", table)), self._device.index)
+        binary = _binary(self._name, self._cell, (*self._macros, ("TABLE", table)), self._device.index)
         driver.launch(binary, entry, shape, arguments, self._device)
 
 
@@ -144,6 +155,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _binary(name: str, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
+def _binary(name: str, cell: Cell | None, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
     architecture = Device.probe(torch.device("cuda", device_index)).architecture
-    return toolchain.compile_source(SOURCES / f"{name}.cu", architecture, dict(macros))
+    code = None if cell is None else device_code(cell)
+    return toolchain.compile_source(SOURCES / f"{name}.cu", architecture, dict(macros), code)

@@ -18,6 +18,7 @@ from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.plan import form_of
 from gatewise.kernels.stepwise.products import wide
+from gatewise.kernels.sums import bias_of_sums, biases_of_sums, of_input, recurrent_runs
 
 # Of the gates' gradients that of g, the third, is by far the largest: a sum over all of them is as long as that over g.
 _THIRDS_OF_G = 7 / 12, 8 / 12
@@ -26,16 +27,17 @@ _THIRDS_OF_G = 7 / 12, 8 / 12
 def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
     """Compute one layer, in the form of least predicted time unless one is given.
 
-    Keeps the activated gates [D, T, B, 4H], the cells [D, T, B, H] and, with a projection, what is projected, likewise.
+    Keeps a value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a projection, what is projected, likewise.
     """
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
     form = form or form_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
     with _current(layer.x.device), products_in_tf32(problem):
-        gates = form.sequence(layer.x, directions, time, batch, 4 * problem.hidden_size)
+        gates = form.sequence(layer.x, directions, time, batch, len(problem.cell.sums) * problem.hidden_size)
         x = layer.x.reshape(time * batch, -1)
         for share, weights in zip(gates, layer.weights, strict=True):
-            _input_sums(form, x, weights.w_ih, _bias(weights.b_ih, weights.b_hh), share.flatten(0, 1))
+            bias = bias_of_sums(problem.cell, weights.b_ih, weights.b_hh)
+            _input_sums(form, x, weights.w_ih, bias, share.flatten(0, 1))
         found = forward_loop.run(problem, form, layer, gates, lengths)
     y, h_n, c_n, cells, unprojected = found
     if lengths is not None:
@@ -74,14 +76,12 @@ def backward(
 
 def _input_sums(form: Form, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
     # The library adds a bias to rows for nothing; to columns the element-wise launches add it.
+    rows = w_ih.shape[0]
+    out = of_input(out, rows)
     if bias is None or form.column_major:
         deep_products.mm(x, w_ih.t(), out)
     else:
-        deep_products.mm(x, w_ih.t(), out, bias)
-
-
-def _bias(b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor | None:
-    return None if b_ih is None or b_hh is None else b_ih + b_hh
+        deep_products.mm(x, w_ih.t(), out, bias[:rows])
 
 
 def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) -> Tensor:
@@ -90,7 +90,9 @@ def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) 
     # The library's kernels for TF32 are faster where both operands lie along the depth of the product.
     turned = form.turned_backward
     matrices = [weights.w_ih.t().contiguous().t() if turned else weights.w_ih for weights in layer.weights]
-    products = [(share.flatten(0, 1), matrix) for share, matrix in zip(dgates, matrices, strict=True)]
+    products = [
+        (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)
+    ]
     if problem.dtype == torch.float32 and not problem.allow_tf32:
         products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
     deep_products.mm(*products[0], total)
@@ -103,7 +105,7 @@ def _weight_gradients(
     problem: Problem, layer: Layer, result: Result, chain: backward_loop.Chain, lengths: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     (time, batch, features), directions = layer.x.shape, len(layer.weights)
-    x, h0 = layer.x, layer.h0
+    x, h0, size = layer.x, layer.h0, problem.hidden_size
     if lengths is not None:
         # What lies beyond the end may be anything, and 0 x NaN is NaN.
         steps = torch.arange(time, device=x.device).unsqueeze(1)
@@ -114,16 +116,20 @@ def _weight_gradients(
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
         # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
+        first = backward_loop.first_steps(share, lengths, direction)
         later = flat[batch:] if direction == 0 else flat[:-batch]
         before = history[:-1] if direction == 0 else history[1:]
-        w_hh = torch.mm(backward_loop.first_steps(share, lengths, direction).t(), h0[direction])
-        if time > 1:
-            deep_products.addmm(w_hh, later.t(), before.reshape((time - 1) * batch, -1))
-        gradients += [deep_products.mm(flat.t(), x), w_hh]
+        w_hh = x.new_empty(problem.gate_rows, h0.shape[2])
+        for run in recurrent_runs(problem.cell):
+            rows = run.rows_of(w_hh, size)
+            torch.mm(run.columns_of(first, size).t(), h0[direction], out=rows)
+            if time > 1:
+                deep_products.addmm(rows, run.columns_of(later, size).t(), before.reshape((time - 1) * batch, -1))
+        gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x), w_hh]
         if problem.bias:
             # All rows at once take the library more scratch memory than the gradients themselves.
             own = share.sum(1, dtype=wide(share.dtype)).sum(0).to(share.dtype)
-            gradients += [own, own.clone()]
+            gradients += biases_of_sums(problem.cell, own)
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
             gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))

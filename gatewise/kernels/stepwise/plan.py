@@ -108,7 +108,7 @@ def forms(problem: Problem) -> list[Form]:
     if problem.proj_size:  # a second product a step, which reads rows
         return [Form()]
     flags = (False, True)
-    backward = itertools.product(flags, (1, 4)) if problem.needs_grad else [(False, 1)]
+    backward = itertools.product(flags, (1, len(problem.cell.gates))) if problem.needs_grad else [(False, 1)]
     # What is compiled is promised tensors whose rows lie side by side.
     columns = (False,) if problem.traced else flags
     return [Form(column, turned, *rest) for column, turned, rest in itertools.product(columns, flags, list(backward))]
@@ -133,7 +133,7 @@ def step(problem: Problem, device: Device, form: Form) -> Step:
     if not problem.needs_grad:
         return Step(forward + transposed + projection, 0.0)
     moved = cells * ((16 + form.parts) * number + state)
-    factor = _BACKWARD[kind][form.column_major, form.turned_backward, form.parts]
+    factor = _BACKWARD[kind][form.column_major, form.turned_backward, 4 if form.parts > 1 else 1]
     if kind is Products.EXACT and form.parts == 1 and problem.bidirectional:
         factor *= _BATCHED_EXACT
     backward = plain * factor + _launch_seconds(moved, device)
@@ -143,7 +143,7 @@ def step(problem: Problem, device: Device, form: Form) -> Step:
 def memory_bytes(problem: Problem) -> int:
     """Return the bytes that a pass shares between its steps: states, sums and a copy of the recurrent weights."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
-    weights = 4 * problem.hidden_size * problem.state_size
+    weights = problem.gate_rows * problem.state_size
     return problem.num_directions * (
         (states + weights) * problem.element_bytes + 4 * problem.batch * problem.hidden_size
     )
@@ -185,7 +185,7 @@ def slow_products_seconds(problem: Problem, device: Device) -> float:
 
 
 def _product_seconds(problem: Problem, device: Device, kind: Products) -> float:
-    directions, weights = problem.num_directions, 4 * problem.hidden_size * problem.state_size
+    directions, weights = problem.num_directions, problem.gate_rows * problem.state_size
     rate = device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) * _EFFICIENCY[kind]
     arithmetic = 2.0 * directions * _rows_of_tiles(problem.batch, kind) * weights / rate
     traffic = directions * weights * problem.element_bytes / (device.memory_bandwidth * _BANDWIDTH[kind])

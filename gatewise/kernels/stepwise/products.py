@@ -49,22 +49,22 @@ def _operand(weights: list[Tensor], parts: int, turned: bool, copy_to: Allocator
 
 
 def gradients_of_a_step(
-    form: Form, memory: Allocator, directions: int, batch: int, size: int, dtype: torch.dtype
+    form: Form, memory: Allocator, directions: int, gates: int, batch: int, size: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return memory for a step's gradients of the gate sums [D, 4, B, H], which `left_operand` can multiply."""
-    if form.parts == 4 or form.column_major:
-        return form.planes(memory, directions, 4, batch, size, dtype=dtype)
-    return memory.new_empty(directions, batch, 4, size, dtype=dtype).transpose(1, 2)
+    """Return memory for the gradients of a step's recurrent sums [D, G, B, H], which `left_operand` can multiply."""
+    if form.parts > 1 or form.column_major:
+        return form.planes(memory, directions, gates, batch, size, dtype=dtype)
+    return memory.new_empty(directions, batch, gates, size, dtype=dtype).transpose(1, 2)
 
 
 def left_operand(form: Form, dgates: Tensor) -> Tensor:
-    """Return the left operand of the backward products, [D * parts, B, 4H / parts], as a view."""
-    if form.parts == 4:
+    """Return the left operand of the backward products, [D * parts, B, G*H / parts], as a view."""
+    if form.parts > 1:
         return dgates.flatten(0, 1)
-    directions, _, batch, size = dgates.shape
+    directions, gates, batch, size = dgates.shape
     if form.column_major:
-        return dgates.transpose(2, 3).view(directions, 4 * size, batch).transpose(1, 2)
-    return dgates.transpose(1, 2).view(directions, batch, 4 * size)
+        return dgates.transpose(2, 3).view(directions, gates * size, batch).transpose(1, 2)
+    return dgates.transpose(1, 2).view(directions, batch, gates * size)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

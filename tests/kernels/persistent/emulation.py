@@ -16,7 +16,7 @@ from gatewise.kernels.cuda import driver, graphs
 from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.sums import SUMS
+from gatewise.kernels.sums import SUMS
 from tests.kernels.cell_code import carries_hidden, code_of
 
 _TOGETHER = 2

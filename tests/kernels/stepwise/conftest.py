@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gatewise.kernels.cuda.toolchain import SHARED
+from gatewise.derivation.device import device_code
+from gatewise.kernels.cuda.toolchain import SHARED, source_text
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
 
 _CUDA_WORDS = """
@@ -40,10 +41,11 @@ extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, 
 
 
 @functools.cache
-def compiled(name, entry, struct, macros):
+def compiled(name, entry, struct, macros, cell):
     folder = Path(tempfile.mkdtemp())
-    source = (launch.SOURCES / f"{name}.cu").read_text()
-    (folder / "kernel.cpp").write_text(_CUDA_WORDS + source + _GRID.format(struct=struct, entry=entry))
+    source = source_text(launch.SOURCES / f"{name}.cu", None if cell is None else device_code(cell))
+    definition, _, source = source.rpartition("#line 1\n")
+    (folder / "kernel.cpp").write_text(definition + _CUDA_WORDS + source + _GRID.format(struct=struct, entry=entry))
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
     command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{launch.SOURCES}", f"-I{SHARED}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
@@ -51,11 +53,11 @@ def compiled(name, entry, struct, macros):
 
 
 class LaunchOnCpu:
-    def __init__(self, name, entry, form, planes, dtype, *, early=False):
+    def __init__(self, name, entry, form, planes, dtype, cell=None, *, early=False):
         directions, batch, units = planes.shape
         width, lanes, self._grid = launch.cut(*form.axes(batch, units), directions, dtype.itemsize, 132)
         macros = launch.macros_of(dtype, width, lanes, form)
-        self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros)
+        self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros, cell)
 
     def __call__(self, arguments, step):
         arguments.step = step

@@ -1,11 +1,12 @@
 // One time step of the adjoint, both directions: everything between two recurrent products.
+#include "cell.cuh"
 #include "place.cuh"
 
 struct Backward {
-    const Value* gates;    // activated gates of every step
+    const Value* gates;    // what was kept of each gate sum of every step
     Value* written;        // gradients of the gate sums of every step, in the places of `gates`
-    Value* dgates;         // those of this step alone, for the product
-    const Value* cells;    // cell states of every step [D, T, outer, inner]
+    Value* dgates;         // those of this step's recurrent sums, for the product
+    const Value* cells;    // the carried state of every step [D, T, outer, inner]
     const Value* c0;       // [D, outer, inner]
     const Value* dy;       // gradient of the outputs, or null
     const Value* dh_n;     // [D, outer, inner], or null
@@ -33,14 +34,14 @@ struct Entered {
     Backward arguments;
 };
 
-extern "C" __global__ void lstm_backward_enter(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void lstm_backward_advance(const Recorded a) { a.table->step += a.step; }
+extern "C" __global__ void enter_backward(const Entered a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_backward(const Recorded a) { a.table->step += a.step; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_backward_step(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded recorded) {
     const Backward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_backward_step(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backward a) {
     const int step = a.step;
 #endif
     const Place at = place();
@@ -51,8 +52,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm_backward_step(const B
     const i64 state = (i64)at.direction * a.outer * a.inner + plane;
     const i64 place_of_gates =
         at.direction * a.gates_direction + t * a.gates_time + at.outer * a.gates_outer + at.inner;
-    Values gates[4];
-    for (int gate = 0; gate < 4; gate++) gates[gate] = load(a.gates + place_of_gates + gate * a.gates_gate);
+    Values gates[SUMS];
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++) gates[sum] = load(a.gates + place_of_gates + sum * a.gates_gate);
     const Value* const cells = a.cells + (i64)at.direction * a.time * a.outer * a.inner + plane;
     const Values after = load(cells + (i64)t * a.outer * a.inner);
     const Values initial = load(a.c0 + state);
@@ -78,21 +80,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm_backward_step(const B
         Real dh = through[k];
         if (found.last[k] && !a.whole) dh = a.dh_n ? widened(dh_n.at[k]) : Real(0);
         if (a.dy) dh += widened(dy.at[k]);
-        const Real i = widened(gates[0].at[k]), f = widened(gates[1].at[k]), g = widened(gates[2].at[k]);
-        const Real o = widened(gates[3].at[k]), squashed = tanh_of(widened(after.at[k]));
-        const Real c = widened(found.first[k] ? initial.at[k] : earlier.at[k]);
-        const Real d = dh * o * (Real(1) - squashed * squashed) + dcell.at[k];
+        Real kept[4] = {};
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) kept[sum] = widened(gates[sum].at[k]);
+        const Real before_step = widened(found.first[k] ? initial.at[k] : earlier.at[k]);
+        Real carried = dcell.at[k];
+        const Kept grad = adjoint(slopes({kept[0], kept[1], kept[2], kept[3]}, widened(after.at[k]), before_step), dh, carried);
         const bool active = found.active[k];
-        if (active) dcell.at[k] = d * f;
-        gates[0].at[k] = narrowed(active ? d * g * i * (Real(1) - i) : Real(0));
-        gates[1].at[k] = narrowed(active ? d * c * f * (Real(1) - f) : Real(0));
-        gates[2].at[k] = narrowed(active ? d * i * (Real(1) - g * g) : Real(0));
-        gates[3].at[k] = narrowed(active ? dh * squashed * o * (Real(1) - o) : Real(0));
+        if (active) dcell.at[k] = carried;
+        const Real own[4] = {grad.x, grad.y, grad.z, grad.w};
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) gates[sum].at[k] = narrowed(active ? own[sum] : Real(0));
     }
     store_reals(a.dcell + state, dcell);
     Value* const dgates = a.dgates + at.direction * a.dgates_direction + at.outer * a.dgates_outer + at.inner;
-    for (int gate = 0; gate < 4; gate++) {
-        store(dgates + gate * a.dgates_gate, gates[gate]);
-        store(a.written + place_of_gates + gate * a.gates_gate, gates[gate]);
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++) {
+        if (recurrent_gate(sum) >= 0) store(dgates + recurrent_gate(sum) * a.dgates_gate, gates[sum]);
+        store(a.written + place_of_gates + sum * a.gates_gate, gates[sum]);
     }
 }

@@ -1,14 +1,15 @@
 // One time step, both directions: everything between two recurrent products.
+#include "cell.cuh"
 #include "place.cuh"
 
 struct Forward {
-    Value* gates;          // input sums of every step; with `cells`, activated gates are written over them
+    Value* gates;          // a plane for each gate sum of every step, with that of the input; with `cells`, what is kept takes its place
     const Value* product;  // of this step's hidden state and the recurrent weights
-    const Value* bias;     // [D, 4H] to add, or null
+    const Value* bias;     // [D, SUMS * H] to add to sums that have no bias yet: all if COLUMN, or else those without input; or null
     Value* hidden;         // state planes [D, outer, inner], replaced
-    Real* cell;            // as `hidden`
+    Real* cell;            // the carried state, as `hidden`
     Value* output;         // hidden states of every step, zero past a sequence's end; or null
-    Value* cells;          // cell states of every step [D, T, outer, inner]; null where nothing is kept
+    Value* cells;          // the carried state of every step [D, T, outer, inner]; null where nothing is kept
     const i64* lengths;    // [B] or null
     i64 gates_direction, gates_time, gates_outer, gates_gate;
     i64 product_direction, product_outer, product_gate;
@@ -28,14 +29,14 @@ struct Entered {
     Forward arguments;
 };
 
-extern "C" __global__ void lstm_forward_enter(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void lstm_forward_advance(const Recorded a) { a.table->step += a.step; }
+extern "C" __global__ void enter_forward(const Entered a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_forward(const Recorded a) { a.table->step += a.step; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_forward_step(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded recorded) {
     const Forward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_forward_step(const Forward a) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward a) {
     const int step = a.step;
 #endif
     const Place at = place();
@@ -44,36 +45,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm_forward_step(const Fo
     const i64 state = ((i64)at.direction * a.outer + at.outer) * a.inner + at.inner;
     Value* const gates =
         a.gates + at.direction * a.gates_direction + t * a.gates_time + at.outer * a.gates_outer + at.inner;
-    Values sums[4];
-    for (int gate = 0; gate < 4; gate++) sums[gate] = load(gates + gate * a.gates_gate);
+    Values sums[SUMS];
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++)
+        if (input_gate(sum) >= 0) sums[sum] = load(gates + sum * a.gates_gate);
     Reals cell = load_reals(a.cell + state);
     const Steps found = steps(a.lengths, at, t, a.time);
 
     wait_for_product();
     const Value* const product =
         a.product + at.direction * a.product_direction + at.outer * a.product_outer + at.inner;
-    Values products[4];
-    for (int gate = 0; gate < 4; gate++) products[gate] = load(product + gate * a.product_gate);
+    Values products[GATES];
+#pragma unroll
+    for (int gate = 0; gate < GATES; gate++) products[gate] = load(product + gate * a.product_gate);
     Values hidden, output, kept;
     if (a.lengths) hidden = load(a.hidden + state);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
-        Real total[4];
-        for (int gate = 0; gate < 4; gate++) {
-            total[gate] = widened(sums[gate].at[k]) + widened(products[gate].at[k]);
+        Real total[4] = {};
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) {
+            if (input_gate(sum) >= 0) total[sum] = widened(sums[sum].at[k]);
+            if (recurrent_gate(sum) >= 0) total[sum] += widened(products[recurrent_gate(sum)].at[k]);
 #if COLUMN
-            if (a.bias) total[gate] += widened(a.bias[(i64)(at.direction * 4 + gate) * a.outer + at.outer]);
+            if (a.bias) total[sum] += widened(a.bias[(i64)(at.direction * SUMS + sum) * a.outer + at.outer]);
+#else
+            if (input_gate(sum) < 0 && a.bias) total[sum] += widened(a.bias[(i64)(at.direction * SUMS + sum) * a.inner + at.inner + k]);
 #endif
         }
-        const Real i = sigmoid_of(total[0]), f = sigmoid_of(total[1]), g = tanh_of(total[2]), o = sigmoid_of(total[3]);
-        const Real next = f * cell.at[k] + i * g;
+        const Stepped next = stepped({total[0], total[1], total[2], total[3]}, cell.at[k]);
         if (found.active[k]) {
-            cell.at[k] = next;
-            hidden.at[k] = narrowed(o * tanh_of(next));
+            cell.at[k] = next.state;
+            hidden.at[k] = narrowed(next.hidden);
         }
         output.at[k] = found.active[k] ? hidden.at[k] : narrowed(0);
-        kept.at[k] = narrowed(next);
-        sums[0].at[k] = narrowed(i), sums[1].at[k] = narrowed(f), sums[2].at[k] = narrowed(g), sums[3].at[k] = narrowed(o);
+        kept.at[k] = narrowed(next.state);
+        const Real own[4] = {next.kept.x, next.kept.y, next.kept.z, next.kept.w};
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) sums[sum].at[k] = narrowed(own[sum]);
     }
     store(a.hidden + state, hidden);
     store_reals(a.cell + state, cell);
@@ -82,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm_forward_step(const Fo
               output);
     if (a.cells) {
         store(a.cells + (((i64)at.direction * a.time + t) * a.outer + at.outer) * a.inner + at.inner, kept);
-        for (int gate = 0; gate < 4; gate++) store(gates + gate * a.gates_gate, sums[gate]);
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) store(gates + sum * a.gates_gate, sums[sum]);
     }
 }

@@ -10,7 +10,7 @@ struct Forward {
     int time, outer, inner, step;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_forward_projection(const Forward a) {
+extern "C" __global__ void __launch_bounds__(THREADS) project_forward(const Forward a) {
     const Place at = place();
     if (at.inner >= a.inner || at.outer >= a.outer) return;
     const int t = at.direction ? a.time - 1 - a.step : a.step;
@@ -39,7 +39,7 @@ struct Backward {
     int time, outer, inner, step;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) lstm_backward_projection(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS) project_backward(const Backward a) {
     const Place at = place();
     if (at.inner >= a.inner || at.outer >= a.outer) return;
     const int t = at.direction ? a.step : a.time - 1 - a.step;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
@@ -61,6 +62,31 @@ def recurrent_runs(cell: Cell) -> tuple[Run, ...]:
         else:
             runs.append(Run(place, gate, 1, adds))
     return tuple(runs)
+
+
+def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor | None:
+    """Return the bias of each gate sum [S*H] from both bias vectors [G*H]; None without biases."""
+    if b_ih is None or b_hh is None:
+        return None
+    gates, sums = len(cell.gates), len(cell.sums)
+    if gates == sums and len(recurrent_runs(cell)) == 1:
+        return b_ih + b_hh
+    found = b_ih.new_zeros(sums, b_ih.shape[0] // gates)
+    found[:gates] = b_ih.unflatten(0, (gates, -1))
+    of_gates = b_hh.unflatten(0, (gates, -1))
+    for run in recurrent_runs(cell):
+        found[run.sums : run.sums + run.count] += of_gates[run.gates : run.gates + run.count]
+    return found.flatten()
+
+
+def biases_of_sums(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both bias vectors [G*H] from those of the gate sums [S*H]."""
+    gates, runs = len(cell.gates), recurrent_runs(cell)
+    if len(cell.sums) == gates and len(runs) == 1:
+        return sums, sums.clone()
+    each = sums.unflatten(0, (len(cell.sums), -1))
+    recurrent = [each[run.sums : run.sums + run.count] for run in runs]
+    return each[:gates].flatten(), torch.cat(recurrent).flatten()
 
 
 def of_input(sums: Tensor, rows: int) -> Tensor:
