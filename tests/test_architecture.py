@@ -44,7 +44,6 @@ WRONG_SENTENCES = {
         "| `contract`, `nn`, `functional` |",
     ),
     "one more of those below": ("everything but `cli`, `derivation` and `cells`", "everything but `cli`"),
-    "an exception": ("only `eager` imports `derivation`", "only `aten` imports `derivation`"),
 }
 
 Contract = dict[str, Any]
@@ -56,12 +55,10 @@ class Floors(NamedTuple):
     Attributes:
         heights: The floor of each package, counted from the bottom.
         imports: What each package may import: packages, and parts of packages of which it may not import all.
-        exceptions: Which modules alone import a package, by its name.
     """
 
     heights: dict[str, int]
     imports: dict[str, set[str]]
-    exceptions: dict[str, set[str]]
 
     def below(self, *packages: str) -> set[str]:
         """Return the packages on the floors below the highest of some."""
@@ -86,7 +83,7 @@ def checked() -> Floors:
     """Return what the contracts allow."""
     known = contracts()
     heights = floors_of(next(each["layers"] for each in known if each["id"] == "floors"))
-    floors = Floors(heights, {}, {})
+    floors = Floors(heights, {})
     for package in heights:
         floors.imports[package] = floors.below(package)
     for contract in known:
@@ -103,7 +100,6 @@ def checked() -> Floors:
                 protected = name.removeprefix("gatewise.")
                 for package in heights.keys() - importers:
                     floors.imports[package].discard(protected)
-                floors.exceptions[protected] = importers - heights.keys()
     return floors
 
 
@@ -113,9 +109,9 @@ def documented(text: str) -> Floors:
     order = [name for first, _ in rows for name in names_in(first)]
     known = checked().heights
     heights = itertools.accumulate((known.get(name, 0) for name in order), max)
-    floors = Floors(dict(zip(order, heights, strict=True)), {}, {})
+    floors = Floors(dict(zip(order, heights, strict=True)), {})
     for first, last in rows:
-        clause, _, rest = last.partition(";")
+        clause, _, _ = last.partition(";")
         for package in names_in(first):
             named = set(names_in(clause))
             if clause.startswith("everything but"):
@@ -123,8 +119,6 @@ def documented(text: str) -> Floors:
             elif "what is below" in clause:
                 named |= floors.below(*named)
             floors.imports[package] = named
-        for importer, imported in re.findall(r"only `(\w+)` imports `(\w+)`", rest):
-            floors.exceptions[imported] = {f"{names_in(first)[0]}.{importer}"}
     return floors
 
 
@@ -179,7 +173,6 @@ def test_the_document_says_what_the_contracts_do() -> None:
     said, done = documented(text), checked()
     assert said.heights == done.heights
     assert said.imports == done.imports
-    assert said.exceptions == done.exceptions
 
 
 @pytest.mark.parametrize("wrong", WRONG_SENTENCES)

@@ -93,7 +93,6 @@ def _slopes(operation: Operation) -> tuple[Any, ...]:
 
     In terms of the result, an activation that was kept is all that the adjoint needs.
     """
-
     import sympy
 
     def value(operand: Operand) -> Any:

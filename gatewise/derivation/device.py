@@ -3,8 +3,8 @@
 The code reads and writes values of type `Real` of one hidden unit, and calls `sigmoid_of` and `tanh_of`, which the
 kernel defines for its number format, and the functions of `kernels/cuda/functions.cuh`. It defines
 
-    SUMS, GATES          the number of sums that a step reads, and of gates, which is that of the blocks of rows in the weights
-    input_gate(sum)      the gate whose rows of the input weights a sum takes, or -1 if the sum has no part from the input
+    SUMS, GATES          the numbers of sums that a step reads and of gates, each of which has H rows in the weights
+    input_gate(sum)      the gate whose rows of the input weights give part of a sum; -1 if none do
     recurrent_gate(sum)  the same for the recurrent weights
     CARRIES_HIDDEN       whether the carried state is the hidden state
     Kept                 one value for each sum

@@ -25,22 +25,22 @@ class Run(NamedTuple):
     Attributes:
         sums: The first sum.
         gates: The gate of the first sum.
-        count: The number of sums.
+        number: The number of sums.
         adds: Whether the product is added to that of the input.
     """
 
     sums: int
     gates: int
-    count: int
+    number: int
     adds: bool
 
     def columns_of(self, sums: Tensor, hidden: int) -> Tensor:
         """Return the columns of these sums, of a tensor [..., 4H]."""
-        return sums if self.count == SUMS else sums.narrow(-1, self.sums * hidden, self.count * hidden)
+        return sums if self.number == SUMS else sums.narrow(-1, self.sums * hidden, self.number * hidden)
 
     def rows_of(self, matrix: Tensor, size: int) -> Tensor:
         """Return the rows of these gates, of a matrix [G * size, columns]."""
-        rows = self.count * size
+        rows = self.number * size
         return matrix if rows == matrix.shape[0] else matrix.narrow(0, self.gates * size, rows)
 
 
@@ -57,8 +57,8 @@ def recurrent_runs(cell: Cell) -> tuple[Run, ...]:
     for gate, place in enumerate(cell.recurrent_sums):
         adds = place < len(cell.gates)
         last = runs[-1] if runs else None
-        if last is not None and last.sums + last.count == place and last.adds == adds:
-            runs[-1] = last._replace(count=last.count + 1)
+        if last is not None and last.sums + last.number == place and last.adds == adds:
+            runs[-1] = last._replace(number=last.number + 1)
         else:
             runs.append(Run(place, gate, 1, adds))
     return tuple(runs)
@@ -75,7 +75,7 @@ def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor
     found[:gates] = b_ih.unflatten(0, (gates, -1))
     of_gates = b_hh.unflatten(0, (gates, -1))
     for run in recurrent_runs(cell):
-        found[run.sums : run.sums + run.count] += of_gates[run.gates : run.gates + run.count]
+        found[run.sums : run.sums + run.number] += of_gates[run.gates : run.gates + run.number]
     return found.flatten()
 
 
@@ -85,7 +85,7 @@ def biases_of_sums(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
     if len(cell.sums) == gates and len(runs) == 1:
         return sums, sums.clone()
     each = sums.unflatten(0, (len(cell.sums), -1))
-    recurrent = [each[run.sums : run.sums + run.count] for run in runs]
+    recurrent = [each[run.sums : run.sums + run.number] for run in runs]
     return each[:gates].flatten(), torch.cat(recurrent).flatten()
 
 

@@ -36,7 +36,9 @@ extern "C" void step(int size, const double* sums, const double* before, double*
         put(kept, after.kept, size, unit), state[unit] = after.state, hidden[unit] = after.hidden;
     }
 }
-extern "C" void step_back(int size, const double* kept, const double* after, const double* before, const double* dh, double* d, double* dsums) {
+extern "C" void step_back(
+    int size, const double* kept, const double* after, const double* before, const double* dh, double* d,
+    double* dsums) {
     for (int unit = 0; unit < size; unit++)
         put(dsums, adjoint(slopes(at(kept, size, unit), after[unit], before[unit]), dh[unit], d[unit]), size, unit);
 }
@@ -68,7 +70,7 @@ class Code:
         self._library = library
 
     def stepped(self, sums, before):
-        """Return what is kept [4, H], and the carried and the hidden state [H], from sums [4, H] and the carried state."""
+        """Return what is kept [4, H] and the carried and hidden states [H], from sums [4, H] and the carried state."""
         kept, state, hidden = (torch.empty(like.shape, dtype=torch.float64) for like in (sums, before, before))
         self._call("step", sums, before, kept, state, hidden)
         return kept, state, hidden

@@ -49,17 +49,17 @@ def test_gpu_kernels_belong_where_they_were_launched_not_when_they_ran(span):
     forward, _ = read(
         span,
         event("cuLaunchKernelEx", 150, 151, id=40),
-        event("lstm_forward", 900, 950, device="CUDA", id=40),
+        event("recurrent_forward", 900, 950, device="CUDA", id=40),
         event("cudaLaunchKernel", 250, 251, id=41),
         event("somebody_elses", 160, 170, device="CUDA", id=41),
     )
-    assert forward == {span.name: 1, "cuLaunchKernelEx": 1, "lstm_forward": 1}
+    assert forward == {span.name: 1, "cuLaunchKernelEx": 1, "recurrent_forward": 1}
 
 
 def test_a_graph_launches_several_kernels_at_once(span):
-    steps = [event("lstm_forward_step", 300 + step, 301 + step, device="CUDA", id=42) for step in range(3)]
+    steps = [event("step_forward", 300 + step, 301 + step, device="CUDA", id=42) for step in range(3)]
     forward, _ = read(span, event("cudaGraphLaunch", 150, 151, id=42), *steps)
-    assert forward["lstm_forward_step"] == 3
+    assert forward["step_forward"] == 3
 
 
 def test_an_operator_with_the_number_of_a_launch_launched_nothing(span):
@@ -82,13 +82,13 @@ def test_the_backward_pass_is_what_its_nodes_did(span):
         event("LSTMFunctionBackward", 500, 600, thread=2, fwd_thread=1, sequence_nr=11),
         event("aten::mm", 510, 520, thread=2),
         event("cuLaunchKernelEx", 530, 531, thread=2, id=50),
-        event("lstm_backward", 800, 810, device="CUDA", id=50),
+        event("recurrent_backward", 800, 810, device="CUDA", id=50),
         event("OthersBackward", 610, 700, thread=2, fwd_thread=1, sequence_nr=13),
         event("aten::of_others", 620, 630, thread=2),
         event("EarlierBackward", 710, 720, thread=2, fwd_thread=1, sequence_nr=10),
         event("ThreadBackward", 730, 740, thread=2, fwd_thread=9, sequence_nr=11),
     )
-    assert backward == {"LSTMFunctionBackward": 1, "aten::mm": 1, "cuLaunchKernelEx": 1, "lstm_backward": 1}
+    assert backward == {"LSTMFunctionBackward": 1, "aten::mm": 1, "cuLaunchKernelEx": 1, "recurrent_backward": 1}
 
 
 def test_nested_nodes_count_what_they_did_once(span):

@@ -33,9 +33,7 @@ class Resources(NamedTuple):
     stack_bytes: int
 
 
-def compile_source(
-    source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None
-) -> bytes:
+def compile_source(source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None) -> bytes:
     """Return the machine code of a source for an architecture, from the cache where it is there.
 
     Args:

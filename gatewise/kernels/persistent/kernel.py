@@ -50,7 +50,7 @@ class _Persistent:
     summary = "recurrent weights on the chip, one launch a layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
-    traces = Traces(frozenset({"recurrent_forward"}), frozenset({"recurrent_backward"}))  # the entry points in cuda/*.cu
+    traces = Traces(frozenset({"recurrent_forward"}), frozenset({"recurrent_backward"}))  # in cuda/*.cu
 
     def single_use(self, problem: Problem) -> bool:
         if problem.rebuilds_gates:

@@ -47,9 +47,9 @@ from gatewise.kernels.persistent.passes import (
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.row_order import longest_first
 from gatewise.kernels.persistent.segments import Segment, visited_together
-from gatewise.kernels.sums import of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens, fill_unwritten, order_of
 from gatewise.kernels.stack import Layer, LayerGradients
+from gatewise.kernels.sums import of_input, recurrent_runs
 
 
 def forward(problem: Problem, layer: Layer) -> Result:

@@ -15,9 +15,9 @@ from gatewise.kernels.persistent.operands import Operand, states_before
 from gatewise.kernels.persistent.padding import fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
 from gatewise.kernels.persistent.segments import Segment, parted
-from gatewise.kernels.sums import Run, input_runs, of_input
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer, LayerGradients
+from gatewise.kernels.sums import Run, input_runs, of_input
 
 
 class Call(NamedTuple):

@@ -377,7 +377,9 @@ def _widened_input(problem: Problem) -> int:
 
 def _fitted_matrix(problem: Problem) -> int:
     hidden, features = hidden_of(problem.hidden_size), hidden_of(_largest_input(problem))
-    return len(problem.cell.gates) * hidden * max(hidden, features) if _is_odd(problem) or _widened_input(problem) else 0
+    return (
+        len(problem.cell.gates) * hidden * max(hidden, features) if _is_odd(problem) or _widened_input(problem) else 0
+    )
 
 
 def _is_odd(problem: Problem) -> bool:

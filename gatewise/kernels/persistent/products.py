@@ -23,9 +23,9 @@ from gatewise.kernels.persistent.memory import copies_states
 from gatewise.kernels.persistent.operands import Operand, states_before
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened, is_wide
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.sums import SUMS, Run, of_input, recurrent_runs
 from gatewise.kernels.persistent.tokens import Tokens
 from gatewise.kernels.stack import Layer
+from gatewise.kernels.sums import SUMS, Run, of_input, recurrent_runs
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, where it begins
 
@@ -220,7 +220,7 @@ def weight_gradients(
 
 def _of_run(run: Run, parts: list[Factors], hidden: int) -> list[Factors]:
     # The first factor has a row for each value of a token's sums.
-    if run.count == SUMS:
+    if run.number == SUMS:
         return parts
     return [(run.columns_of(left.t(), hidden).t(), right) for left, right in parts]
 
@@ -309,8 +309,8 @@ def write_biases(problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor) ->
         return
     b_ih.view(gates, size).copy_(narrow[:gates])
     for run in runs:
-        into = b_hh.view(gates, size)[run.gates : run.gates + run.count]
-        into.copy_(narrow[run.sums : run.sums + run.count])
+        into = b_hh.view(gates, size)[run.gates : run.gates + run.number]
+        into.copy_(narrow[run.sums : run.sums + run.number])
 
 
 def lie_side_by_side(first: Tensor, second: Tensor) -> bool:

@@ -146,8 +146,8 @@ def _initial_gradient(
         first = first_steps(dgates[1], lengths, 1)
         recurrent = first.unflatten(1, (len(problem.cell.sums), -1)).transpose(0, 1)
         for run in recurrent_runs(problem.cell):
-            into = memory.dgates[1, run.gates : run.gates + run.count]
-            into.copy_(recurrent[run.sums : run.sums + run.count])
+            into = memory.dgates[1, run.gates : run.gates + run.number]
+            into.copy_(recurrent[run.sums : run.sums + run.number])
         multiply()
     dh0 = memory.through.sum(1) if memory.through.shape[1] > 1 else memory.through[:, 0]
     dh0 = dh0.clone(memory_format=torch.contiguous_format)

@@ -27,7 +27,8 @@ _THIRDS_OF_G = 7 / 12, 8 / 12
 def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
     """Compute one layer, in the form of least predicted time unless one is given.
 
-    Keeps a value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a projection, what is projected, likewise.
+    Keeps a value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a projection, what is
+    projected, likewise.
     """
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
     form = form or form_of(problem, Device.probe(layer.x.device))

@@ -4,14 +4,16 @@ import sys
 
 import pytest
 
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.device import Device
 from gatewise.contract.errors import MissingExtra
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launch import SOURCES
 from gatewise.kernels.persistent.plan import tiling
 
 MACROS = {"SIZE": 8, **tiling(8, 1, 1, Device.named("h200"), False).macros(float16=False, ragged=False)}
-FORWARD = SOURCES / "forward.cu"
+FORWARD, CODE = SOURCES / "forward.cu", device_code(LSTM())
 
 
 @pytest.fixture
@@ -22,18 +24,19 @@ def folder(monkeypatch, tmp_path):
 
 def test_the_second_call_reads_what_the_first_compiled(folder, monkeypatch):
     pytest.importorskip("cuda.core")
-    first = toolchain.compile_source(FORWARD, "sm_90", MACROS)
+    first = toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
     assert [path.read_bytes() for path in folder.iterdir()] == [first]
     monkeypatch.setattr(toolchain, "compile_afresh", lambda *arguments: pytest.fail("compiled again"))
-    assert toolchain.compile_source(FORWARD, "sm_90", MACROS) == first
+    assert toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE) == first
 
 
-def test_other_macros_and_architectures_are_other_entries(folder):
+def test_other_macros_architectures_and_cells_are_other_entries(folder):
     pytest.importorskip("cuda.core")
-    toolchain.compile_source(FORWARD, "sm_90", MACROS)
-    toolchain.compile_source(FORWARD, "sm_80", MACROS)
-    toolchain.compile_source(FORWARD, "sm_90", MACROS | {"FLOAT16": 1})
-    assert len(list(folder.iterdir())) == 3
+    toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
+    toolchain.compile_source(FORWARD, "sm_80", MACROS, CODE)
+    toolchain.compile_source(FORWARD, "sm_90", MACROS | {"FLOAT16": 1}, CODE)
+    toolchain.compile_source(FORWARD, "sm_90", MACROS, device_code(GRU()))
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_path):
@@ -41,11 +44,11 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_p
     occupied = tmp_path / "file"
     occupied.write_text("")
     monkeypatch.setenv("GATEWISE_CACHE", str(occupied))
-    assert toolchain.compile_source(FORWARD, "sm_90", MACROS)
+    assert toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
 
 
 def test_a_missing_compiler_is_said_with_the_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     monkeypatch.setitem(sys.modules, "cuda.core.experimental", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gatewise\[cuda\]'"):
-        toolchain.compile_source(FORWARD, "sm_90", MACROS)
+        toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from gatewise.cells import SHIPPED
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launch import SOURCES
 from tests.pairwise import pairwise
@@ -13,10 +15,12 @@ SIZES = (1, 8), (31, 32), (1024, 1024)
 NUMBERS = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1)
 
 
-@pytest.mark.parametrize(("architecture", "sizes", "numbers"), pairwise(ARCHITECTURES, SIZES, NUMBERS), ids=str)
-def test_compiles_without_spills(architecture, sizes, numbers):
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "numbers", "cell"), pairwise(ARCHITECTURES, SIZES, NUMBERS, SHIPPED), ids=str
+)
+def test_compiles_without_spills(architecture, sizes, numbers, cell):
     (size, hidden), (float16, float32, exact) = sizes, numbers
     pytest.importorskip("cuda.core")
     macros = {"SIZE": size, "HIDDEN": hidden, "FLOAT16": float16, "FLOAT32": float32, "EXACT": exact}
-    _, taken = toolchain.compile_afresh(SOURCES / "activate.cu", architecture, macros)
+    _, taken = toolchain.compile_afresh(SOURCES / "activate.cu", architecture, macros, device_code(cell))
     assert taken.spilled_bytes == 0

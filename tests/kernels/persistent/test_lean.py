@@ -44,9 +44,7 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
     assert_agrees(problem, rows_first=by_row)
 
 
-@pytest.mark.parametrize(
-    ("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], SHIPPED), ids=str
-)
+@pytest.mark.parametrize(("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], SHIPPED), ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.padding import columns_widened, fitted, gates_narrowed, gates_widened
 
 pytestmark = pytest.mark.gpu
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("columns", [3, 30, 200, 650])
 def test_gates_there_and_back(size, columns, dtype):
     matrix = torch.randn(4 * size, columns, dtype=dtype, device="cuda")
-    wide = gates_widened(matrix, size)
+    wide = gates_widened(matrix, Problem(1, 1, columns, size))
     rows, width = wide.shape[0] // 4, wide.shape[1]
     expected = torch.zeros(4, rows, width, dtype=dtype, device="cuda")
     expected[:, :size, :columns] = matrix.view(4, size, columns)
@@ -23,7 +24,7 @@ def test_gates_there_and_back(size, columns, dtype):
 
 def test_what_fits_is_not_copied():
     matrix = torch.randn(32, 16, device="cuda")
-    assert gates_widened(matrix, 8) is matrix
+    assert gates_widened(matrix, Problem(1, 1, 16, 8)) is matrix
     assert columns_widened(matrix) is matrix
 
 

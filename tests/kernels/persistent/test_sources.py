@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
+from gatewise.cells import LSTM, SHIPPED
 from gatewise.contract.device import Device
+from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launch import SOURCES
 from gatewise.kernels.persistent.plan import stacked_tiling, tiling
@@ -15,23 +17,24 @@ from tests.pairwise import pairwise
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
 
-def compiled(name, architecture, cut, *, float16=False, ragged=False):
-    return toolchain.compile_afresh(
-        SOURCES / f"{name}.cu", architecture, {"SIZE": cut.hidden - 1, **cut.macros(float16, ragged)}
-    )
+def compiled(name, architecture, cut, *, float16=False, ragged=False, cell=LSTM()):  # noqa: B008
+    macros = {"SIZE": cut.hidden - 1, **cut.macros(float16, ragged)}
+    return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
 # No source asks for an architecture: what differs is how a device cuts the matrices, which each meets in both sizes.
 @pytest.mark.parametrize(
-    ("name", "architecture", "value_bytes"), pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4]), ids=str
+    ("name", "architecture", "value_bytes", "cell"),
+    pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], SHIPPED),
+    ids=str,
 )
-def test_compiles(name, architecture, value_bytes):
+def test_compiles(name, architecture, value_bytes, cell):
     device = Device.named(ARCHITECTURES[architecture])
     if architecture == "sm_120":
         device = device.replace(capability=(12, 0))
     float16 = architecture in ("sm_86", "sm_90") and value_bytes == 2
     cut = tiling(200, 20, 2, device, name == "backward", value_bytes)
-    binary, taken = compiled(name, architecture, cut, float16=float16, ragged=not float16)
+    binary, taken = compiled(name, architecture, cut, float16=float16, ragged=not float16, cell=cell)
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255
     assert taken.spilled_bytes == 0
@@ -39,19 +42,21 @@ def test_compiles(name, architecture, value_bytes):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 64), (1024, 16), (1500, 20), (1, 1)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_next_to_nothing_spills(name, hidden, batch):
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+def test_next_to_nothing_spills(name, hidden, batch, cell):
     """What may spill are a few addresses that are used once."""
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
-    _, taken = compiled(name, "sm_90", cut)
+    _, taken = compiled(name, "sm_90", cut, cell=cell)
     assert taken.registers >= cut.weight_registers  # the weights are in registers
     assert taken.spilled_bytes <= 24  # 20 with NVRTC 13.0, at 1500 units backward; 16 with 13.5
 
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_next_to_nothing_spills_in_float32(name, hidden, batch):
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+def test_next_to_nothing_spills_in_float32(name, hidden, batch, cell):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4)
-    _, taken = compiled(name, "sm_90", cut)
+    _, taken = compiled(name, "sm_90", cut, cell=cell)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16
 

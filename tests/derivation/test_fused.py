@@ -1,0 +1,93 @@
+"""What fused kernels keep, and the adjoint in two stages: held to autograd, in the compiled code itself."""
+
+import pytest
+import torch
+
+from gatewise.cells import GRU, LSTM, SHIPPED, Cell
+from gatewise.derivation.device import device_code
+from gatewise.derivation.fused import carried_states, kept_values
+from gatewise.derivation.trace import traced
+from tests.kernels.cell_code import code_of
+
+UNITS = 5
+
+
+class Leaky(Cell):
+    """A cell whose carried state is its hidden state, with two sums."""
+
+    name = "leaky"
+    gates = ("a", "g")
+
+    def step(self, gate, state):
+        a = torch.sigmoid(gate.a)
+        return a * state.h + (1 - a) * torch.tanh(gate.g), {}
+
+
+class Capped(Cell):
+    """A cell with a comparison, numbers and a division, which reads a sum twice."""
+
+    name = "capped"
+    gates = ("i", "f", "g", "o")
+    states = ("c",)
+
+    def step(self, gate, state):
+        f = torch.sigmoid(gate.f)
+        i = torch.minimum(torch.sigmoid(gate.i), 1 - f)
+        c = torch.clamp(f * state.c + i * torch.tanh(gate.g) / 1.5, -2, 2)
+        return torch.sigmoid(gate.o - 0.25 * gate.f) * torch.tanh(c), {"c": c}
+
+
+class Simple(Cell):
+    """A cell with one sum, as `torch.nn.RNN` has with relu."""
+
+    name = "simple"
+    gates = ("z",)
+
+    def step(self, gate, state):
+        return torch.relu(gate.z), {}
+
+
+CELLS = [*SHIPPED, Leaky(), Capped(), Simple()]
+
+
+def test_activations_take_the_place_of_sums():
+    assert [operation.function for operation in traced(LSTM()).operations if operation.name in kept_values(LSTM())] == [
+        "sigmoid",
+        "sigmoid",
+        "tanh",
+        "sigmoid",
+    ]
+    assert kept_values(GRU())[3] == "n_recurrent"  # which only a product reads before another sum joins
+    assert kept_values(Capped())[1] == "f"  # which two operations read
+    assert kept_values(Simple()) == ("z",)  # because the derivative of relu asks for the sign of the sum
+
+
+def test_states_that_are_carried():
+    assert [carried_states(cell) for cell in CELLS] == [("c",), ("h",), ("h",), ("c",), ("h",)]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_the_code_agrees_with_autograd(cell):
+    torch.manual_seed(0)
+    names, (carried,) = cell.sums, carried_states(cell)
+    sums = torch.randn(4, UNITS, dtype=torch.float64)
+    before = torch.randn(UNITS, dtype=torch.float64)
+    kept, state, hidden = code_of(cell).stepped(sums, before)
+    leaves = [own.clone().requires_grad_() for own in (*sums[: len(names)], before)]
+    h, others = cell.called(dict(zip(names, leaves, strict=False)), {"h": before, carried: leaves[-1]})
+    after = others[0] if others else h
+    assert torch.allclose(hidden, h, rtol=1e-14)
+    assert torch.allclose(state, after, rtol=1e-14)
+    dh, d = torch.randn(2, UNITS, dtype=torch.float64)
+    total = (h * dh).sum() + (after * d).sum()
+    expected = torch.autograd.grad(total, leaves, materialize_grads=True)
+    dsums, dbefore = code_of(cell).adjoint(kept, state, before, dh, d)
+    for found, own in zip((*dsums[: len(names)], dbefore), expected, strict=True):
+        assert torch.allclose(found, own, rtol=1e-12, atol=1e-14)
+    assert not dsums[len(names) :].any()
+
+
+def test_the_key_differs_where_the_code_does():
+    keys = {device_code(cell).key for cell in CELLS}
+    assert len(keys) == len(CELLS)
+    assert device_code(LSTM()).key == device_code(LSTM()).key
