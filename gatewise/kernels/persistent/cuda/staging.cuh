@@ -36,7 +36,7 @@ struct Staging {
             const int gate = gate_of(first_sum + sum, between);
             const int left = (SUMS_ARE_GATES && HIDDEN == SIZE ? WIDTH : SIZE) + sum * HIDDEN - depth;  // rows of the gate
             const int skipped = (SUMS_ARE_GATES ? sum : gate - gate_of(first_sum, between)) * SIZE - sum * HIDDEN;
-            const Value* const from = first + (long long)(further + skipped) * SIZE;
+            const Value* const from = first + (further + skipped) * SIZE;
 #pragma unroll
             for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
                 if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
