@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +30,8 @@ from gatewise.derivation.fused import (
     needed,
     wanted_values,
 )
-from gatewise.derivation.printing import printer
-from gatewise.derivation.trace import Operand, Operation, before, is_number, traced
+from gatewise.derivation.printing import Language, printer
+from gatewise.derivation.trace import before, traced
 
 if TYPE_CHECKING:
     import sympy
@@ -40,7 +40,6 @@ MOST_SUMS = 4
 """The most sums of a cell that the code is written for: four neighbours in a vector, as kernels load them."""
 
 FIELDS = "xyzw"
-_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _FUNCTIONS = {
     "sigmoid": "sigmoid_of",
     "tanh": "tanh_of",
@@ -50,6 +49,13 @@ _FUNCTIONS = {
     "clamp_min": "larger_of",
     "clamp_max": "smaller_of",
 }
+
+
+def _number(value: float) -> str:
+    return f"Real({int(value)})" if float(value).is_integer() and abs(value) < 2**31 else f"Real({value!r})"
+
+
+_CUDA = Language("    const Real {} = {};", _number, lambda function: _FUNCTIONS.get(function, function))
 
 
 class DeviceCode(NamedTuple):
@@ -109,8 +115,11 @@ def _place(name: str, places: Sequence[int]) -> str:
 
 def _forward(cell: Cell) -> list[str]:
     step, kept, (carried,) = traced(cell), kept_values(cell), carried_states(cell)
-    name = _names(cell)
     after = after_step(step)[carried]
+
+    def name(value: str) -> str:
+        return _CUDA.name(value, step.sums)
+
     wanted = {step.hidden, after, *kept}
     values = ", ".join([*(name(value) for value in kept), *["Real(0)"] * (MOST_SUMS - len(kept))])
     return [
@@ -118,7 +127,7 @@ def _forward(cell: Cell) -> list[str]:
         "__device__ __forceinline__ Stepped stepped(const Kept sums, const Real before) {",
         *(f"    const Real {name(own)} = sums.{field};" for own, field in zip(step.sums, FIELDS, strict=False)),
         f"    const Real {name(before(carried))} = before;",
-        *_lines(needed(step, wanted, frozenset()), name),
+        *_CUDA.lines(needed(step, wanted, frozenset()), step.sums),
         f"    return {{{{{values}}}, {name(after)}, {name(step.hidden)}}};",
         "}",
     ]
@@ -128,7 +137,10 @@ def _backward(cell: Cell) -> list[str]:
     import sympy
 
     step, own, kept, (carried,) = traced(cell), coefficients_of(cell), kept_values(cell), carried_states(cell)
-    name = _names(cell)
+
+    def name(value: str) -> str:
+        return _CUDA.name(value, step.sums)
+
     through, of_state, direct = own.through[0], [row[0] for row in own.table], list(own.direct)
     slots = {"through": through}
     for index, (table, straight) in enumerate(zip(of_state, direct, strict=True)):
@@ -145,7 +157,7 @@ def _backward(cell: Cell) -> list[str]:
     if after not in given:
         lines.append(f"    const Real {name(after)} = after;")
     lines.append(f"    const Real {name(before(carried))} = before;")
-    lines += _lines(needed(step, wanted_values(cell), known), name)
+    lines += _CUDA.lines(needed(step, wanted_values(cell), known), step.sums)
     lines += [f"    const Real {symbol} = {printed.doprint(value)};" for symbol, value in shared]
     total = _sum([_product("dh", "through", through), "d"])
     gradients = [
@@ -165,34 +177,6 @@ def _backward(cell: Cell) -> list[str]:
         f"    return {{{fields}}};",
         "}",
     ]
-
-
-def _names(cell: Cell) -> Any:
-    sums = set(cell.sums)
-
-    def name(value: Operand) -> str:
-        if is_number(value):
-            return _number(float(value))
-        return f"sum_{value}" if value in sums else str(value)
-
-    return name
-
-
-def _number(value: float) -> str:
-    return f"Real({int(value)})" if float(value).is_integer() and abs(value) < 2**31 else f"Real({value!r})"
-
-
-def _lines(operations: Iterable[Operation], name: Any) -> list[str]:
-    return [f"    const Real {operation.name} = {_expression(operation, name)};" for operation in operations]
-
-
-def _expression(operation: Operation, name: Any) -> str:
-    operands = [name(operand) for operand in operation.operands]
-    if operation.function in _SYMBOLS:
-        return f" {_SYMBOLS[operation.function]} ".join(operands)
-    if operation.function == "neg":
-        return f"-{operands[0]}"
-    return f"{_FUNCTIONS.get(operation.function, operation.function)}({', '.join(operands)})"
 
 
 def _product(factor: str, slot: str, coefficient: sympy.Expr) -> str:

@@ -92,18 +92,18 @@ def coefficients_of(cell: Cell) -> Callable[..., None]:
 
 
 def _made(source: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"torch": torch, "larger": _larger, "at_least": _at_least}
+    namespace: dict[str, Any] = {"torch": torch, "larger": larger, "at_least": at_least}
     exec(compile(source, "<functions of a recurrent cell>", "exec"), namespace)
     return namespace
 
 
-def _larger(first: Tensor | float, second: Tensor | float) -> Tensor:
+def larger(first: Tensor | float, second: Tensor | float) -> Tensor:
     """Return 1 where the first value is larger, 1/2 where both are equal, and 0 elsewhere."""
     difference = torch.as_tensor(first - second)
     return (torch.sign(difference) + 1) / 2
 
 
-def _at_least(first: Tensor | float, second: Tensor | float) -> Tensor:
+def at_least(first: Tensor | float, second: Tensor | float) -> Tensor:
     """Return 1 where the first value is larger or both are equal, and 0 elsewhere."""
     difference = torch.as_tensor(first - second)
     return (difference >= 0).to(difference.dtype)

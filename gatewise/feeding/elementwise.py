@@ -1,16 +1,22 @@
 """The element-wise operations between the matrix products of a decoder step, in PyTorch: the reference, on any device.
 
-cell        z = gates + product + bias;  i, f, o = sigmoid(z_i, z_f, z_o);  g = tanh(z_g)
-            c = f * c' + i * g;  h = o * tanh(c)
+cell        h, c = the step of `gatewise.cells.LSTM` with the sums gates + product + bias, and the cell state before it
 attended    a = mask * tanh(context + state)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from gatewise.cells import LSTM
+from gatewise.derivation.unit import unit_of
+
+CELL = LSTM()
+"""The cell of the decoder."""
 
 _LARGEST = 14  # the exponent of the largest number of a row after scaling to float16, whose range ends at 2^16
 
@@ -144,21 +150,20 @@ class Plain:
     ) -> None:
         """Run one step of an LSTM cell."""
         total = product.to(cell.dtype) + (gates if bias is None else bias)
-        i, f, g, o = _activated(total)
-        cell.mul_(f).addcmul_(i, g)
-        h = torch.tanh(cell).mul_(o)
+        activated, after, h = unit_of(CELL).stepped(*total.chunk(4, -1), cell)
+        cell.copy_(after)
         hidden.copy_(h)
         if above is not None:
             above.copy_(h if dropout is None else _dropped(h, dropout))
         if kept is not None:
             kept.copy_(cell)
-            gates.copy_(total)
+            _write(gates, activated)
 
     def activate(self, gates: Tensor) -> None:
         """Activate gate sums in place."""
-        sums = gates.to(elementwise_dtype(gates.dtype))
-        _activated(sums)
-        gates.copy_(sums)
+        sums = gates.to(elementwise_dtype(gates.dtype)).chunk(4, -1)
+        activated, _, _ = unit_of(CELL).stepped(*sums, torch.zeros_like(sums[0]))
+        _write(gates, activated)
 
     def cell_gradient(
         self,
@@ -180,20 +185,11 @@ class Plain:
             dh = dh if dropout is None else _dropped(dh, dropout)
         for planes in (beside, later):
             dh = dh if planes is None else dh + _sum(planes, dh)
-        i, f, g, o = gates.to(dh.dtype).chunk(4, -1)
-        squashed = cell.to(dh.dtype).tanh()
-        total = torch.addcmul(dcell, dh * o, 1 - squashed * squashed)
-        of_i, of_f, of_g, of_o = gates.chunk(4, -1)
-        found = (
-            total * g * i * (1 - i),
-            total * earlier * f * (1 - f),
-            total * i * (1 - g * g),
-            dh * squashed * o * (1 - o),
-        )
-        torch.mul(total, f, out=dcell)
+        activated = gates.to(dh.dtype).chunk(4, -1)
+        found, before = unit_of(CELL).adjoint(*activated, cell.to(dh.dtype), earlier.to(dh.dtype), dh, dcell)
+        dcell.copy_(before)
         if scale is None:
-            for place, gradient in zip((of_i, of_f, of_g, of_o), found, strict=True):
-                place.copy_(gradient)
+            _write(gates, found)
         else:
             both = torch.cat(found, -1)
             largest = both.abs().amax(1).clamp(min=2.0**-100)
@@ -233,13 +229,9 @@ def elementwise_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
-def _activated(sums: Tensor) -> tuple[Tensor, ...]:
-    """Activate gate sums in place and return the four gates."""
-    i, f, g, o = sums.chunk(4, -1)
-    for gate in (i, f, o):
-        gate.sigmoid_()
-    g.tanh_()
-    return i, f, g, o
+def _write(gates: Tensor, values: Sequence[Tensor]) -> None:
+    for place, value in zip(gates.chunk(4, -1), values, strict=True):
+        place.copy_(value)
 
 
 def _dropped(plane: Tensor, dropout: Dropout) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.device import Device
-from gatewise.feeding.elementwise import Dropout, Planes
+from gatewise.derivation.device import DeviceCode, device_code
+from gatewise.feeding.elementwise import CELL, Dropout, Planes
 from gatewise.kernels.cuda import driver, toolchain
 
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
@@ -208,7 +209,13 @@ class ElementwiseKernels:
     def _launch(self, entry: str, arguments: ctypes.Structure, grid: tuple[int, int] | None = None) -> None:
         blocks, threads = grid or (-(-arguments.batch * self._threads_of_a_row // THREADS), THREADS)
         shape = driver.Shape((blocks, 1, 1), threads, 0, cooperative=False, early=self._early)
-        driver.launch(binary_of(SOURCE, self._macros, self._device.index), entry, shape, arguments, self._device)
+        driver.launch(
+            binary_of(SOURCE, self._macros, self._device.index, device_code(CELL)),
+            entry,
+            shape,
+            arguments,
+            self._device,
+        )
 
 
 def available(device: torch.device) -> bool:
@@ -250,7 +257,9 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 @functools.lru_cache(maxsize=256)
-def binary_of(source: Path, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
-    """Return the machine code of a CUDA source for a device."""
+def binary_of(
+    source: Path, macros: tuple[tuple[str, int], ...], device_index: int, code: DeviceCode | None = None
+) -> bytes:
+    """Return the machine code of a CUDA source, and of the code of a cell that it includes, for a device."""
     architecture = Device.probe(torch.device("cuda", device_index)).architecture
-    return toolchain.compile_source(source, architecture, dict(macros))
+    return toolchain.compile_source(source, architecture, dict(macros), code)

@@ -7,6 +7,7 @@ from gatewise.cells import GRU, LSTM, SHIPPED, Cell
 from gatewise.derivation.device import device_code
 from gatewise.derivation.fused import carried_states, kept_values
 from gatewise.derivation.trace import traced
+from gatewise.derivation.unit import unit_of
 from tests.kernels.cell_code import code_of
 
 UNITS = 5
@@ -85,6 +86,22 @@ def test_the_code_agrees_with_autograd(cell):
     for found, own in zip((*dsums[: len(names)], dbefore), expected, strict=True):
         assert torch.allclose(found, own, rtol=1e-12, atol=1e-14)
     assert not dsums[len(names) :].any()
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_the_functions_of_pytorch_agree_with_the_code(cell):
+    torch.manual_seed(0)
+    names, unit = len(cell.sums), unit_of(cell)
+    sums, before = torch.randn(4, UNITS, dtype=torch.float64), torch.randn(UNITS, dtype=torch.float64)
+    expected = code_of(cell).stepped(sums, before)
+    kept, state, hidden = unit.stepped(*sums[:names], before)
+    for found, own in zip((*kept, state, hidden), (*expected[0][:names], *expected[1:]), strict=True):
+        assert torch.allclose(found, own, rtol=1e-14)
+    dh, d = torch.randn(2, UNITS, dtype=torch.float64)
+    dsums, dbefore = unit.adjoint(*kept, state, before, dh, d)
+    found, expected_d = code_of(cell).adjoint(expected[0], state, before, dh, d)
+    for mine, own in zip((*dsums, dbefore), (*found[:names], expected_d), strict=True):
+        assert torch.allclose(mine, own, rtol=1e-12, atol=1e-14)
 
 
 def test_the_key_differs_where_the_code_does():

@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from gatewise.derivation.device import device_code
+from gatewise.feeding.elementwise import CELL
 from gatewise.kernels.cuda.toolchain import SHARED
 
 _WORDS = """
@@ -140,8 +142,9 @@ def _compiled(source, macros):
     for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
         (folder / path.name).write_text(_ASSEMBLY.sub(_in_c, path.read_text()))
     text = (folder / source.name).read_text()
+    code = " ".join(device_code(CELL).text.splitlines())
     runs = [_RUN.format(entry=entry, struct=struct) for entry, struct in _ENTRY.findall(text)]
-    (folder / "kernel.cpp").write_text("".join([_WORDS, text, *runs]))
+    (folder / "kernel.cpp").write_text("".join([f"#define CELL_CODE {code}\n", _WORDS, text, *runs]))
     options = [f"-D{macro}={value}" for macro, value in macros]
     command = ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)

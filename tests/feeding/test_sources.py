@@ -5,8 +5,12 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
+from gatewise.derivation.device import device_code
+from gatewise.feeding.elementwise import CELL
 from gatewise.feeding.elementwise_kernels import DTYPES, SOURCE, macros_of, width_of
 from gatewise.kernels.cuda import toolchain
+
+CODE = device_code(CELL)
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -17,7 +21,7 @@ KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in
 
 @pytest.mark.parametrize(("architecture", "dtype"), KINDS, ids=str)
 def test_compiles(architecture, dtype):
-    binary, taken = toolchain.compile_afresh(SOURCE, architecture, dict(macros_of(dtype, 16 // dtype.itemsize)))
+    binary, taken = toolchain.compile_afresh(SOURCE, architecture, dict(macros_of(dtype, 16 // dtype.itemsize)), CODE)
     assert all(name in binary for name in (b"feeding_cell", b"feeding_cell_gradient", b"feeding_attended_gradient"))
     assert taken.registers <= 128
 
@@ -25,7 +29,7 @@ def test_compiles(architecture, dtype):
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_with_operands_in_float16_it_is_other_code(width):
     both = [dict(macros_of(torch.float32, width, halves)) for halves in (False, True)]
-    apart = {toolchain.compile_afresh(SOURCE, "sm_90", macros)[0] for macros in both}
+    apart = {toolchain.compile_afresh(SOURCE, "sm_90", macros, CODE)[0] for macros in both}
     assert len(apart) == 2
 
 

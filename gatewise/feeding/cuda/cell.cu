@@ -1,6 +1,9 @@
-// The element-wise operations between the matrix products of a decoder step with input feeding: the LSTM cell, and the
-// sum of context and hidden state. Every plane is row-major, with one row per sentence; rows may be parts of wider rows.
+// The element-wise operations between the matrix products of a decoder step with input feeding: the cell, and the sum of
+// context and hidden state. Every plane is row-major, with one row per sentence; rows may be parts of wider rows.
+#include "cell.cuh"
 #include "operand.cuh"
+
+static_assert(SUMS == 4 && GATES == 4 && !CARRIES_HIDDEN, "a cell with four gates and a cell state");
 
 constexpr int THREADS = 128;
 
@@ -15,7 +18,7 @@ __device__ __forceinline__ Place place(int batch, int units) {
 }
 
 struct Cell {
-    Value* gates;          // the other summands [B, 4H]; overwritten by the activated gates
+    Value* gates;          // the other summands [B, 4H]; overwritten by what is kept of the sums: activated gates
     const Value* product;  // the product, which is added [B, 4H]
     const Value* bias;     // the bias, which is added too [4H]; or null
     Real* cell;            // the cell state [B, H], updated in place
@@ -55,13 +58,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
             if (a.sums) total[gate] += widened(sums[gate].at[k]);
             if (a.bias) total[gate] += widened(bias[gate].at[k]);
         }
-        const Real i = sigmoid_of(total[0]), f = sigmoid_of(total[1]), g = tanh_of(total[2]), o = sigmoid_of(total[3]);
-        cell.at[k] = f * cell.at[k] + i * g;
-        const Real h = o * tanh_of(cell.at[k]);
-        hidden.at[k] = operand(h);
-        above.at[k] = a.mask ? operand(stays.at[k] ? h * (Real)a.scale : Real(0)) : hidden.at[k];
+        const Stepped next = stepped({total[0], total[1], total[2], total[3]}, cell.at[k]);
+        cell.at[k] = next.state;
+        hidden.at[k] = operand(next.hidden);
+        above.at[k] = a.mask ? operand(stays.at[k] ? next.hidden * (Real)a.scale : Real(0)) : hidden.at[k];
         kept.at[k] = narrowed(cell.at[k]);
-        sums[0].at[k] = narrowed(i), sums[1].at[k] = narrowed(f), sums[2].at[k] = narrowed(g), sums[3].at[k] = narrowed(o);
+        sums[0].at[k] = narrowed(next.kept.x), sums[1].at[k] = narrowed(next.kept.y);
+        sums[2].at[k] = narrowed(next.kept.z), sums[3].at[k] = narrowed(next.kept.w);
     }
     store_operands(a.hidden + at.row * a.hidden_row + at.unit, hidden);
     store_reals(a.cell + plane, cell);
@@ -73,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
 }
 
 struct Gates {
-    Value* gates;  // sums [batch, 4H]; overwritten by the activated gates
+    Value* gates;  // sums [batch, 4H]; overwritten by what is kept of them
     int batch, units;
 };
 
@@ -81,16 +84,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_gates(const Gates 
     const Place at = place(a.batch, a.units);
     if (!at.there) return;
     wait_for_predecessor();
-    for (int gate = 0; gate < 4; gate++) {
-        Value* const place = a.gates + (at.row * 4 + gate) * a.units + at.unit;
-        Values sums = load(place);
+    Value* const gates = a.gates + at.row * 4 * a.units + at.unit;
+    Values sums[4];
 #pragma unroll
-        for (int k = 0; k < WIDTH; k++) {
-            const Real sum = widened(sums.at[k]);
-            sums.at[k] = narrowed(gate == 2 ? tanh_of(sum) : sigmoid_of(sum));
-        }
-        store(place, sums);
+    for (int gate = 0; gate < 4; gate++) sums[gate] = load(gates + gate * a.units);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        Real total[4];
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) total[gate] = widened(sums[gate].at[k]);
+        const Kept kept = stepped({total[0], total[1], total[2], total[3]}, Real(0)).kept;
+        sums[0].at[k] = narrowed(kept.x), sums[1].at[k] = narrowed(kept.y);
+        sums[2].at[k] = narrowed(kept.z), sums[3].at[k] = narrowed(kept.w);
     }
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) store(gates + gate * a.units, sums[gate]);
 }
 
 __device__ __forceinline__ void add(const Planes& from, const Place& at, Real* to) {
@@ -105,7 +113,7 @@ __device__ __forceinline__ void add(const Planes& from, const Place& at, Real* t
 }
 
 struct CellGradient {
-    Value* gates;          // activated gates [B, 4H]; overwritten by the gradients of their sums, as operands
+    Value* gates;          // what was kept of the sums [B, 4H]; overwritten by their gradients, as operands
     const Value* cell;     // the cell state after the step [B, H]
     const Value* earlier;  // the cell state before the step
     Real* dcell;           // the gradient of the cell state after the step [B, H]; overwritten by that before the step
@@ -164,14 +172,12 @@ extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
     add(a.later, at, dh);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
-        const Real i = widened(gates[0].at[k]), f = widened(gates[1].at[k]), g = widened(gates[2].at[k]);
-        const Real o = widened(gates[3].at[k]), squashed = tanh_of(widened(after.at[k])), c = widened(before.at[k]);
-        const Real d = dh[k] * o * (Real(1) - squashed * squashed) + dcell.at[k];
-        dcell.at[k] = d * f;
-        found[0][k] = d * g * i * (Real(1) - i);
-        found[1][k] = d * c * f * (Real(1) - f);
-        found[2][k] = d * i * (Real(1) - g * g);
-        found[3][k] = dh[k] * squashed * o * (Real(1) - o);
+        Real own[4];
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) own[gate] = widened(gates[gate].at[k]);
+        const Slopes slope = slopes({own[0], own[1], own[2], own[3]}, widened(after.at[k]), widened(before.at[k]));
+        const Kept grad = adjoint(slope, dh[k], dcell.at[k]);
+        found[0][k] = grad.x, found[1][k] = grad.y, found[2][k] = grad.z, found[3][k] = grad.w;
     }
     Operand* const written = (Operand*)kept;
     Real scale = 1;
