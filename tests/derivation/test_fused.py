@@ -13,10 +13,10 @@ from tests.kernels.cell_code import code_of
 UNITS = 5
 
 
-class Leaky(Cell):
+class Interpolated(Cell):
     """A cell whose carried state is its hidden state, with two sums."""
 
-    name = "leaky"
+    name = "interpolated"
     gates = ("a", "g")
 
     def step(self, gate, state):
@@ -24,10 +24,10 @@ class Leaky(Cell):
         return a * state.h + (1 - a) * torch.tanh(gate.g), {}
 
 
-class Capped(Cell):
+class Clipped(Cell):
     """A cell with a comparison, numbers and a division, which reads a sum twice."""
 
-    name = "capped"
+    name = "clipped"
     gates = ("i", "f", "g", "o")
     states = ("c",)
 
@@ -48,7 +48,7 @@ class Simple(Cell):
         return torch.relu(gate.z), {}
 
 
-CELLS = [*SHIPPED, Leaky(), Capped(), Simple()]
+CELLS = [*SHIPPED, Interpolated(), Clipped(), Simple()]
 
 
 def test_activations_take_the_place_of_sums():
@@ -59,7 +59,7 @@ def test_activations_take_the_place_of_sums():
         "sigmoid",
     ]
     assert kept_values(GRU())[3] == "n_recurrent"  # which only a product reads before another sum joins
-    assert kept_values(Capped())[1] == "f"  # which two operations read
+    assert kept_values(Clipped())[1] == "f"  # which two operations read
     assert kept_values(Simple()) == ("z",)  # because the derivative of relu asks for the sign of the sum
 
 

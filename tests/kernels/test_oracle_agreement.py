@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.cells import LSTM, SHIPPED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -13,6 +14,16 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_every_case(kernel, case, dtype, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(dtype=dtype)), device)
+
+
+@pytest.mark.usefixtures("budgets_once")
+@pytest.mark.parametrize("cell", [cell for cell in SHIPPED if type(cell) is not LSTM], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "case", [case for case in testing.CASES if not case.shape.proj_size], ids=lambda case: case.name
+)
+def test_every_case_of_other_cells(kernel, case, dtype, cell, device, admitted):
+    testing.check_kernel(kernel, admitted(case.problem(dtype=dtype).replace(cell=cell)), device)
 
 
 @pytest.mark.usefixtures("budgets_once")
