@@ -18,7 +18,7 @@ def test_every_case(kernel, case, dtype, device, admitted):
 
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize("cell", [cell for cell in SHIPPED if type(cell) is not LSTM], ids=lambda cell: cell.name)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize(
     "case", [case for case in testing.CASES if not case.shape.proj_size], ids=lambda case: case.name
 )
