@@ -1,4 +1,4 @@
-"""A saved classifier on the test sequences of its run, or on others."""
+"""Evaluation of a saved classifier on the test sequences of its run, or on other sequences."""
 
 from __future__ import annotations
 
@@ -36,30 +36,32 @@ def evaluate_classifier(
     processes: Processes,
     console: Console,
 ) -> None:
-    """Let a saved classifier answer, print how good that is, and write what is asked for.
+    """Evaluate a saved classifier: print the scores, and write the requested files.
 
     Args:
-        checkpoint: A run folder, or a model file.
-        data: Which sequences; None takes the test sequences of the run.
-        labels: Whether the file has the right answers.
-        predictions: Where the answers go as CSV.
-        plot: Where the confusion goes as PNG.
-        scores_file: Where the scores go as JSON.
-        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
-        processes: This process among those that share the sequences.
-        console: Where to report.
+        checkpoint: The folder of a run, or a model file.
+        data: The file of sequences; None for the test sequences of the run.
+        labels: Whether the file has labels.
+        predictions: The CSV file for the predictions.
+        plot: The PNG file for the confusion matrix.
+        scores_file: The JSON file for the scores.
+        kernel: The kernel of the LSTM; None for the kernel that it was trained with.
+        processes: The processes that share the sequences.
+        console: The console for the report.
 
     Raises:
-        ArgumentError: There would be nothing to report, or a file that is read would be overwritten.
+        ArgumentError: There would be no output, or an output file is also an input file.
         CheckpointError: There is no such model.
-        DataError: The sequences do not fit the model, or have a label that it does not know.
+        DataError: The sequences do not fit the model, or have an unknown label.
     """
     if not labels and (data is None or predictions is None or plot or scores_file):
         expectation = "given with `--data` and `--predictions`, without `--plot` and `--json`"
-        raise ArgumentError(f"`--no-labels` must be {expectation}: without labels there are answers, but no scores.")
+        raise ArgumentError(
+            f"`--no-labels` must be {expectation}: without labels there are predictions, but no scores."
+        )
     for name, file in (("predictions", predictions), ("plot", plot), ("json", scores_file)):
         if file is not None and not file.absolute().parent.is_dir():
-            raise ArgumentError(sentence(f"--{name}", "in a folder that exists", str(file), "Make the folder first."))
+            raise ArgumentError(sentence(f"--{name}", "in a folder that exists", str(file), "Create the folder first."))
     outputs = {"--predictions": predictions, "--plot": plot, "--json": scores_file}
     file = RunFolder(checkpoint).model if checkpoint.is_dir() else checkpoint
     refuse_overwriting(outputs, {"--checkpoint": file, "--data": data})

@@ -1,4 +1,4 @@
-"""One run of `gatewise train classify`: sequences, model, training, scores."""
+"""A run of `gatewise train classify`: sequences, model, training, scores."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _UNIT = "sequences"
 
 
 def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score.
+    """Train as the recipe says, or resume the run in the folder, and compute the scores.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
 
     Raises:
         MissingExtra: scikit-learn is not installed.
     """
-    metrics()  # what is missing is better missed now than after an epoch
+    metrics()  # a missing package is an error now rather than after the first epoch
     if processes.first:
         folder.prepare(0)
     material = material_of(recipe.data)
@@ -94,14 +94,14 @@ CLASSIFIER = Task(
     ("source", "train", "valid", "test"),
     (DIGITS, SYNTHETIC),
     files=("confusion",),
-    advice="Lower `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
+    advice="Reduce `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
 )
 
 
 def _decision(
     recipe: ClassifierRecipe, batches: SequenceBatches, model: SequenceClassifier, processes: Processes
 ) -> Decision:
-    """Say which kernel trains the model."""
+    """Return the decision about the kernel that trains the model."""
     shape = (batches.longest, recipe.data.batch_size // processes.count, model.lstm.input_size)
     return decide(model.lstm, shape, recipe.training.precision, lengths=batches.ragged or None)
 
@@ -149,7 +149,7 @@ def _score(
     processes: Processes,
     precision: str,
 ) -> Callable[[], dict[str, float]]:
-    """Return what measures the validation score, in every process the same."""
+    """Return a function that computes the validation score, with the same result in every process."""
     targets = targets_of(material.parts["valid"], material.classes).numpy()
 
     def score() -> dict[str, float]:
@@ -184,7 +184,7 @@ def _describe(
     share = recipe.data.batch_size // processes.count
     lines = {
         "data": f"{material.name}: {counts}",
-        "reads": f"{steps} steps of {len(train.features)} features; answers with {task}",
+        "reads": f"{steps} steps of {len(train.features)} features; predicts {task}",
         "model": f"{shape}, {weights:,} weights",
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {share} sequences of each batch" if processes.count > 1 else "",
@@ -234,4 +234,4 @@ def _finish(
     console.print()
     field(console, "plots", escape(f"{folder.curves}, {folder.confusion.name}"))
     command = f"gatewise evaluate --checkpoint {folder.path} --data FILE"
-    console.print(f"[dim]On other sequences:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]Evaluate other sequences:[/dim] {escape(command)}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""One run of `gatewise train lm`: text, model, training, score, sample."""
+"""A run of `gatewise train lm`: text, model, training, score, sample."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Material:
-    """The text of a run, ready to be read.
+    """The text of a run.
 
     Attributes:
         corpus: The text.
-        tokenizer: Its tokens.
-        tokens: Token numbers of each part, int64 [N] on the CPU.
-        streams: The same on the device, in this process's columns.
+        tokenizer: The tokenizer.
+        tokens: The token numbers of each part, int64 [N] on the CPU.
+        streams: The tokens on the device, in the columns of this process.
     """
 
     corpus: Corpus
@@ -61,16 +61,16 @@ class Material:
 
 
 def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score and sample.
+    """Train as the recipe says, or resume the run in the folder; then compute the scores and generate a sample.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
     """
     _check(recipe, processes)
     if processes.first:
@@ -100,10 +100,10 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
 
 
 def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options: SampleOptions, seed: int) -> None:
-    """Print text as it is drawn, beginning with the prompt.
+    """Generate text and print it, starting with the prompt.
 
     Raises:
-        ArgumentError: The prompt has no token.
+        ArgumentError: The prompt has no tokens.
     """
     prompt = tokenizer.encode(options.prompt)
     drawn = generate(
@@ -136,7 +136,7 @@ def _check(recipe: Recipe, processes: Processes) -> None:
     options = recipe.sample
     check_sampling(options.temperature, options.top_k or None, options.top_p)
     if recipe.text.batch_size % processes.count:
-        advice = "Every process takes equally many columns."
+        advice = "Every process gets the same number of columns."
         expectation = f"a multiple of the {processes.count} processes"
         raise ArgumentError(sentence("batch_size", expectation, recipe.text.batch_size, advice))
 
@@ -170,13 +170,13 @@ def _corpus(text: TextOptions) -> Corpus:
         return corpus_from_files(**files)
     if any(files.values()):
         given = ", ".join(split for split in _SPLITS if files[split])
-        advice = "Or give one file by `--text`; it will be divided."
+        advice = "Or give one file by `--text`; it will be split."
         raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
     return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
 
 
 def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: Processes) -> Tokenizer:
-    """Build the tokenizer in the first process and tell the others; a run that goes on keeps the one it has."""
+    """Build the tokenizer in the first process and send it to the others; a resumed run keeps its tokenizer."""
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
@@ -191,7 +191,7 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
-    """Say which kernel trains the model."""
+    """Return the decision about the kernel that trains the model."""
     time = min(recipe.text.window, material.streams["train"].steps)
     shape = (time, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
     return decide(model.lstm, shape, recipe.training.precision)
@@ -286,7 +286,7 @@ def _finish(
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
     command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
-    console.print(f"[dim]More of it:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]Generate more:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
 
 
 def _long(split: str) -> str:

@@ -1,4 +1,4 @@
-"""One run of `gatewise train nmt`: parallel text, model, training, scores, translations."""
+"""A run of `gatewise train nmt`: parallel text, model, training, scores, translations."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ _MEASURE = dataclasses.replace(PERPLEXITY, digits=3, score="BLEU")
 
 
 def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score and translate.
+    """Train as the recipe says, or resume the run in the folder; then compute the scores and translate examples.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
     """
     if recipe.model.tied == "all" and recipe.data.vocabulary != "joint":
-        advice = "Add `--vocabulary joint`, or take `--tied target`."
+        advice = "Add `--vocabulary joint`, or use `--tied target`."
         raise ArgumentError(sentence("tied", "none or target for separate vocabularies", "'all'", advice))
     if processes.first:
         folder.prepare(0)
@@ -104,12 +104,12 @@ TRANSLATION = Task(
     ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
     files=("tokenizer", "last", "translations"),
-    advice="Lower `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
+    advice="Reduce `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
 )
 
 
 def _decision(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq, processes: Processes) -> Decision:
-    """Say which kernel reads the sentences."""
+    """Return the decision about the kernel of the encoder."""
     longest = material.batches["train"].longest_source
     rows = max(1, recipe.data.batch_tokens // (longest * processes.count))
     shape = (longest, rows, recipe.model.embedding_size)
@@ -151,7 +151,7 @@ def _train(
 def _score(
     model: Seq2Seq, material: PairMaterial, recipe: TranslationRecipe, processes: Processes
 ) -> Callable[[], dict[str, float]]:
-    """Return what scores greedy translations of validation sentences, in every process the same."""
+    """Return a function that scores greedy translations of validation sentences, alike in all processes."""
     translator = Translator(model, material.source, material.target)
 
     def score() -> dict[str, float]:
@@ -179,7 +179,7 @@ def _translated(
     with arithmetic(precision), autocast(precision, processes.device):
         found = translator.translate(own, search, recipe.data.evaluation_batch_tokens) if own else []
     shares = processes.gathered([each[0] for each in found])
-    # Shares were dealt out in turn; the first may have one more.
+    # Sentence n was translated by process n modulo the number of processes.
     return [each for turn in itertools.zip_longest(*shares) for each in turn if each is not None]
 
 
@@ -257,7 +257,7 @@ def _finish(
     field(console, "files", escape(f"{folder.curves}, test.translated, {folder.model.name}, {folder.last.name}"))
     _show_examples(console, recipe, translator, material, found)
     command = f"gatewise translate --checkpoint {folder.path}"
-    console.print(f"\n[dim]More of it:[/dim] echo '...' | {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"\n[dim]Translate more:[/dim] echo '...' | {escape(command)}", highlight=False, soft_wrap=True)
 
 
 def _show_examples(
@@ -267,7 +267,7 @@ def _show_examples(
     material: PairMaterial,
     found: list[Translation],
 ) -> None:
-    """Print some test sentences, their translations, and what each token looked at most."""
+    """Print some test sentences with their translations and alignments."""
     test = material.parts["test"]
     for row in range(min(recipe.translation.examples, len(found))):
         translation = found[row]

@@ -1,4 +1,4 @@
-"""Language models on disk: one file with weights, sizes and tokenizer."""
+"""Model files of language models: weights, sizes and tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gatewise.training.snapshot import load_weights
 
 
 def build_model(sizes: dict[str, Any], device: torch.device) -> LanguageModel:
-    """Make a language model on the CPU, so that a seed gives the same weights for every device, and move it."""
+    """Create a language model on the CPU, so that a seed gives the same weights for every device, and move it."""
     return LanguageModel(**sizes).to(device)
 
 
@@ -27,7 +27,7 @@ def sizes_of(options: ModelOptions, vocabulary_size: int) -> dict[str, Any]:
 
 
 def model_facts(sizes: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what is saved beside the weights."""
+    """Return the metadata of a model file."""
     return {"model": sizes, "tokenizer": json.loads(tokenizer.to_json())}
 
 
@@ -35,9 +35,9 @@ def load_model(path: Path, device: torch.device, kernel: str | None = None) -> t
     """Read a trained language model.
 
     Args:
-        path: A run folder, or a model file.
-        device: Where to.
-        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
+        path: The folder of a run, or a model file.
+        device: The device of the model.
+        kernel: The kernel of the LSTM; None for the kernel that it was trained with.
 
     Raises:
         CheckpointError: There is no model, or the file is not one.

@@ -59,7 +59,7 @@ def test_r2_of_targets_that_are_all_the_same_says_whether_they_are_met(count):
 @pytest.mark.parametrize("classes", [(), ("a", "b")])
 def test_answers_that_are_no_numbers_are_refused(classes):
     answers = np.full((3, 2) if classes else 3, np.nan)
-    with pytest.raises(NotFinite, match="the model's answers must be finite to be scored, got nan"):
+    with pytest.raises(NotFinite, match="the model's predictions must be finite to be scored, got nan"):
         scores_of(answers, np.zeros(3, np.int64), classes)
 
 

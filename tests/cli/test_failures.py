@@ -143,7 +143,8 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(gatewise, model, mon
             out.write("more")  # what comes now goes nowhere
         assert answer.status == 1
         assert " ".join(answer.err.split()) == (
-            "error: the output cannot be written: No space left on device. Make room on its disk, or send it elsewhere."
+            "error: the output cannot be written: No space left on device. Free space on its disk, or redirect it "
+            "elsewhere."
         )
 
 
@@ -242,7 +243,7 @@ def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
         summaries.started(0, [])
         summaries._writer.flush()  # its thread may be about to write a file into the folder that is to go
         shutil.rmtree(tmp_path / "tensorboard")
-        expected = r"tensorboard cannot be written: No such file or directory\. Make room"
+        expected = r"tensorboard cannot be written: No such file or directory\. Free space"
         with pytest.raises(CheckpointError, match=expected):
             _write_until_refused(summaries)
         summaries.close()

@@ -163,7 +163,7 @@ def test_a_perplexity_beyond_all_numbers_is_null_in_the_result(gatewise, small, 
     rate = ["--learning-rate", "1e20", "--optimizer", "sgd", "--clip", 0, "--schedule", "constant"]
     answer = gatewise("train", "lm", *small, *rate, "--output", "run")
     assert answer.status == 1
-    assert "whose perplexity is beyond all numbers: training diverged" in answer.err
+    assert "whose perplexity overflows: training diverged" in answer.err
 
     def refused(name):
         raise AssertionError(name)
@@ -197,7 +197,7 @@ STRANGE = {"0": {"state": None, "batch": {"kind": "Strange", "fields": {"a": 1}}
         (STEP, {"steps": {}, "model": {"model": {"made": "elsewhere"}}}, "of a model that no command trains"),
         (STEP, {"steps": {}}, "of a model that no command trains"),
         (STEP, {"steps": []}, "is damaged, or was not written by gatewise"),
-        (STEP, {"steps": {}} | SMALL, "is no whole report of a step: it has no 'options'. Give"),
+        (STEP, {"steps": {}} | SMALL, "is not a complete record of a step: it has no 'options'. Give"),
         (
             STEP,
             {"steps": {}} | SMALL | OPTIONS | {"options": {"epochs": -1}},
@@ -232,7 +232,7 @@ def test_too_little_memory_to_replay_says_what_to_do(gatewise, monkeypatch):
     answer = gatewise("replay", "file")
     assert answer.status == 1
     assert "error: there is too little memory: CUDA out of memory." in " ".join(answer.err.split())
-    assert "Take another `--device`" in " ".join(answer.err.split())
+    assert "Use another `--device`" in " ".join(answer.err.split())
 
 
 def test_a_report_of_the_run_is_replaced_and_cleared_and_one_of_somebody_else_stays(gatewise, small, monkeypatch):
@@ -290,7 +290,7 @@ def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_pa
     assert (first.status, second.status) == (1, -signal.SIGKILL if how == "killed" else 1)
     said = {
         "raises": "error: process 1 failed: ValueError: the data is broken",
-        "killed": "error: process 1 failed: it ended without a word",
+        "killed": "error: process 1 failed: it exited without a message",
         "nan": "error: step 8 of training (epoch 1, batch 8) was not finite on the kernel aten (loss nan",
     }[how]
     told = [program.err.count(said) for program in (first, second)]

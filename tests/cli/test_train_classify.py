@@ -65,7 +65,7 @@ def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     answer = gatewise("train", "classify", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
-        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; answers with 3 classes"),
+        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; predicts 3 classes"),
         *("2 x 8 bidirectional LSTM, mean over time", "chosen", "aten", "valid loss", "accuracy", "sequences/s"),
         *("always the most frequent class", "precision", "recall", "F1", "mean over classes", "gatewise evaluate"),
     ):
@@ -109,7 +109,7 @@ def test_a_number_is_predicted(gatewise, small):
     words = ["--task", "regression", "--label-column", "level", "--epochs", 15]
     answer = gatewise("train", "classify", *small, *words, "--output", "run", "--seed", 1)
     assert answer.status == 0, answer.err
-    assert "answers with a number" in answer.out
+    assert "predicts a number" in answer.out
     result = json.loads(RunFolder("run").result.read_text())
     assert result["test_r2"] > 0.7
     assert result["test_mae"] < 30
@@ -253,7 +253,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
     assert gatewise("train", "classify", *small, "--output", "run").status == 0
     before = weights("run")
     answer = gatewise("train", "classify", *small, "--seed", 9, "--output", "run")
-    assert "run already holds a run. Go on with it by `--resume`" in answer.err
+    assert "run already holds a run. Resume it by `--resume`" in answer.err
     waves(table, seed=5)
     answer = gatewise("train", "classify", "--output", "run", "--resume")
     assert answer.status == 1
@@ -277,7 +277,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         patch.setattr(SequenceBatches, "windows", windows)
         answer = gatewise("train", "classify", *small, "--output", "parts")
     assert answer.status == 130
-    assert "everything is saved. Go on with:\n  gatewise train classify --output parts --resume" in answer.out
+    assert "everything is saved. Resume with:\n  gatewise train classify --output parts --resume" in answer.out
     answer = gatewise("train", "classify", "--output", "parts", "--resume")
     assert answer.status == 0, answer.err
     assert "resumed after" in answer.out

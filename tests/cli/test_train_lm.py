@@ -146,10 +146,10 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
     before = weights("run")
     answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run")
     assert answer.status == 1
-    assert "run already holds a run. Go on with it by `--resume`" in answer.err
+    assert "run already holds a run. Resume it by `--resume`" in answer.err
     answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--resume")
     assert answer.status == 1
-    assert "begun with another training.seed" in answer.err
+    assert "started with another training.seed" in answer.err
     assert same(before, weights("run"))
     assert gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--overwrite").status == 0
     assert not same(before, weights("run"))
@@ -180,7 +180,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         patch.setattr(TokenStream, "windows", windows)
         answer = gatewise("train", "lm", *small, "--output", "parts")
     assert answer.status == 130
-    assert "everything is saved. Go on with:\n  gatewise train lm --output parts --resume" in answer.out
+    assert "everything is saved. Resume with:\n  gatewise train lm --output parts --resume" in answer.out
     answer = gatewise("train", "lm", "--output", "parts", "--resume")
     assert answer.status == 0
     assert "resumed after" in answer.out

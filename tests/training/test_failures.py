@@ -22,7 +22,7 @@ from gatewise.training.processes import join_processes
 from gatewise.training.recorded_step import read_step
 from tests.programs import free_port, of_several, processes_that_start_fast
 
-KILLED = "it ended without a word, as a process does that is killed"
+KILLED = "it exited without a message, as if it was killed"
 
 
 class Ending(Echoes):

@@ -179,7 +179,7 @@ def test_a_state_that_changes_its_form_is_kept(tmp_path, monkeypatch):
 def test_training_that_diverges_is_not_blamed_on_the_kernel(tmp_path):
     model = faulty_model()
     words = fails(TrainingDiverged, tmp_path, model, optimizer="sgd", learning_rate=1e30, clip=0.0, schedule="constant")
-    assert "as little so when it was repeated on the trusted one" in words
+    assert "nor was it when it was repeated on the trusted one" in words
     assert "Lower `learning_rate` (it is 1e+30) or the norm `clip` that gradients are clipped to (it is 0" in words
     assert "kernel new" not in words
     assert not RunFolder(tmp_path).fault.exists()

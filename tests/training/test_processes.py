@@ -303,7 +303,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 def test_a_named_gpu_is_for_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    words = r"`device` must be cpu or cuda where several processes train together, got 'cuda:1'\. Leave the number out"
+    words = r"`device` must be cpu or cuda for several processes, got 'cuda:1'\. Leave the number out"
     with pytest.raises(ArgumentError, match=words), join_processes("cuda:1"):
         pass
 
