@@ -1,4 +1,4 @@
-"""`gatewise convert`: one file to another, and what it says."""
+"""`gatewise convert`: conversion of files, and its messages."""
 
 from __future__ import annotations
 

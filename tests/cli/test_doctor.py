@@ -1,4 +1,4 @@
-"""`gatewise doctor`: a healthy machine, a lacking one, and broken ones."""
+"""`gatewise doctor` on a healthy machine, on one with missing packages, and on broken ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="describes a
 
 
 class Sick:
-    """The eager kernel, with one part exchanged."""
+    """The eager kernel, with one part replaced."""
 
     def __init__(self, **parts):
         self._parts = parts
@@ -96,7 +96,7 @@ def test_a_kernel_that_computes_wrongly_or_not_at_all_is_broken(gatewise, monkey
 
 
 def installed(monkeypatch, **versions):
-    """Change which versions seem to be installed; None for a package that is not there."""
+    """Change the versions that seem to be installed; None for a missing package."""
     real = environment.importlib.metadata.version
 
     def version(package):

@@ -1,4 +1,4 @@
-"""What the commands say, write and leave when a loss is not finite: a kernel's fault, or training that diverged."""
+"""The messages, files and exit status if a loss is not finite: a wrong kernel, or training that diverged."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.programs import together
 
 @pytest.fixture(autouse=True)
 def plans():
-    """Forget what calls are planned to run: that may be a kernel that a test has broken."""
+    """Clear the cached plans of calls, which may refer to a kernel that a test has replaced."""
     yield plan._plan.cache_clear()
     plan._plan.cache_clear()
 
 
 def broken(monkeypatch, is_bad):
-    """Make the kernel `aten` give NaN wherever a function of the problem and the input says so."""
+    """Make the kernel `aten` return NaN if a function of the problem and the input says so."""
     kind = type(aten)
     forward, recorded = kind.forward, kind.recorded
 
@@ -45,7 +45,7 @@ def broken(monkeypatch, is_bad):
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """Make the kernel `aten` give NaN for the input of its n-th call that a backward pass follows."""
+    """Make the kernel `aten` return NaN for the input of its n-th call with a backward pass."""
 
     def at(number):
         calls, bad = [], []
@@ -64,7 +64,7 @@ def faulty(monkeypatch):
 
 @pytest.fixture
 def runs(small, tmp_path):
-    """The words of a small run of each task."""
+    """The words of a command for a small run of each task."""
     nmt = parallel(tmp_path)
     sizes = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
     table = waves(tmp_path / "waves.csv")
@@ -266,7 +266,7 @@ def test_the_reference_replaces_kernels_that_layers_name():
 
 
 def failing(how):
-    """Let the model of the second process fail at its eighth step."""
+    """Make the model of the second process fail at its eighth step."""
     plain, calls = LanguageModel.loss, []
 
     def loss(self, batch, state=None):

@@ -1,4 +1,4 @@
-"""`gatewise train lm`: what it prints, writes, refuses and continues."""
+"""`gatewise train lm`: its output, files, errors, and resumed runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_graph_of_a_step_can_be_switched_off(gatewise, small, tmp_path):
     assert same(weights(tmp_path / "cuda-graph"), weights(tmp_path / "no-cuda-graph"))
 
 
-# For each option of the command line: a value that must change the weights or, where there is none, the recipe.
+# For each option of the command line: a value that must change the weights or, if it cannot, the recipe.
 CHANGES = {
     "--tokens": "character",
     "--vocabulary-size": 10,
@@ -129,7 +129,7 @@ def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     )
     assert answer.status == 0, answer.err
     recipe = tomllib.loads((tmp_path / "runs" / "mine" / "recipe.toml").read_text())
-    assert recipe["model"]["hidden_size"] == 8  # --set wins over the flag, the flag over the file
+    assert recipe["model"]["hidden_size"] == 8  # --set takes precedence over the flag, the flag over the file
     assert recipe["training"]["epochs"] == 2
 
 
@@ -161,7 +161,7 @@ def test_there_must_be_something_to_resume(gatewise, small):
     assert "there is no run in run to resume" in answer.err
     assert (
         gatewise("train", "lm", *small, "--output", "run", "--resume").status == 0
-    )  # all is said that a new run needs
+    )  # these options specify a new run completely
     answer = gatewise("train", "lm", "--output", "run", "--resume", "--overwrite")
     assert "exclude each other" in answer.err
 

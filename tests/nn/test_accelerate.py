@@ -1,4 +1,4 @@
-"""accelerate: what it exchanges, what it keeps, what it leaves and says."""
+"""accelerate: the layers that it replaces, the attributes that it keeps, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or refused, and never a pickle."""
+"""Checkpoint files are complete or refused, and never pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes train as one, whether their steps are launched or replayed."""
+"""Several processes train like one, with or without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = {"epochs": 2, "clip": 0.05}
 
 
 def fitted(processes, folder, stop_at=0, dropout=0.0, seed=0, recorded=False, refuses="", **options):
-    """Train an `EchoModel` together; return how that went, and the weights of this process."""
+    """Train an `EchoModel` together; return the losses, and the weights of this process."""
     rank = processes.rank
     own = slice(4 * rank, 4 * rank + 4)
     data = StopAt(Echoes(part=own), stop_at if rank == 1 else 0)
@@ -65,7 +65,7 @@ def history(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What two processes found in runs of each kind, and the folders of these."""
+    """The results of two processes in runs of each kind, and the folders of these."""
     folder = tmp_path_factory.mktemp("runs")
     kinds = {
         "launched": {},
@@ -96,7 +96,7 @@ def test_two_processes_have_the_losses_of_one(runs, tmp_path, kind):
 
 
 def test_the_share_of_each_process_matters(tmp_path):
-    """Losing one half of the batch would not go unnoticed in the test above."""
+    """Ignoring one half of the batch would be detected by the test above."""
     train(tmp_path / "half", echo_model(dropout=0.0), Echoes(part=slice(4)), **OPTIONS)
     train(tmp_path / "one", echo_model(dropout=0.0), **OPTIONS)
     assert history(tmp_path / "half")[0][0] != pytest.approx(history(tmp_path / "one")[0][0], rel=1e-3)
@@ -142,7 +142,7 @@ class Rows(NamedTuple):
 
 
 class Sometimes(nn.Module):
-    """Has a weight that only long batches use, and a buffer that counts rows."""
+    """A model with a weight that only long batches use, and a buffer that counts rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Sometimes(nn.Module):
 
 
 def of_different_shapes(processes, recorded, sizes):
-    """Take steps on batches of these sizes; return losses, weights, the buffer, and what was recorded when."""
+    """Take steps on batches of these sizes; return losses, weights, the buffer, and the captures."""
     device, options = processes.device, TrainingOptions(optimizer="sgd", learning_rate=0.1, clip=0.0)
     model = Sometimes().to(device)
     weights, recorder = list(model.parameters()), Recorder()
@@ -173,7 +173,7 @@ def of_different_shapes(processes, recorded, sizes):
 
 
 def exchanges(processes):
-    """Average and spread tensors of every kind; return them beside what they should be."""
+    """Average and broadcast tensors of every kind; return them with the expected values."""
     rank, generator = processes.rank, torch.Generator().manual_seed(0)
     found, expected, firsts = [], [], []
     for shape in ((3,), (), (1, 5), (600, 600), (0,)):
@@ -204,7 +204,7 @@ def agreements(processes):
     )
 
 
-# One process or both change shape; all combinations come up often enough to be recorded.
+# Shapes change in one process or in both; all combinations occur often enough to be captured.
 SIZES = [[8, 5, 3, 8, 3, 5] * 9, [2, 2, 3, 8, 8, 3] * 9]
 
 

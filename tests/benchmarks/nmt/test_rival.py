@@ -1,4 +1,4 @@
-"""The plain program computes what gatewise's model computes, padding included."""
+"""The plain PyTorch model computes the same as gatewise's model, including padding."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_loss_and_every_gradient(case: TranslationCase, whole: bool) -> None:
     mine = computed(lambda: model.loss(batch)[0], model, str)
     assert mine.keys() == theirs.keys()
     for name, expected in theirs.items():
-        # float64 on both sides: the order of sums is the only difference, on gradients that partly cancel.
+        # Both sides compute in float64 and differ only in the order of additions, on gradients that partly cancel.
         torch.testing.assert_close(mine[name], expected, rtol=1e-7, atol=1e-11, msg=name)
 
 

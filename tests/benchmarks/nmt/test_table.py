@@ -1,4 +1,4 @@
-"""The run: what becomes a row, and with what in it."""
+"""A run of the benchmark: its rows and their contents."""
 
 from __future__ import annotations
 
