@@ -47,7 +47,7 @@ def test_a_write_protected_file_stays(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(CheckpointError, match=r"file cannot be written: Permission denied\. What it held before is"):
+    with pytest.raises(CheckpointError, match=r"file cannot be written: Permission denied\. Its old content is"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
 

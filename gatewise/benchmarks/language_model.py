@@ -139,7 +139,7 @@ class _Tables:
                 return dataclasses.replace(record, status=WRONG, note=str(learning)), None
             step = self._new_step(way, precision)
             with precision.applied():
-                step.settle()
+                step.warm_up()
                 record = dataclasses.replace(record, peak_bytes=peak_memory(step, self._settings.device))
                 if step.refusal:
                     return self._record(way, precision, REFUSED, step.refusal), None

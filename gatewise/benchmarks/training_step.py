@@ -75,7 +75,7 @@ class TrainingStep:
         """The reason why the step was not captured; empty if it was, or has not been tried."""
         return self._train.refusal if isinstance(self._train, ReplayedStep) else ""
 
-    def settle(self) -> None:
+    def warm_up(self) -> None:
         """Allocate all memory that is kept, such as libraries' workspaces, and run the steps before the capture."""
         for _ in range(WARMUPS if self._loop is Loop.GRAPH else 1):
             self()

@@ -75,7 +75,7 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
     outcome = _train(model, material, batches, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best = load_classifier(folder.path, processes.device).model
     reference = reference_of("classify", best, decision, folder, processes)
     facts = classifier_facts(sizes, material.classes, train.features, recipe.data)
@@ -155,7 +155,7 @@ def _score(
     def score() -> dict[str, float]:
         answers = answers_of(model, batches, processes, precision)
         name, value = main_score(scores_of(answers, targets, material.classes)) if answers is not None else ("", 0.0)
-        return processes.told({name: value})
+        return processes.broadcast({name: value})
 
     return score
 
@@ -177,7 +177,7 @@ def _describe(
     counts = ", ".join(f"{split} {len(material.parts[split]):,}" for split in SPLITS)
     shortest, longest = int(train.lengths.min()), int(train.lengths.max())
     steps = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    task = f"{len(material.classes)} classes" if material.classes else "a number"
+    task = f"one of {len(material.classes)} classes" if material.classes else "a number"
     weights = sum(parameter.numel() for parameter in model.parameters())
     both = "bidirectional " if options.bidirectional else ""
     shape = f"{options.num_layers} x {options.hidden_size} {both}LSTM, {options.pooling} over time"

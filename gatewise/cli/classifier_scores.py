@@ -47,7 +47,7 @@ def answers_of(
             answers.append(answer.double().softmax(-1) if model.classes else answer.double())
     model.train(was_training)
     own = (torch.cat(rows).cpu().numpy(), torch.cat(answers).cpu().numpy()) if rows else None
-    parts = [part for part in processes.gathered(own) if part is not None]
+    parts = [part for part in processes.gather(own) if part is not None]
     if not processes.first:
         return None
     order = np.concatenate([part[0] for part in parts])

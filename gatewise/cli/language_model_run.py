@@ -89,7 +89,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     outcome = _train(model, material, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best, _ = load_model(folder.path, processes.device)
     reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
     streams, options = material.streams, recipe.training
@@ -187,7 +187,7 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
             document = folder.tokenizer.read_text("utf-8")
         else:
             document = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None).to_json()
-    return load_tokenizer(processes.told(document))
+    return load_tokenizer(processes.broadcast(document))
 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:

@@ -157,7 +157,7 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
                 str(error)
             )  # before the others exit, because a launcher ends all processes after the first exit
     with held:
-        path, recipe = processes.told((folder and str(folder.path), recipe))
+        path, recipe = processes.broadcast((folder and str(folder.path), recipe))
         yield None if path is None else (folder or RunFolder(path), recipe)
 
 

@@ -138,4 +138,4 @@ def _vocabularies(
         else:
             kind, size = options.tokens, options.vocabulary_size or None
             document = vocabularies_to_json(*build_vocabularies(kind, train, size, options.vocabulary))
-    return load_vocabularies(processes.told(document))
+    return load_vocabularies(processes.broadcast(document))

@@ -83,7 +83,7 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
         write_tensors(folder.last, weights_of(model), MODEL, facts)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best = load_translator(folder.path, processes.device)
     reference, batches = reference_of("nmt", best.model, decision, folder, processes), material.batches["test"]
     test_loss = loss_on_test_data(best.model, batches, recipe.training, folder, processes, reference, facts)
@@ -158,7 +158,7 @@ def _score(
         most = recipe.translation.valid_sentences or None
         found = _translated(translator, material, "valid", translator.search(), recipe, processes, most)
         scores = _scores(translator, material, "valid", found, recipe).figures() if processes.first else {}
-        return processes.told(scores)
+        return processes.broadcast(scores)
 
     return score
 
@@ -178,7 +178,7 @@ def _translated(
     precision = recipe.training.precision
     with arithmetic(precision), autocast(precision, processes.device):
         found = translator.translate(own, search, recipe.data.evaluation_batch_tokens) if own else []
-    shares = processes.gathered([each[0] for each in found])
+    shares = processes.gather([each[0] for each in found])
     # Sentence n was translated by process n modulo the number of processes.
     return [each for turn in itertools.zip_longest(*shares) for each in turn if each is not None]
 

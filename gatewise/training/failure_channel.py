@@ -163,22 +163,22 @@ class FailureChannel:
 
 
 @contextlib.contextmanager
-def failures_told(
-    rank: int, count: int, told: Callable[[Any], Any], release: Callable[[], None], abort: Callable[[], None]
+def notifying_failures(
+    rank: int, count: int, broadcast: Callable[[Any], Any], release: Callable[[], None], abort: Callable[[], None]
 ) -> Iterator[None]:
     """Notify the other processes if the block fails, and react to their failures.
 
     Args:
         rank: The rank of this process.
         count: The number of processes.
-        told: A function that returns the first process's value in all processes (broadcast).
+        broadcast: A function that returns the first process's value in all processes.
         release: A function that ends collectives for which the main thread waits; it is called in another thread.
         abort: A function that leaves the process group; it is called in the main thread.
 
     Raises:
         ProcessFailed: Another process failed; this process has already printed the reason.
     """
-    channel = FailureChannel(rank, _connections(rank, count, told), release)
+    channel = FailureChannel(rank, _connections(rank, count, broadcast), release)
     try:
         yield
     except BaseException as error:
@@ -195,19 +195,19 @@ def failures_told(
     channel.leave()
 
 
-def _connections(rank: int, count: int, told: Callable[[Any], Any]) -> dict[int, socket.socket]:
+def _connections(rank: int, count: int, broadcast: Callable[[Any], Any]) -> dict[int, socket.socket]:
     """Connect the first process with all others; a token, broadcast in the process group, excludes strangers."""
     host = os.environ["MASTER_ADDR"]
     try:
         if rank:
-            port, token = told(None)
+            port, token = broadcast(None)
             connection = socket.create_connection((host, port), _CONNECT_SECONDS)
             connection.sendall(f"{token} {rank}\n".encode())
             connection.settimeout(None)
             return {0: connection}
         with socket.create_server((host if _is_here(host) else "", 0), backlog=count) as server:
             token = secrets.token_hex(16)
-            told((server.getsockname()[1], token))
+            broadcast((server.getsockname()[1], token))
             return _accepted(server, count, token)
     except OSError as error:
         problem = (

@@ -129,7 +129,7 @@ class Inquiry:
             with torch.no_grad():
                 for each, copy in buffers:
                     each.copy_(copy)
-        return self.processes.shared(trial)
+        return self.processes.all_gather(trial)
 
     def _recorded(
         self,
@@ -169,7 +169,7 @@ class Inquiry:
             written = f"The step could not be recorded: {error}"
         else:
             written = f"The step is recorded in {self.report}: please report it with that file."
-        return self.processes.told(written)  # which also makes all processes wait until the file is written
+        return self.processes.broadcast(written)  # which also makes all processes wait until the file is written
 
     def _advice(self) -> str:
         rate, clip = self.options.learning_rate, self.options.clip

@@ -93,7 +93,7 @@ class ReplayedStep:
     Args:
         step: The step to capture; it must always write to the same tensors.
         capture: A function that captures a function and returns the replay, as `cuda_graphs` returns it.
-        told: A function that is called with a sentence when steps are or are not replayed, and when shapes are left
+        notify: A function that is called with a sentence when steps are or are not replayed, and when shapes are left
             out.
         weights: The weights that the step trains; after a replay they have gradients, as after the step itself.
         processes: The processes of the distributed training.
@@ -106,7 +106,7 @@ class ReplayedStep:
         self,
         step: TrainBatch,
         capture: Capture,
-        told: Callable[[str], None],
+        notify: Callable[[str], None],
         weights: Sequence[torch.nn.Parameter] = (),
         processes: Processes = ALONE,
     ) -> None:
@@ -114,7 +114,7 @@ class ReplayedStep:
         self._processes = processes
         self._gradients = _Gradients(weights)
         self._capture = capture
-        self._told = told
+        self._notify = notify
         self.refusal = ""
         self._seen: dict[Signature, int] = {}
         self._recorded: dict[Signature, _Recorded] = {}
@@ -152,7 +152,7 @@ class ReplayedStep:
         if self._processes.count == 1:
             return own
         digest = hashlib.blake2b(repr(own).encode(), digest_size=7).digest()
-        return self._processes.numbers(int.from_bytes(digest))
+        return self._processes.all_gather_number(int.from_bytes(digest))
 
     def _may_record(self, signature: Signature) -> bool:
         return not self.refusal and signature not in self._recorded and len(self._recorded) < MOST_SHAPES
@@ -164,20 +164,20 @@ class ReplayedStep:
         except RuntimeError as error:
             reason = _first_cause(error)
         if self._processes.any(recorded is None):
-            self.refusal = _first_of(self._processes.shared(reason))
+            self.refusal = _first_of(self._processes.all_gather(reason))
             if recorded is not None:
                 recorded.close()
             if not self._recorded:
                 self._gradients.forget()
             which = "steps of further shapes" if self._recorded else "steps"
-            self._told(f"{which} are not captured as a CUDA graph: {self.refusal}")
+            self._notify(f"{which} are not captured as a CUDA graph: {self.refusal}")
             return
         assert recorded is not None
         self._recorded[signature] = recorded
         if len(self._recorded) == 1:
-            self._told("steps are replayed as one CUDA graph")
+            self._notify("steps are replayed as one CUDA graph")
         elif len(self._recorded) == MOST_SHAPES:
-            self._told(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
+            self._notify(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
 
 
 class _Gradients:

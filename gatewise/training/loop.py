@@ -106,7 +106,7 @@ def fit(
             it.
         CheckpointError: The checkpoint in the folder cannot be used, or a new one cannot be written.
     """
-    processes.spread(weights_of(model).values())
+    processes.broadcast_tensors(weights_of(model).values())
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build_optimizer(parameters, options)
     run = Run(
@@ -233,7 +233,7 @@ class _Fitting:
     def _evaluate(self) -> None:
         self._require_finite()
         run = self._run
-        train_loss = self._processes.summed(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
+        train_loss = self._processes.all_reduce_sum(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
         self._tick()
         speed = run.loss_tokens * self._processes.count / run.segment_seconds
         with run.average.in_place():

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.training.failure_channel import failures_told
+from gatewise.training.failure_channel import notifying_failures
 
 LARGE_BYTES = 1 << 20
 """The size from which on tensors are averaged one by one; smaller tensors are combined into one collective."""
@@ -39,8 +39,8 @@ class Processes:
         return self.rank == 0
 
     @torch.no_grad()
-    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors with those of the first process (broadcast); all pass the same shapes in the same order."""
+    def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors with those of the first process; all pass the same shapes in the same order."""
         if self.count == 1:
             return
         for tensor in tensors:
@@ -80,14 +80,14 @@ class Processes:
             distributed.all_reduce(tensor)
             tensor.div_(self.count)
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over the processes (all-reduce)."""
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the processes."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
-    def numbers(self, own: int) -> tuple[int, ...]:
-        """Return the numbers of all processes, by rank (all-gather); all processes must call it in the same step.
+    def all_gather_number(self, own: int) -> tuple[int, ...]:
+        """Return the numbers of all processes, by rank; all processes must call it in the same step.
 
         The processes synchronise with each other, but not with their devices.
         """
@@ -100,34 +100,34 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process; all processes must call it in the same step."""
-        return any(self.numbers(int(flag)))
+        return any(self.all_gather_number(int(flag)))
 
-    def shared(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank (all-gather)."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank."""
         if self.count == 1:
             return [value]
         values = [None] * self.count
         distributed.all_gather_object(values, value)
         return values
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Return the values of all processes in the first process (gather), an empty list in the others."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes in the first process, an empty list in the others."""
         if self.count == 1:
             return [value]
         values = [None] * self.count if self.first else None
         distributed.gather_object(value, values)
         return values or []
 
-    def told(self, value: Any) -> Any:
-        """Return the first process's value in all processes (broadcast)."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value in all processes."""
         if self.count == 1:
             return value
         values = [value]
         distributed.broadcast_object_list(values)
         return values[0]
 
-    def wait(self) -> None:
-        """Wait until all processes have called this (barrier)."""
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
         self.any(False)
 
 
@@ -166,7 +166,7 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         distributed.init_process_group("gloo")
     processes = Processes(rank, count, chosen)
     try:
-        with failures_told(rank, count, processes.told, functools.partial(_release, chosen), _abort):
+        with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()

@@ -50,7 +50,7 @@ def write_step(
     Raises:
         CheckpointError: The file cannot be written.
     """
-    parts = processes.gathered(None if own is None else _part(own))
+    parts = processes.gather(None if own is None else _part(own))
     if not processes.first:
         return
     tensors = {f"model.{name}": each for name, each in weights_of(model).items()}

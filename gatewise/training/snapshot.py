@@ -80,9 +80,7 @@ def capture(
     own |= {f"carried.{index}": leaf.cpu() for index, leaf in enumerate(leaves)}
     own["loss_sum"] = run.loss_sum.cpu()
     tensors = {
-        f"process{rank}.{name}": each
-        for rank, part in enumerate(processes.gathered(own))
-        for name, each in part.items()
+        f"process{rank}.{name}": each for rank, part in enumerate(processes.gather(own)) for name, each in part.items()
     }
     tensors |= {f"model.{name}": tensor for name, tensor in weights_of(run.model).items()}
     tensors |= {f"average.{index}": tensor for index, tensor in enumerate(run.average.values)}

@@ -98,7 +98,7 @@ class Step:
         The gradients are kept until the next step, for observers.
         """
         guard, buffers = self.guard, list(self._mean_loss.buffers())
-        self._processes.spread(buffers)
+        self._processes.broadcast_tensors(buffers)
         copies = guard.copies(buffers)
         loss, after = self._with_gradients(batch, state)
         observed = self._average_gradients(guard.observe(loss, after))

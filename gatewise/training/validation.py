@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision
         total[0].add_(loss, alpha=batch.count)
         count += batch.count
     total[1] = count
-    loss_sum, tokens = processes.summed(total).tolist()
+    loss_sum, tokens = processes.all_reduce_sum(total).tolist()
     return loss_sum / tokens
 
 

@@ -200,7 +200,7 @@ def test_a_capture_that_fails_is_a_refused_row(settings, plain_ways) -> None:
         raise RuntimeError("operation not permitted")
 
     _, step = _step(settings.case, plain_ways["nn.LSTM, graph"], capture=capture)
-    step.settle()
+    step.warm_up()
     assert step.refusal == ""
     step()
     assert step.refusal == "operation not permitted"

@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_written_any_more_ends_training_in_one_sentence(
         patch.setattr(TokenStream, "windows", windows)
         answer = gatewise("train", "lm", *small, "--output", "run")
     assert answer.status == 1
-    assert "cannot be written: Read-only file system. What it held before is untouched." in " ".join(answer.err.split())
+    assert "cannot be written: Read-only file system. Its old content is unchanged." in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
     assert read_tensors(RunFolder("run").checkpoint, CHECKPOINT)[1]["epoch"] == 0
     assert gatewise("train", "lm", "--output", "run", "--resume").status == 0

@@ -65,7 +65,7 @@ def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     answer = gatewise("train", "classify", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
-        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; predicts 3 classes"),
+        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; predicts one of 3 classes"),
         *("2 x 8 bidirectional LSTM, mean over time", "chosen", "aten", "valid loss", "accuracy", "sequences/s"),
         *("always the most frequent class", "precision", "recall", "F1", "mean over classes", "gatewise evaluate"),
     ):

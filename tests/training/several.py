@@ -75,7 +75,7 @@ def _work(rank, port, folder, jobs, device, seconds):
                 print(f"{name}, process {rank}: {traceback.format_exc()}", flush=True)
                 raise
             _path(folder, name, rank).write_bytes(pickle.dumps(result))
-            processes.wait()
+            processes.barrier()
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -186,7 +186,7 @@ def exchanges(processes):
                 firsts.append(both[0])
     spread = [each.clone() if each.is_contiguous() else each.t().clone().t() for each in found]
     processes.average(found)
-    processes.spread(each for each in spread if each.numel())
+    processes.broadcast_tensors(each for each in spread if each.numel())
     strides = [each.stride() for each in spread] == [each.stride() for each in found]
     averaged = all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     own = rank == 0 or not torch.equal(expected[0], firsts[0])
@@ -196,11 +196,11 @@ def exchanges(processes):
 
 def agreements(processes):
     return (
-        processes.numbers(2**50 + processes.rank),
+        processes.all_gather_number(2**50 + processes.rank),
         (processes.any(False), processes.any(processes.rank == 1)),
-        processes.shared("a" * (processes.rank + 1)),
-        processes.gathered(processes.rank),
-        processes.told(processes.rank),
+        processes.all_gather("a" * (processes.rank + 1)),
+        processes.gather(processes.rank),
+        processes.broadcast(processes.rank),
     )
 
 
@@ -254,11 +254,11 @@ def test_processes_tell_each_other(small_jobs):
 FAILING = """
 from gatewise.training.processes import join_processes
 with join_processes("cpu") as processes:
-    processes.wait()
+    processes.barrier()
     if processes.rank == 1:
         raise ValueError("the reason")
     while True:
-        processes.wait()
+        processes.barrier()
 """
 
 
@@ -280,13 +280,13 @@ def test_alone_nothing_is_exchanged():
     alone = Processes(0, 1, torch.device("cpu"))
     values = torch.tensor([1.0, 2.0])
     alone.average([values])
-    alone.spread([values])
-    assert alone.summed(values).tolist() == [1.0, 2.0]
+    alone.broadcast_tensors([values])
+    assert alone.all_reduce_sum(values).tolist() == [1.0, 2.0]
     assert alone.first
     assert (alone.any(True), alone.any(False)) == (True, False)
-    assert (alone.numbers(3), alone.shared("x")) == ((3,), ["x"])
-    assert alone.gathered("x") == ["x"]
-    assert alone.told("x") == "x"
+    assert (alone.all_gather_number(3), alone.all_gather("x")) == ((3,), ["x"])
+    assert alone.gather("x") == ["x"]
+    assert alone.broadcast("x") == "x"
 
 
 @pytest.mark.parametrize("device", ["gpu", "cud", "meta", "cpu:x"])

@@ -45,7 +45,7 @@ class TranslationCase:
     learning_rate: float = 3e-3
     clip: float = 1.0
 
-    def of_batch(self, batch: int) -> TranslationCase:
+    def with_batch(self, batch: int) -> TranslationCase:
         """Return the same model with another batch size."""
         return dataclasses.replace(self, name=f"{self.name.rpartition('-')[0]}-{batch}", batch=batch)
 
@@ -55,7 +55,7 @@ IWSLT = TranslationCase("iwslt-50-50-128", 50, 50, 128)
 
 CASES = (
     IWSLT,
-    IWSLT.of_batch(256),
+    IWSLT.with_batch(256),
     TranslationCase("iwslt-100-100-128", 100, 100, 128),
     TranslationCase("iwslt-100-100-256", 100, 100, 256),
     TranslationCase(

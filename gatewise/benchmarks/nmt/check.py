@@ -13,7 +13,7 @@ from gatewise.benchmarks.nmt import agreement, curve, sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.peaks import clear
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import Way, awake, starting_weights
+from gatewise.benchmarks.nmt.ways import Way, starting_weights, with_distinct_attention
 from gatewise.benchmarks.precision import FLOAT64, Precision
 
 _BATCHES = 4  # different batches, used in turn
@@ -38,7 +38,7 @@ class Check:
         self._device = device
         self._rival: Rival | None = None
         self.batches = sentences.draw(case, _BATCHES, device)
-        self.start = awake(starting_weights(case, device))
+        self.start = with_distinct_attention(starting_weights(case, device))
         moved = agreement.nudge(self.start, precision.rounding)
         self._truth, exact = (self._plain(start, FLOAT64) for start in (self.start, moved))
         # One result in the same precision may be accurate by chance, so the larger error of two counts.

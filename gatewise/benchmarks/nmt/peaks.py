@@ -35,7 +35,7 @@ def peaks_by_batch(
     """Return a function that measures the peak memory of an eager step for a batch size, with weights and optimizer."""
 
     def peak_of(batch: int) -> int:
-        sized = case.of_batch(batch)
+        sized = case.with_batch(batch)
         clear(device)
         before = allocated(device)
         with precision.applied():
@@ -45,7 +45,7 @@ def peaks_by_batch(
     return peak_of
 
 
-def weighed(side: Side, device: torch.device, before: int) -> tuple[dict[str, int], dict[str, int]]:
+def peak_memory(side: Side, device: torch.device, before: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return the peak memory of a step, eager and captured, and the memory by part at the peak of the eager step.
 
     A graph keeps its gradients between two replays, unlike an eager step, which is therefore measured first.
@@ -55,7 +55,7 @@ def weighed(side: Side, device: torch.device, before: int) -> tuple[dict[str, in
         device: The device, a GPU.
         before: The number of bytes that were allocated before the side was created, which are not counted.
     """
-    with side.standing_still():
+    with side.frozen_weights():
         eager, parts = step_peak(side, device) - before, step_parts(side, device, before)
         torch.cuda.reset_peak_memory_stats(device)
         side.record()

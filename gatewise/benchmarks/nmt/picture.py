@@ -52,8 +52,8 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
     rows = drawable(records)
     if not rows:
         raise ArgumentError(sentence("--plot", "drawn from at least one measured row", "none"))
-    weighed = [row for row in rows if row.parts and row.budget_bytes is None]
-    cases = _shown_cases(weighed)
+    measured = [row for row in rows if row.parts and row.budget_bytes is None]
+    cases = _shown_cases(measured)
     ways = list(dict.fromkeys(row.way for row in rows))
     ink: dict[Any, Any] = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
@@ -63,7 +63,7 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
         figure = Figure(figsize=(4.4 * (len(cases) + 1), 1.6 + 0.32 * len(ways)), layout="constrained")
         *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
         for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
-            _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
+            _memory(axes, [row for row in measured if row.case == case], ways, named=place == 0)
         _throughput(right, rows, ways)
         # The legends are below all axes: below their own, a wide legend would move the axes apart.
         legends: list[tuple[Axes, LegendLocType, int]]

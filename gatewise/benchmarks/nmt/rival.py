@@ -73,11 +73,11 @@ class PlainSeq2Seq(nn.Module):
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Return the mean loss of the target tokens."""
-        values, keys, beyond, hidden, cell = self.read(batch.source, batch.source_lengths)
-        attended = self.write(batch.inputs, values, keys, beyond, hidden, cell)
+        values, keys, beyond, hidden, cell = self.encode(batch.source, batch.source_lengths)
+        attended = self.decode(batch.inputs, values, keys, beyond, hidden, cell)
         return self.loss(attended, batch.targets)
 
-    def read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+    def encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
         """Run the encoder; return values and keys [B, S, H], the mask of padding, and the decoder's initial states."""
         x = self.dropout(self.source_embedding(source))
         if self.packed:
@@ -94,7 +94,7 @@ class PlainSeq2Seq(nn.Module):
         hidden, cell = (list(start.chunk(len(self.decoder), -1)) for start in (hidden.tanh(), cell))
         return values, self.attention.keys(values), beyond, hidden, cell
 
-    def write(
+    def decode(
         self, inputs: Tensor, values: Tensor, keys: Tensor, beyond: Tensor, hidden: list[Tensor], cell: list[Tensor]
     ) -> Tensor:
         """Run the decoder on given tokens [T, B]; return its attended outputs [T, B, H]."""

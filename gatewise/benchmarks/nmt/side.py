@@ -111,7 +111,7 @@ class Side:
             weight.copy_(start[name].view_as(weight))
 
     @contextlib.contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def frozen_weights(self) -> Iterator[None]:
         """Set the learning rate to 0 inside the context, so that steps do not change the weights."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         before = [rate.clone() for rate in rates]
@@ -131,7 +131,7 @@ class Side:
         Args:
             replayed: Whether the step is replayed, after capturing it if necessary.
         """
-        with self.standing_still():
+        with self.frozen_weights():
             step: Callable[[PairBatch, None], tuple[Tensor, None]] = self._step
             if replayed:
                 self.record()

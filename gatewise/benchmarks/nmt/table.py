@@ -16,7 +16,7 @@ from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.learning import seconds_to_loss
-from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, weighed
+from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, peak_memory
 from gatewise.benchmarks.nmt.planned import predicted_bytes, ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
@@ -207,7 +207,7 @@ class _Cell:
             replays = device.type == "cuda"
             if finding.agrees and replays:
                 if not self._case.dropout:
-                    row = self._weighed(row, side, before)
+                    row = self._with_memory(row, side, before)
                 replayed = check.finding(side, replayed=True)
                 finding = max(finding, replayed, key=lambda each: each.error / each.allowed)
             row = dataclasses.replace(row, error=finding.error, allowed=finding.allowed)
@@ -228,7 +228,7 @@ class _Cell:
                 clear(device)
                 side = Side(way, self._case, self._precision, check.batches, check.start, self._budget)
                 if replays:
-                    row = self._weighed(row, side, before)
+                    row = self._with_memory(row, side, before)
                 # Implementations draw different dropout masks, so with dropout there are no losses to compare with.
                 for how, step in _steps(side, device).items():
                     if wrong := not_finite(followed(step)):
@@ -239,8 +239,8 @@ class _Cell:
         except (RuntimeError, GatewiseError) as error:  # as above
             return dataclasses.replace(row, status=FAILED, note=first_line(error)), None
 
-    def _weighed(self, row: TranslationRecord, side: Side, before: int) -> TranslationRecord:
-        peaks, parts = weighed(side, self._settings.device, before)
+    def _with_memory(self, row: TranslationRecord, side: Side, before: int) -> TranslationRecord:
+        peaks, parts = peak_memory(side, self._settings.device, before)
         return dataclasses.replace(row, peak_bytes=peaks, parts=parts)
 
     def _time(self, rows: dict[str, TranslationRecord], sides: Mapping[str, Side]) -> None:

@@ -15,7 +15,7 @@ from gatewise.data.sentences import PADDING
 from gatewise.models import Seq2Seq
 from gatewise.nn import LSTM
 
-_AWAKE = {
+_SCALES = {
     "source_embedding.weight": 10.0,
     "target_embedding.weight": 10.0,
     "attention.weight_query": 4.0,
@@ -113,13 +113,13 @@ def starting_weights(case: TranslationCase, device: torch.device, seed: int = 1)
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def awake(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_distinct_attention(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights with which words have different embeddings and attention prefers some positions.
 
     A new model attends equally to all positions, and the gradients of its attention are almost zero: rounding errors
     would be large in comparison, and hide a wrong gradient.
     """
-    return {name: weight * _AWAKE.get(name, 1.0) for name, weight in start.items()}
+    return {name: weight * _SCALES.get(name, 1.0) for name, weight in start.items()}
 
 
 def _on_library(model: nn.Module) -> None:

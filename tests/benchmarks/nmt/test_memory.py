@@ -88,7 +88,7 @@ def test_the_parts_of_a_real_step() -> None:
     from gatewise.benchmarks.nmt.ways import PLAIN, starting_weights
     from gatewise.benchmarks.precision import PRECISIONS
 
-    device, case = torch.device("cuda"), IWSLT.of_batch(32)
+    device, case = torch.device("cuda"), IWSLT.with_batch(32)
     before = torch.cuda.memory_allocated(device)
     side = Side(PLAIN, case, PRECISIONS["tf32"], draw(case, 1, device), starting_weights(case, device))
     peak = step_peak(side, device) - before
