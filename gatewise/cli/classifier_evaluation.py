@@ -9,12 +9,12 @@ from rich.console import Console
 
 from gatewise.cli.classifier_data import batches_of, check_features, files_of, material_of, reading, targets_of
 from gatewise.cli.classifier_scores import (
-    answers_of,
     main_score,
-    plot_answers,
+    plot_predictions,
+    predictions_of,
     print_scores,
     scores_of,
-    write_answers,
+    write_predictions,
 )
 from gatewise.cli.saved_classifier import SavedClassifier, load_classifier
 from gatewise.contract.errors import ArgumentError, sentence
@@ -70,22 +70,22 @@ def evaluate_classifier(
         refuse_overwriting(outputs, {f"data.{name}": path for name, path in files_of(saved.data).items()})
     sequences = _sequences(saved, data, labels)
     batches = batches_of(sequences, saved.classes, saved.data, processes)
-    answers = answers_of(saved.model, batches, processes)
-    if answers is None:
+    predicted = predictions_of(saved.model, batches, processes)
+    if predicted is None:
         return
     console.print(f"{sequences.name}: {len(sequences):,} sequences", markup=False, highlight=False, soft_wrap=True)
     if labels:
         targets = targets_of(sequences, saved.classes).numpy()
-        scores = scores_of(answers, targets, saved.classes)
+        scores = scores_of(predicted, targets, saved.classes)
         name, value = main_score(scores)
         console.print(f"[bold]{name} {value:.4f}[/bold]\n", highlight=False)
         print_scores(console, scores)
         if plot is not None:
-            plot_answers(plot, answers, targets, saved.classes)
+            plot_predictions(plot, predicted, targets, saved.classes)
         if scores_file is not None:
             write_bytes(scores_file, to_json(scores, indent=2).encode() + b"\n")
     if predictions is not None:
-        write_answers(predictions, sequences, answers, saved.classes)
+        write_predictions(predictions, sequences, predicted, saved.classes)
     for file in (predictions, plot, scores_file):
         if file is not None:
             console.print(f"written: {file}", markup=False, highlight=False, soft_wrap=True)

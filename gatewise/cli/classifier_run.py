@@ -13,11 +13,18 @@ from rich.markup import escape
 
 from gatewise.cli.classifier_data import SPLITS, SequenceMaterial, batches_of, material_of, targets_of
 from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
-from gatewise.cli.classifier_scores import answers_of, main_score, metrics, plot_answers, print_scores, scores_of
+from gatewise.cli.classifier_scores import (
+    main_score,
+    metrics,
+    plot_predictions,
+    predictions_of,
+    print_scores,
+    scores_of,
+)
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
+from gatewise.cli.run_report import compare, decide, field, introduce, print_early_stop, watching
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
@@ -80,9 +87,9 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
     reference = reference_of("classify", best, decision, folder, processes)
     facts = classifier_facts(sizes, material.classes, train.features, recipe.data)
     test_loss = loss_on_test_data(best, batches["test"], recipe.training, folder, processes, reference, facts)
-    answers = answers_of(best, batches["test"], processes, recipe.training.precision)
-    if answers is not None:
-        _finish(console, recipe, folder, outcome, material, test_loss, answers)
+    predicted = predictions_of(best, batches["test"], processes, recipe.training.precision)
+    if predicted is not None:
+        _finish(console, recipe, folder, outcome, material, test_loss, predicted)
     return outcome
 
 
@@ -153,8 +160,10 @@ def _score(
     targets = targets_of(material.parts["valid"], material.classes).numpy()
 
     def score() -> dict[str, float]:
-        answers = answers_of(model, batches, processes, precision)
-        name, value = main_score(scores_of(answers, targets, material.classes)) if answers is not None else ("", 0.0)
+        predicted = predictions_of(model, batches, processes, precision)
+        name, value = (
+            main_score(scores_of(predicted, targets, material.classes)) if predicted is not None else ("", 0.0)
+        )
         return processes.broadcast({name: value})
 
     return score
@@ -199,12 +208,12 @@ def _finish(
     outcome: Outcome,
     material: SequenceMaterial,
     test_loss: float,
-    answers: np.ndarray,
+    predicted: np.ndarray,
 ) -> None:
     measure = _measure(material)
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     targets = targets_of(material.parts["test"], material.classes).numpy()
-    test = scores_of(answers, targets, material.classes)
+    test = scores_of(predicted, targets, material.classes)
     name, value = main_score(test)
     result = {
         "valid_loss": best.valid_loss,
@@ -215,9 +224,9 @@ def _finish(
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     plot_curves(folder.curves, outcome.history, _UNIT, measure=measure)
-    plot_answers(folder.confusion, answers, targets, material.classes)
+    plot_predictions(folder.confusion, predicted, targets, material.classes)
     console.print()
-    tell_early_stop(console, outcome, recipe.training)
+    print_early_stop(console, outcome, recipe.training)
     field(
         console, "valid", f"{name} {best.scores[measure.score]:.4f}, loss {best.valid_loss:.4f} (epoch {best.epoch:g})"
     )

@@ -27,7 +27,7 @@ _MOST_CLASSES = 40
 """The largest number of classes for which each class has its own line on the terminal."""
 
 
-def answers_of(
+def predictions_of(
     model: SequenceClassifier, batches: SequenceBatches, processes: Processes, precision: str = "float32"
 ) -> np.ndarray | None:
     """Return the model's prediction for each sequence, in evaluation mode.
@@ -38,15 +38,15 @@ def answers_of(
     """
     was_training = model.training
     model.eval()
-    rows, answers = [], []
+    rows, predicted = [], []
     with torch.no_grad(), arithmetic(precision):
         for batch in batches.windows():
             with autocast(precision, processes.device):
-                answer = model(batch.inputs, batch.lengths)
+                output = model(batch.inputs, batch.lengths)
             rows.append(batch.rows)
-            answers.append(answer.double().softmax(-1) if model.classes else answer.double())
+            predicted.append(output.double().softmax(-1) if model.classes else output.double())
     model.train(was_training)
-    own = (torch.cat(rows).cpu().numpy(), torch.cat(answers).cpu().numpy()) if rows else None
+    own = (torch.cat(rows).cpu().numpy(), torch.cat(predicted).cpu().numpy()) if rows else None
     parts = [part for part in processes.gather(own) if part is not None]
     if not processes.first:
         return None
@@ -68,11 +68,11 @@ def metrics() -> ModuleType:
     return metrics
 
 
-def scores_of(answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
     """Return all scores by name, as JSON values; 0 divided by 0 counts as 0.
 
     Args:
-        answers: The result of `answers_of`.
+        predicted: The result of `predictions_of`.
         targets: The targets [N].
         classes: The names of the classes; empty for a regression.
 
@@ -80,22 +80,22 @@ def scores_of(answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) 
         NotFinite: A prediction is infinite or NaN.
         MissingExtra: scikit-learn is not installed.
     """
-    if not np.isfinite(answers).all():
+    if not np.isfinite(predicted).all():
         raise NotFinite(
-            f"the model's predictions must be finite to be scored, got {answers[~np.isfinite(answers)][0]}. Check its "
-            "weights and the sequences."
+            f"the model's predictions must be finite to be scored, got {predicted[~np.isfinite(predicted)][0]}. Check "
+            "its weights and the sequences."
         )
     library = metrics()
     if not classes:
         targets = targets.astype(np.float64)
         # R2 of a single number is undefined; repeating the number gives the result for equal targets.
-        pair = (targets, answers) if len(targets) > 1 else (targets.repeat(2), answers.repeat(2))
+        pair = (targets, predicted) if len(targets) > 1 else (targets.repeat(2), predicted.repeat(2))
         return {
-            "mse": float(library.mean_squared_error(targets, answers)),
-            "mae": float(library.mean_absolute_error(targets, answers)),
+            "mse": float(library.mean_squared_error(targets, predicted)),
+            "mae": float(library.mean_absolute_error(targets, predicted)),
             "r2": float(library.r2_score(*pair)),
         }
-    taken, labels = answers.argmax(1), range(len(classes))
+    taken, labels = predicted.argmax(1), range(len(classes))
     each = library.precision_recall_fscore_support(targets, taken, labels=labels, zero_division=0.0)
     precision, recall, f1, _ = each
     return {
@@ -139,15 +139,15 @@ def print_scores(console: Console, scores: dict[str, Any]) -> None:
     console.print(table)
 
 
-def plot_answers(path: Path, answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
+def plot_predictions(path: Path, predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
     """Plot the confusion matrix, or predicted numbers against targets, to a PNG file."""
     if classes:
-        plot_confusion(path, _confusion(targets, answers.argmax(1), classes), classes)
+        plot_confusion(path, _confusion(targets, predicted.argmax(1), classes), classes)
     else:
-        plot_numbers(path, targets, answers)
+        plot_numbers(path, targets, predicted)
 
 
-def write_answers(path: Path, sequences: Sequences, answers: np.ndarray, classes: Sequence[str]) -> None:
+def write_predictions(path: Path, sequences: Sequences, predicted: np.ndarray, classes: Sequence[str]) -> None:
     """Write a CSV file with one line per sequence: its name, its label if it has one, and the prediction."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -155,12 +155,12 @@ def write_answers(path: Path, sequences: Sequences, answers: np.ndarray, classes
     writer.writerow(
         ["sequence", *(["label"] if labels is not None else []), "answer", *(["probability"] if classes else [])]
     )
-    for number, answer in enumerate(answers):
+    for number, output in enumerate(predicted):
         line = [sequences.ids[number], *([labels[number]] if labels is not None else [])]
         if classes:
-            best = int(answer.argmax())
-            line += [classes[best], f"{answer[best]:.6f}"]
+            best = int(output.argmax())
+            line += [classes[best], f"{output[best]:.6f}"]
         else:
-            line.append(f"{answer:.9g}")
+            line.append(f"{output:.9g}")
         writer.writerow(line)
     write_bytes(path, text.getvalue().encode())

@@ -95,7 +95,7 @@ def _as_text(plan: Plan, largest: int, device: Device) -> str:
     lines = [str(plan), "", f"device       {device.name}"]
     if plan.budget is not None:
         lines.append(f"largest      {largest:,} pairs of this length in {format_bytes(plan.budget)}")
-    lines += ["", "other ways, predicted", f"  {'part':<9}  {'keeps':>9}  {'works in':>9}  {'time':>8}  how"]
+    lines += ["", "other ways, predicted", f"  {'part':<9}  {'kept':>9}  {'workspace':>9}  {'time':>8}  how"]
     for part in plan.choice.step.parts:
         offered = [way for way in _unlike(part.ways) if len(part.ways) > 1]
         for way in offered:

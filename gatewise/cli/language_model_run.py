@@ -14,7 +14,7 @@ from rich.markup import escape
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, watching
+from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
@@ -273,7 +273,7 @@ def _finish(
         "minutes": outcome.history[-1].seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
-    refuse_divergence(outcome, recipe.training)
+    check_divergence(outcome, recipe.training)
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")

@@ -29,6 +29,6 @@ def read_model_file(path: Path, task: str) -> tuple[Path, dict[str, Tensor], dic
     return file, *read_tensors(file, MODEL)
 
 
-def lack(error: Exception) -> str:
+def missing_from(error: Exception) -> str:
     """Return what is missing in a model file's metadata, given the error that this caused."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -19,7 +19,7 @@ from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, tell_early_stop, watching
+from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, print_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -186,8 +186,8 @@ def _translated(
 def _scores(
     translator: Translator, material: PairMaterial, split: str, found: list[Translation], recipe: TranslationRecipe
 ) -> TranslationScores:
-    answers = [translator.text(each) for each in found]
-    return score_translations(answers, material.parts[split].target[: len(found)], recipe.data.target_language)
+    translations = [translator.text(each) for each in found]
+    return score_translations(translations, material.parts[split].target[: len(found)], recipe.data.target_language)
 
 
 def _describe(
@@ -241,12 +241,12 @@ def _finish(
         "minutes": outcome.history[-1].seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
-    refuse_divergence(outcome, recipe.training)
-    answers = "".join(f"{translator.text(each)}\n" for each in found)
-    write_bytes(folder.translations, answers.encode())
+    check_divergence(outcome, recipe.training)
+    translations = "".join(f"{translator.text(each)}\n" for each in found)
+    write_bytes(folder.translations, translations.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
-    tell_early_stop(console, outcome, recipe.training)
+    print_early_stop(console, outcome, recipe.training)
     for name, loss, scores in (("valid", best.valid_loss, best.scores), ("test", test_loss, test.figures())):
         figures = f"BLEU {scores['BLEU']:.2f}, chrF {scores['chrF']:.2f}, {scores['exact']:.1%} exactly right"
         where = f" (epoch {best.epoch:g})" if name == "valid" else ""
@@ -271,10 +271,10 @@ def _show_examples(
     test = material.parts["test"]
     for row in range(min(recipe.translation.examples, len(found))):
         translation = found[row]
-        answer = translator.text(translation)
+        text = translator.text(translation)
         source = translator.source.pieces(translator.source.encode(test.source[row]).tolist())
         words = alignment_words(source, translator.target.pieces(translation.tokens), translation.attention)
         console.print(f"\n[bold]{escape(test.source[row])}[/bold]", highlight=False)
-        wrong = "" if answer == test.target[row] else f"  [dim](reference: {escape(test.target[row])})[/dim]"
-        console.print(f"{escape(answer)}{wrong}", highlight=False)
+        wrong = "" if text == test.target[row] else f"  [dim](reference: {escape(test.target[row])})[/dim]"
+        console.print(f"{escape(text)}{wrong}", highlight=False)
         console.print(f"  [dim]{escape('   '.join(words))}[/dim]", highlight=False)

@@ -56,11 +56,11 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
     tokenize = "zh" if core == "zh" else "char" if core in _BY_CHARACTER else "13a"
     bleu, chrf = BLEU(tokenize=tokenize), CHRF()
     pairs = list(zip(translations, references, strict=True))
-    answers, wanted = list(translations), [list(references)]
+    hypotheses, wanted = list(translations), [list(references)]
     return TranslationScores(
-        bleu=bleu.corpus_score(answers, wanted).score,
-        chrf=chrf.corpus_score(answers, wanted).score,
-        exact=sum(answer == reference for answer, reference in pairs) / len(pairs),
+        bleu=bleu.corpus_score(hypotheses, wanted).score,
+        chrf=chrf.corpus_score(hypotheses, wanted).score,
+        exact=sum(translation == reference for translation, reference in pairs) / len(pairs),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )

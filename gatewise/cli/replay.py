@@ -89,7 +89,7 @@ class _Report(NamedTuple):
 
 
 def _report(file: Path, facts: Any) -> _Report:
-    from gatewise.cli.model_file import lack
+    from gatewise.cli.model_file import missing_from
     from gatewise.contract.errors import CheckpointError
     from gatewise.training import TrainingOptions
 
@@ -98,8 +98,8 @@ def _report(file: Path, facts: Any) -> _Report:
         return _Report(facts["what"], facts["device"], kernel, facts["training"], options)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is not a complete record of a step: {lack(error).rstrip('.')}. Give the fault.safetensors of a "
-            "run of gatewise train."
+            f"{file} is not a complete record of a step: {missing_from(error).rstrip('.')}. Give the "
+            "fault.safetensors of a run of gatewise train."
         ) from error
 
 

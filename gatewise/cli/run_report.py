@@ -106,7 +106,7 @@ def watching(
         yield observers
 
 
-def refuse_divergence(outcome: Outcome, options: TrainingOptions) -> None:
+def check_divergence(outcome: Outcome, options: TrainingOptions) -> None:
     """Raise if the best validation loss, in nats per token, is so large that its perplexity overflows.
 
     Raises:
@@ -121,10 +121,10 @@ def refuse_divergence(outcome: Outcome, options: TrainingOptions) -> None:
         )
 
 
-def tell_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:
+def print_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:
     """Print that a run ended before its last epoch, if it did."""
     if outcome.history[-1].epoch < options.epochs:
-        field(console, "stopped", f"no better for {options.patience} evaluations")
+        field(console, "stopped", f"no improvement in {options.patience} evaluations")
 
 
 def compare(

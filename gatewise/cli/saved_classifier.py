@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gatewise.cli.classifier_recipe import ClassifierOptions, DataOptions
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.contract.errors import CheckpointError
 from gatewise.models import SequenceClassifier
 from gatewise.training.snapshot import load_weights
@@ -74,7 +74,7 @@ def load_classifier(path: Path, device: torch.device, kernel: str | None = None)
         model = build_classifier(sizes, device)
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is not a classifier: {lack(error)}. Give a run folder of gatewise train classify."
+            f"{file} is not a classifier: {missing_from(error)}. Give a run folder of gatewise train classify."
         ) from error
     load_weights(model, tensors)
     return SavedClassifier(model.eval(), classes, features, data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.cli.recipe import ModelOptions
 from gatewise.contract.errors import CheckpointError
 from gatewise.data import Tokenizer, load_tokenizer
@@ -48,7 +48,7 @@ def load_model(path: Path, device: torch.device, kernel: str | None = None) -> t
         model = build_model(sizes | ({"kernel": kernel} if kernel else {}), device)
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is not a language model: {lack(error)}. Give a run folder of gatewise train lm."
+            f"{file} is not a language model: {missing_from(error)}. Give a run folder of gatewise train lm."
         ) from error
     load_weights(model, tensors)
     return model.eval(), tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.cli.nmt_recipe import Seq2SeqOptions
 from gatewise.contract.errors import CheckpointError, CorpusError
 from gatewise.data import SentenceVocabulary, load_vocabularies, vocabularies_to_json
@@ -118,7 +118,7 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
         model = build_translation_model(sizes, device)
     except (KeyError, TypeError, CorpusError) as error:
         raise CheckpointError(
-            f"{file} is not a translation model: {lack(error)}. Give a run folder of gatewise train nmt."
+            f"{file} is not a translation model: {missing_from(error)}. Give a run folder of gatewise train nmt."
         ) from error
     load_weights(model, tensors)
     graphs = GreedyGraphs(model, cuda_graphs()) if device.type == "cuda" else None

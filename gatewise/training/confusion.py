@@ -40,17 +40,17 @@ def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
     save_picture(figure, path, dpi=120)
 
 
-def plot_numbers(path: Path, targets: np.ndarray, answers: np.ndarray) -> None:
+def plot_numbers(path: Path, targets: np.ndarray, predicted: np.ndarray) -> None:
     """Plot predicted numbers against their targets to a PNG file; correct predictions are on the diagonal.
 
     Args:
         path: The file.
         targets: The targets [N].
-        answers: The predictions [N].
+        predicted: The predictions [N].
     """
     figure, axes = _figure(size=5.0)
-    axes.scatter(targets, answers, s=8, alpha=0.5, color="#1d4ed8", linewidths=0)
-    low, high = min(targets.min(), answers.min()), max(targets.max(), answers.max())
+    axes.scatter(targets, predicted, s=8, alpha=0.5, color="#1d4ed8", linewidths=0)
+    low, high = min(targets.min(), predicted.min()), max(targets.max(), predicted.max())
     axes.plot([low, high], [low, high], color="#666666", linestyle=":", linewidth=1)
     axes.set(xlabel="true", ylabel="answered")
     axes.grid(alpha=0.3)

@@ -182,7 +182,7 @@ def test_training_stops_early(gatewise, small):
     words = ["--epochs", 50, "--patience", 2, "--learning-rate", 1.0, "--optimizer", "sgd"]
     answer = gatewise("train", "classify", *small, *words, "--output", "run")
     assert answer.status == 0, answer.err
-    assert "stopped  no better for 2 evaluations" in answer.out
+    assert "stopped  no improvement in 2 evaluations" in answer.out
     assert len(history("run")) < 50
     assert not any(entry["best"] for entry in history("run")[-2:])
 

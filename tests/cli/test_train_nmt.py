@@ -181,7 +181,7 @@ def test_training_stops_when_nothing_gets_better(gatewise, small):
     constant = ["--schedule", "constant"]
     answer = gatewise("train", "nmt", *small, "--epochs", 20, "--patience", 1, "--learning-rate", 2.0, *constant)
     assert answer.status == 0, answer.err
-    assert "no better for 1 evaluations" in answer.out
+    assert "no improvement in 1 evaluations" in answer.out
     assert len(history("runs/nmt")) < 20
 
 
