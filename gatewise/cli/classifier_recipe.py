@@ -153,10 +153,10 @@ class ClassifierRecipe:
         description: A description in one line.
         threads: The number of CPU threads; 0 for PyTorch's default. The bits of a result depend on it. More than one
             thread pays off for large models only.
-        data: See `DataOptions`.
-        model: See `ClassifierOptions`.
-        training: See `gatewise.training.TrainingOptions`.
-        expect: See `ClassifierExpectation`.
+        data: The section `[data]`; see `DataOptions`.
+        model: The section `[model]`; see `ClassifierOptions`.
+        training: The section `[training]`; see `gatewise.training.TrainingOptions`.
+        expect: The section `[expect]`; see `ClassifierExpectation`.
     """
 
     name: Annotated[str, FOLDER_NAME] = "classify"

@@ -188,11 +188,11 @@ class TranslationRecipe:
             thread pays off for large models only.
         memory_budget: The largest memory of a training step: a size such as ``"8GB"``, or ``"auto"``; see
             `gatewise.planning`.
-        data: See `PairOptions`.
-        model: See `Seq2SeqOptions`.
-        training: See `gatewise.training.TrainingOptions`.
-        translation: See `TranslationOptions`.
-        expect: See `TranslationExpectation`.
+        data: The section `[data]`; see `PairOptions`.
+        model: The section `[model]`; see `Seq2SeqOptions`.
+        training: The section `[training]`; see `gatewise.training.TrainingOptions`.
+        translation: The section `[translation]`; see `TranslationOptions`.
+        expect: The section `[expect]`; see `TranslationExpectation`.
     """
 
     name: Annotated[str, FOLDER_NAME] = "nmt"

@@ -158,11 +158,11 @@ class Recipe:
         name: The name of the run, and of its folder under `runs/`.
         description: A description in one line.
         threads: The number of CPU threads; 0 for PyTorch's default. The bits of a result depend on it.
-        text: See `TextOptions`.
-        model: See `ModelOptions`.
-        training: See `gatewise.training.TrainingOptions`.
-        sample: See `SampleOptions`.
-        expect: See `Expectation`.
+        text: The section `[text]`; see `TextOptions`.
+        model: The section `[model]`; see `ModelOptions`.
+        training: The section `[training]`; see `gatewise.training.TrainingOptions`.
+        sample: The section `[sample]`; see `SampleOptions`.
+        expect: The section `[expect]`; see `Expectation`.
     """
 
     name: Annotated[str, FOLDER_NAME] = "lm"
