@@ -1,4 +1,4 @@
-"""LSTMs at the speed of the hardware: a drop-in for `torch.nn.LSTM` that picks the fastest kernel and says why.
+"""A drop-in for `torch.nn.LSTM` and `torch.nn.GRU` that chooses the fastest kernel for each call and says why.
 
 Example:
     >>> import torch, gatewise
@@ -9,7 +9,7 @@ Example:
 
 from types import ModuleType as _ModuleType
 
-from gatewise import _program  # first of all, for who presses Ctrl-C while the rest is imported
+from gatewise import _program  # before all other imports, so that Ctrl-C is handled while they run
 
 # isort: split
 from gatewise._version import __version__
@@ -33,7 +33,7 @@ from gatewise.contract.errors import (
     UnexpectedKernel,
 )
 
-if not _program.LISTING:  # torch takes seconds to load, and a list of commands needs nothing of it
+if not _program.LISTING:  # torch takes seconds to import, and the list of commands does not need it
     from gatewise import functional
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
@@ -77,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _ModuleType:
-    # `gatewise.attention` is there without an import of its own, and costs nothing where it is not used.
+    # `gatewise.attention` is available without a separate import, and is only imported when it is used.
     if name == "attention":
         import importlib
 

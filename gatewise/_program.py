@@ -1,7 +1,7 @@
-"""The program `gatewise` while it loads: Ctrl-C is one line, with nothing to clean up, and help does without torch.
+"""The start of the program `gatewise`: Ctrl-C ends it with one line, and help does not import torch.
 
-`gatewise` and `python -m gatewise` import this package, and with it torch, before any code of theirs runs; that takes
-seconds. Where the package is imported by another program, nothing here does anything.
+`gatewise` and `python -m gatewise` import this package, and torch with it, before any of their code runs, which takes
+seconds. If another program imports the package, this module does nothing.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ MESSAGE = "Interrupted."
 def is_program() -> bool:
     """Return whether this process was started as `gatewise` or as `python -m gatewise`."""
     first = sys.argv[0] if getattr(sys, "argv", None) else ""
-    if first == "-m":  # as long as the package is being looked for
+    if first == "-m":  # while Python is searching for the module
         words = sys.orig_argv
         return "gatewise" in words[words.index("-m") + 1 :][:1] if "-m" in words else False
     return os.path.splitext(os.path.basename(first))[0] == "gatewise"  # noqa: PTH119, PTH122 - pathlib is not loaded yet
 
 
 def lists_commands() -> bool:
-    """Return whether this process is the program and no more than lists its commands or prints its version."""
+    """Return whether this process is the program and only lists its commands or prints its version."""
     return is_program() and sys.argv[1:2] in ([], ["--help"], ["-h"], ["--version"])
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End at once: an exception might get lost in whatever is being imported."""
+    """Exit at once, because an exception could be swallowed by a module that is being imported."""
     os.write(2, f"{MESSAGE}\n".encode())
     os._exit(INTERRUPTED)
 
 
 def loaded() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, so that a command can clean up."""
+    """Restore KeyboardInterrupt for Ctrl-C, so that commands can clean up."""
     _exchange(leave, signal.default_int_handler)
 
 
 def ended(interrupted: bool) -> None:
-    """End at once after an interruption; otherwise let Ctrl-C do that while the interpreter ends.
+    """Exit at once after an interruption; otherwise handle Ctrl-C so while the interpreter exits.
 
-    The interpreter would end by a signal, not with the status of an interruption, where it was executing text.
+    If the interpreter exited by itself after an interruption, its status could be that of a signal.
     """
     if PROGRAM and interrupted:
         for stream in (sys.stdout, sys.stderr):

@@ -25,7 +25,7 @@ TEMPORARY = ".gatewise-unfinished-"
 """The prefix of the names of temporary folders."""
 
 _MOST_LINKS = 40
-_UNTOUCHED = "What it held before is untouched. Make room on the disk, or choose another folder."
+_UNTOUCHED = "Its old content is unchanged. Free space on the disk, or choose another folder."
 
 
 def write_bytes(path: Path, content: bytes) -> None:

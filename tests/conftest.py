@@ -1,4 +1,4 @@
-"""What every test relies on: no preference from outside, and GPU tests that say why they are skipped."""
+"""Settings for all tests: no preferences from the environment, and GPU tests that state why they are skipped."""
 
 import gc
 
@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    # Modules and tests stay to the end: each `gc.collect()` of the tests need not look through all of them again.
+    # Modules and tests live until the end, so `gc.collect()` in tests need not inspect all of them again.
     gc.collect()
     gc.freeze()
 

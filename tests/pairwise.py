@@ -1,4 +1,4 @@
-"""Cases that hold every two values together, for parameters of which no three work together."""
+"""Test cases that contain every pair of values of two parameters, but not all combinations of more."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return cases, one value of each parameter, such that any two values of two parameters are in one of them.
+    """Return cases, with one value of each parameter, such that any two values of two parameters are in one of them.
 
-    Greedy: each case begins with the first two values that were not together yet, and goes on with the values that
-    meet most others for the first time. The same parameters give the same cases in each process, as xdist requires.
+    The algorithm is greedy: each case starts with the first pair of values that no case has yet, and adds the values
+    that form the most new pairs. The same parameters give the same cases in each process, as xdist requires.
     """
     places = [range(len(values)) for values in parameters]
     columns = list(itertools.combinations(range(len(parameters)), 2))

@@ -1,4 +1,4 @@
-"""Programs that start in a moment: their processes are forked from one that has imported all and computed nothing."""
+"""Programs that start fast: they are forked from a server process that has imported everything and computed nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# One server is started by whoever asks first; what it has imported serves everybody who asks later.
+# The first user starts the server; its imports determine those of all later processes.
 IMPORTED = (
     *("gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"),
     *("gatewise.cli.application", "gatewise.cli.train", "gatewise.cli.language_model_run"),
@@ -21,26 +21,26 @@ IMPORTED = (
 
 
 def processes_that_start_fast():
-    """Return a context of `multiprocessing` whose processes are forked from that server."""
+    """Return a `multiprocessing` context whose processes are forked from that server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
     return context
 
 
 def begun_picture(figure, path, **options) -> None:
-    """Write only the beginning of a picture: drawing the curves takes most of the time of a small run."""
+    """Write only the beginning of a plot: drawing the curves takes most of the time of a small run."""
     path.write_bytes(b"\x89PNG")
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def of_several(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return what torchrun tells a process by its environment."""
+    """Return the environment variables with which torchrun starts a process."""
     return {
         "WORLD_SIZE": str(count),
         "RANK": str(rank),
@@ -51,17 +51,17 @@ def of_several(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 class Program:
-    """`gatewise` with words, in a process of its own.
+    """The program `gatewise` in a separate process.
 
     Args:
-        words: As on the command line.
+        words: The words of the command line.
         folder: The folder in which it runs.
-        environment: What is changed of this process's environment.
-        threads: Of PyTorch; as many as here by default, for the same bits.
-        change: A function, known by its module, that is called in the process first.
+        environment: The changes to this process's environment variables.
+        threads: The number of threads of PyTorch; by default that of this process, for the same bits.
+        change: A function, found by its module and name, that the process calls first.
 
     Attributes:
-        process: What runs.
+        process: The process.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Program:
         self.process.start()
 
     def ended(self, seconds: float = 60.0) -> Program:
-        """Wait for its end, and make one where it does not come."""
+        """Wait for the process to end, and kill it if it does not."""
         self.process.join(seconds)
         if self.process.exitcode is None:
             self.process.kill()
@@ -89,24 +89,24 @@ class Program:
 
     @property
     def status(self) -> int | None:
-        """The exit status, less than 0 for a signal; None as long as it runs."""
+        """The exit status, negative for a signal; None while the process runs."""
         return self.process.exitcode
 
     @property
     def out(self) -> str:
-        """What it has printed on standard output."""
+        """The process's standard output."""
         return self._printed[0].read_text("utf-8")
 
     @property
     def err(self) -> str:
-        """What it has printed on standard error."""
+        """The process's standard error."""
         return self._printed[1].read_text("utf-8")
 
 
 def together(words: Sequence[object], folder: Path, change: Callable[[], None] | None = None) -> list[Program]:
     """Run a command in two processes that train together, each on one thread; return them when they have ended.
 
-    There is no launcher to end one because of the other: they end by themselves or not at all.
+    No launcher ends one process because of the other: they must exit by themselves.
     """
     port = free_port()
     programs = [Program(words, folder, of_several(rank, 2, port), 1, change) for rank in range(2)]

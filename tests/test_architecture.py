@@ -1,4 +1,4 @@
-"""The floors of the house hold, and each contract that guards them can fail."""
+"""The import contracts of pyproject.toml hold, and each of them can fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORBIDDEN_IMPORTS = {
 }
 
 
-# For each thing that docs/architecture.md says of the contracts: what it says, and what it would say wrongly.
+# For each statement of docs/architecture.md about the contracts: the statement, and a wrong version of it.
 WRONG_SENTENCES = {
     "a package more": ("| `files` | the one place", "| `attic` | old things | `contract` |\n| `files` | the one place"),
     "a package less": ("| `data`, `training` |", "| `training` |"),
@@ -50,18 +50,18 @@ Contract = dict[str, Any]
 
 
 class Floors(NamedTuple):
-    """The house, as the document and the contracts each tell it.
+    """The structure of the package, as stated by the document or by the contracts.
 
     Attributes:
-        heights: The floor of each package, counted from the bottom.
-        imports: What each package may import: packages, and parts of packages of which it may not import all.
+        heights: The height of each package's floor, counted from the bottom.
+        imports: The modules that each package may import: packages, or parts of packages of which not all are allowed.
     """
 
     heights: dict[str, int]
     imports: dict[str, set[str]]
 
     def below(self, *packages: str) -> set[str]:
-        """Return the packages on the floors below the highest of some."""
+        """Return the packages below the highest of the given ones."""
         highest = max(self.heights[package] for package in packages)
         return {package for package, height in self.heights.items() if height < highest}
 
@@ -75,7 +75,7 @@ def contracts() -> list[Contract]:
 
 
 def floors_of(layers: list[str]) -> dict[str, int]:
-    """Return the floor of each package, from the floors' packages top to bottom, those of one floor between bars."""
+    """Return the floor of each package, from a list of floors from top to bottom, in which bars separate packages."""
     return {name.strip(" ()"): height for height, names in enumerate(reversed(layers)) for name in names.split("|")}
 
 
@@ -104,7 +104,7 @@ def checked() -> Floors:
 
 
 def documented(text: str) -> Floors:
-    """Return what the table of docs/architecture.md says; rows that do not go up from floor to floor are too high."""
+    """Return what the table of docs/architecture.md allows; rows must be in the order of the floors."""
     rows = re.findall(r"^\| (`.+?`) \| .+? \| (.+?) \|$", text, re.MULTILINE)
     order = [name for first, _ in rows for name in names_in(first)]
     known = checked().heights
@@ -123,7 +123,7 @@ def documented(text: str) -> Floors:
 
 
 def lint(folder: Path, contract: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Check the contracts of the project that lies in `folder`."""
+    """Check the contracts of the project in `folder`."""
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     options = ["--no-logo", "--no-cache", *(["--contract", contract] if contract else [])]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and what is no regular file is never replaced by one."""
+"""Files are written completely or not at all, and devices and FIFOs are never replaced by regular files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_new_file_and_an_old_one_hold_the_content_and_nothing_is_left_over(tmp
 
 
 def test_an_old_file_is_replaced_not_written_into(tmp_path):
-    """Who has the old file open, or another name for it, keeps it whole."""
+    """A process that has the old file open, or another hard link to it, keeps its content."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"old")
     other.hardlink_to(path)
@@ -46,8 +46,8 @@ def test_the_permissions_of_an_old_file_stay(tmp_path):
 def test_a_write_protected_file_stays(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(CheckpointError, match=r"file cannot be written: Permission denied\. What it held before is"):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(CheckpointError, match=r"file cannot be written: Permission denied\. Its old content is"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
 
@@ -91,7 +91,7 @@ def test_a_fifo_is_written_through(tmp_path):
 
 @POSIX
 def test_a_device_stays_a_device_and_a_full_one_is_an_error(monkeypatch):
-    # Were this test to fail on a machine where it may do everything, the machine would lose its device.
+    # If this test failed as root, the machine would lose its device.
     monkeypatch.setattr(Path, "replace", lambda self, target: pytest.fail(f"{target} would be replaced"))
     write_bytes(Path("/dev/null"), b"gone")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
@@ -102,7 +102,7 @@ def test_a_device_stays_a_device_and_a_full_one_is_an_error(monkeypatch):
 
 
 def _between(folder, out, name):
-    """Print, write to a path, and print, where standard output is a file."""
+    """Print, write to a path, and print again, with standard output redirected to a file."""
     os.chdir(folder)
     with out.open("wb") as file:
         os.dup2(file.fileno(), 1)

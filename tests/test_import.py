@@ -1,4 +1,4 @@
-"""What `import gatewise` costs and brings: little, and exactly the public names, each documented."""
+"""The cost of `import gatewise`, and its public names, all of them documented."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found():
-    """What a process of its own found while it imported the package, which takes it seconds."""
+    """The findings of a separate process while it imported the package, which takes seconds."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
     return json.loads(done.stdout)
 
@@ -47,7 +47,7 @@ def test_import_brings_no_heavy_module_and_starts_no_cuda(found) -> None:
 
 
 def test_import_costs_little(found, record_property: Callable[[str, object], None]) -> None:
-    # The time is a report (`pytest --junit-xml`). What is asserted is what is loaded, busy machine or not.
+    # The time is only reported (`pytest --junit-xml`). The assertions are about imported modules, on any machine.
     record_property("seconds_on_top_of_torch", found["seconds"])
     others = [name for name in found["loaded"] if name.partition(".")[0] != "gatewise"]
     assert others == [], "modules that torch alone would not have loaded"

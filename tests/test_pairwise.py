@@ -1,4 +1,4 @@
-"""The cases that tests are thinned out to: any two values meet, in few cases."""
+"""The selection of test cases: any two values occur together, in few cases."""
 
 import itertools
 

@@ -1,1 +1,1 @@
-"""Benchmarks that anyone can repeat: cases, plain PyTorch rivals, records and reports."""
+"""Benchmarks: cases, plain PyTorch implementations for comparison, records and reports."""

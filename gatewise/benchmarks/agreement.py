@@ -1,4 +1,4 @@
-"""No speed for a wrong answer: every way is held against float64 before it is timed."""
+"""The comparison of every implementation with float64, which comes before its timing."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ YARDSTICK = Way("nn.LSTM", torch_lstm)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one training step computed.
+    """The results of one training step.
 
     Attributes:
-        tensors: By name: the loss of every token of the first batch, the LSTM's output and final state, the gradient of
-            every parameter; then loss, output and state again for the second batch, after one update and from the
-            carried state.
+        tensors: The tensors by name: the loss of every token of the first batch, the LSTM's output and final state, the
+            gradient of every parameter; then loss, output and state for the second batch, after one update and starting
+            from the carried state.
     """
 
     tensors: dict[str, Tensor]
 
     def errors(self, truth: Evidence) -> dict[str, float]:
-        """Return how far each tensor is from the truth, as a share of the truth's norm."""
+        """Return the relative error of each tensor: the norm of the difference, divided by the norm of the truth."""
         return {
             name: float((self.tensors[name].double() - expected.double()).norm() / expected.double().norm())
             for name, expected in truth.tensors.items()
@@ -43,12 +43,12 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The worst of one way's errors, measured against its allowance.
+    """The largest error of one way, relative to its allowance.
 
     Attributes:
-        quantity: Which tensor.
-        error: Its distance from float64, as a share of its norm.
-        allowed: What it may be.
+        quantity: The name of the tensor.
+        error: The relative error with respect to float64.
+        allowed: The allowance: the largest allowed error.
     """
 
     quantity: str
@@ -57,27 +57,27 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether every error is allowed; an error that is not a number is not."""
+        """Whether the error is allowed; NaN is not."""
         return self.error <= self.allowed
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Return one sentence."""
         relation = "within" if self.agrees else "more than"
         return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}"
 
 
 class Judge:
-    """Judges ways on one model, one start and two batches, without dropout.
+    """The comparison of ways on one model, with the same initial weights and batches, without dropout.
 
-    The allowance is the house's: twice the sum of what `torch.nn.LSTM` in the same precision is off by and one rounding
-    of the precision's coarsest format. It is derived for each tensor and each run, never tuned.
+    The allowance is twice the sum of the error of `torch.nn.LSTM` in the same precision and one rounding unit of the
+    precision's coarsest format. It is derived for each tensor and each run, never tuned.
 
     Args:
-        case: The model's sizes.
-        vocabulary: V.
-        start: The weights that every way starts from.
-        batches: Two or more.
-        capture: Records the work of a step and returns what repeats it.
+        case: The sizes of the model.
+        vocabulary: V, the size of the vocabulary.
+        start: The initial weights of every way.
+        batches: The batches, at least two.
+        capture: A function that captures the work of a step and returns its replay.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Judge:
         self._allowed: dict[str, dict[str, float]] = {}
 
     def judge(self, way: Way, precision: Precision) -> Finding:
-        """Return the error of one way that is largest beside its allowance."""
+        """Return the largest error of one way relative to its allowance."""
         errors = self._evidence(way, precision).errors(self._truth)
         allowed = self._allowance(precision)
-        # A NaN compares false with everything, so it is looked for, not left to `max`.
+        # NaN compares false with everything, so `max` would not find it.
         shares = {name: error / allowed[name] for name, error in errors.items()}
         worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
         finding = Finding(worst, errors[worst], allowed[worst])
@@ -110,7 +110,7 @@ class Judge:
         return finding if replayed.error / replayed.allowed <= finding.error / finding.allowed else replayed
 
     def _replayed(self, way: Way, precision: Precision) -> Finding:
-        """Hold a few replayed steps against the same steps launch by launch, by how far the weights came."""
+        """Compare the weights after a few replayed steps with those after the same steps without a CUDA graph."""
         ends = []
         for loop in (Loop.LIBRARY, Loop.GRAPH):
             device = self._start[0].device
@@ -125,7 +125,8 @@ class Judge:
             for launched, replayed, start in zip(*ends, self._start, strict=True)
         ]
         worst = math.nan if any(map(math.isnan, shares)) else max(shares)
-        # The same kernels in the same order: at most a sum in another order, one rounding.
+        # Both run the same kernels in the same order, so that at most the order of additions differs: one rounding
+        # unit.
         return Finding(f"a weight after {_REPLAYS} replays", worst, precision.rounding)
 
     def _allowance(self, precision: Precision) -> dict[str, float]:
@@ -150,7 +151,8 @@ class Judge:
                 after = step.losses()
         tensors = {"loss": before.detach(), "loss after one step": after}
         tensors |= {f"gradient of {name}": gradient for name, gradient in zip(names, gradients, strict=True)}
-        # The loss of a fresh model is nearly log V whatever its LSTM does: only the outputs show a lost state.
+        # The loss of a new model is about log V whatever its LSTM computes; only the outputs show an error in the
+        # state.
         for call, when in zip(calls, ("", " after one step"), strict=True):
             found = zip(("output", "final hidden state", "final cell state"), call, strict=True)
             tensors |= {f"{name}{when}": tensor.detach() for name, tensor in found}
@@ -158,8 +160,8 @@ class Judge:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    # A way that forgets a parameter is wrong, as one whose gradient is not a number.
+    # A missing gradient is an error, like one that is NaN.
     if parameter.grad is None:
         return torch.full_like(parameter, math.nan, requires_grad=False)
-    # A copy: the update that follows clips the gradient in place.
+    # A copy, because the update clips the gradient in place.
     return parameter.grad.clone()

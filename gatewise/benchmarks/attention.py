@@ -1,9 +1,9 @@
-"""`gatewise bench attention`: forward and backward of additive attention, every kernel beside plain PyTorch.
+"""`gatewise bench attention`: forward and backward of additive attention, every kernel compared with plain PyTorch.
 
-A case is a source and a number of decoder steps: as many as the source has positions where plain PyTorch fits in
-memory, fewer for long sources, and one step, which is what a decoder with input feeding calls. Every way is held
-against float64 first, on a batch of two, and then trained a few steps on the whole batch beside plain PyTorch, called
-from Python and replayed; a way that does not agree is not timed.
+A case is a source and a number of decoder steps: as many steps as source positions if plain PyTorch fits in memory,
+fewer for long sources, and one step, as in a decoder with input feeding. The results of every way are first compared
+with float64, on a batch of two, and its loss over a few training steps on the whole batch with that of plain PyTorch,
+eager and replayed; a way with wrong results is not timed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gatewise.testing.attention import budgets, make_gradients, make_inputs, tex
 from gatewise.testing.budgets import relative_error
 
 BENCHMARK = "attention"
-QUICK_BENCHMARK = "attention_quick"  # trials have a file of their own, so that no report takes one for a figure
+QUICK_BENCHMARK = "attention_quick"  # in a separate file, so that reports do not include quick runs
 PLAIN = "plain torch"
 BATCH, HIDDEN = 128, 512
 SIZES = ((10, 10), (50, 50), (100, 100), (200, 200), (50, 500), (25, 1000), (1, 10), (1, 100), (1, 1000))
@@ -42,23 +42,23 @@ class AttentionRecord:
     """One way on one case.
 
     Attributes:
-        benchmark: "attention", or "attention_quick" for a trial.
-        steps: T.
-        source: S.
-        batch: B.
-        hidden: H, and V.
-        dtype: Name.
-        way: A kernel's name, or "plain torch".
+        benchmark: "attention", or "attention_quick" for a quick run.
+        steps: T, the number of decoder steps.
+        source: S, the number of source positions.
+        batch: B, the number of sequences.
+        hidden: H, the number of features of queries and keys, and V, that of the values.
+        dtype: The name of the dtype.
+        way: The name of a kernel, or "plain torch".
         status: "measured", "refused" or "wrong".
-        note: Why, when not measured; otherwise how well it agreed.
-        run: Where, when and with what.
-        median: Seconds of forward and backward, called from Python.
-        q20: 20 % quantile, seconds.
-        q80: 80 % quantile, seconds.
-        replayed: Median seconds of the same work replayed from a CUDA graph; None on a CPU.
-        peak_bytes: Memory of one forward and backward beyond the inputs; None on a CPU.
-        error: The error that is largest beside its allowance, as a share of the norm.
-        allowed: That allowance.
+        note: The reason if it was not measured; otherwise the agreement with float64.
+        run: The run of the record.
+        median: The median time of forward and backward in seconds, eager.
+        q20: The 20 % quantile in seconds.
+        q80: The 80 % quantile in seconds.
+        replayed: The median time of the same work in seconds as CUDA graph replay; None on a CPU.
+        peak_bytes: The peak memory of one forward and backward in addition to the inputs; None on a CPU.
+        error: The relative error that is largest relative to its allowance.
+        allowed: The allowance of that error.
     """
 
     benchmark: str
@@ -81,13 +81,13 @@ class AttentionRecord:
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """Read one line of a file."""
+        """Parse one line of a file."""
         fields = json.loads(line)
         return cls(**fields | {"run": Run(**fields["run"])})
 
 
 def plain(inputs: Inputs) -> Tensor:
-    """Additive attention as it is usually written."""
+    """Compute additive attention as users usually write it."""
     assert inputs.v is not None
     scores = (torch.tanh(inputs.query[:, None] + inputs.keys) @ inputs.v).transpose(1, 2)
     if inputs.lengths is not None:
@@ -98,7 +98,7 @@ def plain(inputs: Inputs) -> Tensor:
 
 
 def ways() -> dict[str, Callable[[Inputs], Tensor]]:
-    """Return what is measured, by name."""
+    """Return the functions that are measured, by name."""
 
     def on(kernel: str) -> Callable[[Inputs], Tensor]:
         return lambda inputs: attend(*inputs[:4], v=inputs.v, kernel=kernel)
@@ -117,14 +117,14 @@ def run(
     """Measure every way on every case.
 
     Args:
-        device: Where.
-        dtypes: In which precisions.
-        quick: Tiny sizes.
-        budget: Seconds of samples of each way.
-        begin: Told of each case before it begins.
+        device: The device.
+        dtypes: The dtypes.
+        quick: Whether sizes are tiny.
+        budget: The time of all samples of each way in seconds.
+        begin: A function that is called with the name of each case before it starts.
 
     Yields:
-        A record as soon as it is made.
+        The records, each as soon as it is complete.
     """
     where = Run.now(device)
     batch, hidden = (2, 16) if quick else (BATCH, HIDDEN)
@@ -139,7 +139,7 @@ def _case(
     benchmark: str, problem: Problem, device: torch.device, where: Run, budget: float
 ) -> Iterator[AttentionRecord]:
     found = _agreement(problem, device)
-    # Every length is S: the most work there is, and the same for all; the mask is applied all the same.
+    # All lengths are S, which is the most work and the same for all ways; the mask is applied nevertheless.
     inputs = _leaves(make_inputs(problem, [problem.source] * problem.batch), device)
     above = make_gradients(problem)[0].to(device)
     theirs: Rival | None = None
@@ -168,11 +168,11 @@ def _case(
 def _learning(
     record: AttentionRecord, compute: Callable[[Inputs], Tensor], inputs: Inputs, theirs: Rival, device: torch.device
 ) -> AttentionRecord:
-    """Return a record that is wrong where the way does not learn as plain PyTorch does, as it is timed."""
+    """Return the record, with the status "wrong" if the loss over a few steps differs from that of plain PyTorch."""
     for replayed in (False, True) if device.type == "cuda" else (False,):
         finding = theirs.beside(attention_curve.losses(compute, inputs, replayed=replayed))
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the graph's own memory
+            torch.cuda.empty_cache()  # releases the memory of the graph
         if not finding.agrees:
             how = "replayed" if replayed else "called from Python"
             return dataclasses.replace(record, status=WRONG, note=f"{how}: {finding}")
@@ -194,13 +194,13 @@ def _measured(
     def step() -> tuple[Tensor, ...]:
         return torch.autograd.grad(compute(inputs), leaves, above)
 
-    step()  # compiled before memory is counted
+    step()  # compiles kernels before memory is counted
     peak = peak_memory(step, device)
     timing = time_callable(step, device=device, runs=20, budget=budget)
     replayed = None
     if device.type == "cuda":
         replayed = time_callable(captured(step), device=device, runs=20, budget=budget).median
-        torch.cuda.empty_cache()  # the graph's own memory, before the next way needs as much
+        torch.cuda.empty_cache()  # releases the memory of the graph, which the next way may need
     return dataclasses.replace(
         record,
         status=MEASURED,

@@ -1,4 +1,4 @@
-"""The table of `gatewise bench attention`, on screen and in a page."""
+"""The table of `gatewise bench attention`, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gatewise.contract.decision import format_bytes, format_seconds
 
 
 def markdown(records: Sequence[AttentionRecord]) -> str:
-    """Return a table: a row for each case and way, with times and memory beside plain PyTorch's.
+    """Return a table with a row for each case and way, with times and memory compared with plain PyTorch's.
 
     Args:
-        records: Of one run.
+        records: The records of one run.
     """
     lines = [
         "| dtype | T | S | way | called | replayed | memory | replayed, against plain torch |",

@@ -1,4 +1,4 @@
-"""What is measured, as data."""
+"""The models and shapes that are measured, as data."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LSTMCase:
-    """One LSTM call of the grid; input and hidden size are the same.
+    """The shape of one LSTM call; input size and hidden size are equal.
 
     Attributes:
-        name: What people call it, or T-B-H.
-        time: T.
-        batch: B.
-        hidden_size: I and H.
-        num_layers: L.
-        directions: D.
+        name: A well-known name, or T-B-H.
+        time: T, the number of time steps.
+        batch: B, the number of sequences.
+        hidden_size: I and H, the number of input features and of hidden units.
+        num_layers: L, the number of layers.
+        directions: D, the number of directions.
         ragged: Whether lengths are uniform in [T/4, T] instead of all T; the name then ends in "_ragged".
     """
 
@@ -30,17 +30,17 @@ class LSTMCase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LanguageModelCase:
-    """A size of the classic PTB language model; T 35 and B 20 in all of them.
+    """A size of the well-known PTB language model; all have T = 35 and B = 20.
 
     Attributes:
         name: "ptb_small", "ptb_medium" or "ptb_large".
-        hidden_size: I and H.
-        dropout: Probability, on the embeddings, between the layers and before the decoder.
-        clip_norm: The gradient is scaled down to this norm.
-        initial_scale: Weights start uniform in plus or minus this.
-        num_layers: L.
-        time: T, steps of truncated backpropagation.
-        batch: B.
+        hidden_size: I and H, the number of input features and of hidden units.
+        dropout: The dropout probability on the embeddings, between the layers and before the decoder.
+        clip_norm: The norm to which the gradient is clipped.
+        initial_scale: The bound of the uniform distribution of initial weights.
+        num_layers: L, the number of layers.
+        time: T, the number of steps of truncated backpropagation.
+        batch: B, the number of sequences.
     """
 
     name: str
@@ -54,18 +54,18 @@ class LanguageModelCase:
 
     @property
     def words(self) -> int:
-        """Words of one batch."""
+        """The number of words in a batch."""
         return self.time * self.batch
 
 
-# Zaremba et al., "Recurrent Neural Network Regularization" (2014), section 4.1; the small one has T 20 there.
+# Zaremba et al., "Recurrent Neural Network Regularization" (2014), section 4.1; there, the small model has T = 20.
 LANGUAGE_MODELS = {
     "small": LanguageModelCase("ptb_small", 200, dropout=0.0, clip_norm=5.0, initial_scale=0.1),
     "medium": LanguageModelCase("ptb_medium", 650, dropout=0.5, clip_norm=5.0, initial_scale=0.05),
     "large": LanguageModelCase("ptb_large", 1500, dropout=0.65, clip_norm=10.0, initial_scale=0.04),
 }
 
-# Small enough for a CPU and a test: every way runs, no figure means anything.
+# Small enough for a CPU and for tests: every way runs, but the times mean nothing.
 QUICK_LANGUAGE_MODEL = LanguageModelCase(
     "ptb_quick", 32, dropout=0.5, clip_norm=5.0, initial_scale=0.1, time=6, batch=4
 )
@@ -109,15 +109,14 @@ LSTM_GRID = (
     LSTMCase("decode_64_1024", 1, 64, 1024),
 )
 
-# A look that ends in under a minute on an H200: short and long, narrow and wide, stacked, both directions, ragged, one
-# step.
+# Takes less than a minute on an H200: short and long, narrow and wide, stacked, bidirectional, ragged, a single step.
 LSTM_QUICK = tuple(
     case
     for case in LSTM_GRID
     if case.name in ("ptb_medium", "tagger", "tagger_ragged", "100-16-256", "50-128-512", "100-64-1024", "decode_1_512")
 )
 
-# Small enough for a CPU and a test: every path is taken, no figure means anything.
+# Small enough for a CPU and for tests: all code runs, but the times mean nothing.
 LSTM_TINY = (
     LSTMCase("tiny", 6, 3, 8),
     LSTMCase("tiny_stack", 5, 4, 8, num_layers=2, directions=2),

@@ -1,7 +1,8 @@
-"""No speed for what does not learn: the loss over a few steps of training, beside that of plain PyTorch.
+"""The comparison of the loss over a few training steps with that of plain PyTorch, which comes before timing.
 
-One call can be right and the next one wrong, where memory is taken up again, weights change in place, or a recording is
-replayed. So what is timed in training is trained first, in the precision and in the way in which it is timed.
+One call can be correct and the next one wrong, if memory is reused, weights change in place, or a CUDA graph is
+replayed. So everything that is timed in training is first trained for a few steps, with the precision and the kind of
+launch with which it is timed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from gatewise.contract.capture import for_cuda_graph
 from gatewise.selection.timing import captured
 
 STEPS = 8
-_SHARE = 0.05  # of a weight's norm that a step of `descent` moves it
+_SHARE = 0.05  # the relative change of a weight's norm in a step of `descent`
 _NUDGES = 8
-_FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
+_FLOAT32 = 2.0**-24  # the largest relative error of one rounding
 _NEARLY_SURELY = 4.0
 
 Curve = tuple[float, ...]
@@ -28,13 +29,13 @@ Curve = tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """A loss beside that of plain PyTorch.
+    """A loss curve compared with that of plain PyTorch.
 
     Attributes:
         ours: The loss before each step.
         theirs: The loss of plain PyTorch from the same weights.
-        allowed: The distance between both that is allowed at each step.
-        rival: The name of what plain PyTorch computes with.
+        allowed: The allowed difference at each step.
+        rival: The name of the plain PyTorch implementation.
     """
 
     ours: Curve
@@ -44,7 +45,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether the loss is allowed at every step; a loss that is not a number is not."""
+        """Whether the difference is allowed at every step; NaN is not."""
         return self._first_beyond is None
 
     @property
@@ -53,7 +54,7 @@ class Finding:
         return next((step for step, (own, other, most) in steps if not abs(own - other) <= most), None)
 
     def __str__(self) -> str:
-        """One sentence, about the first step that is not allowed where there is one."""
+        """Return one sentence, about the first step with a difference that is not allowed if there is one."""
         step = self._first_beyond
         if step is None:
             return f"the loss of {len(self.ours)} steps of training is that of {self.rival}"
@@ -63,10 +64,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Nudge:
-    """A small step of all weights in random directions.
+    """A small change of all weights in random directions.
 
     Attributes:
-        share: The distance by which each number is moved, relative to it.
+        share: The relative change of each number.
         seed: The seed of the directions.
     """
 
@@ -75,7 +76,7 @@ class Nudge:
 
     @torch.no_grad()
     def move(self, weights: Iterable[Tensor]) -> None:
-        """Move every number of the weights up or down."""
+        """Change every number of the weights, up or down."""
         for number, weight in enumerate(weights):
             generator = torch.Generator(weight.device).manual_seed(1000 * self.seed + number)
             signs = 2 * torch.randint(0, 2, weight.shape, generator=generator, device=weight.device) - 1
@@ -83,20 +84,21 @@ class Nudge:
 
 
 class Rival:
-    """The loss of plain PyTorch, and how far others may be from it.
+    """The loss curve of plain PyTorch, and the allowed difference of others from it.
 
-        allowed = 2 * (largest distance from its own losses that begin with weights moved by one rounding
-                       + one rounding of the loss)
+        allowed = 2 * (largest difference from its own curves whose initial weights are changed by one
+                       rounding unit + one rounding unit of the loss)
 
-    Two losses cross here and there, so the distance is the largest of eight moves and of all steps. Of language models
-    in bfloat16, fewer than one in a hundred were then beyond what others from moved weights allow; with two moves, and
-    each step by itself, half of them were.
+    Two curves can cross, so the difference is the largest of eight such curves and of all steps. With this rule, fewer
+    than one in a hundred language models in bfloat16 exceeded the allowance of a curve with changed weights; with two
+    curves, and each step by itself, half of them did.
 
     Args:
-        losses: Trains from the given weights, or from those that a nudge has moved, and returns the loss of each step.
-        rounding: The spacing of the precision's numbers, relative to them.
-        loss_rounding: The same of the loss.
-        name: The name of what it computes with.
+        losses: A function that trains from the given weights, changed by the nudge if there is one, and returns the
+            loss of each step.
+        rounding: The rounding unit of the precision, relative to a number.
+        loss_rounding: The rounding unit of the loss.
+        name: The name of the implementation.
     """
 
     def __init__(
@@ -106,29 +108,30 @@ class Rival:
         self._curve = losses(None)
         nudged = [losses(Nudge(rounding, seed)) for seed in range(1, _NUDGES + 1)]
         apart = [abs(loss - own) for curve in nudged for loss, own in zip(curve, self._curve, strict=True)]
-        # Where one of them is infinite or no number, nothing can be held to it.
+        # If one of them is infinite or NaN, nothing can be compared with them.
         largest = max(apart) if all(map(math.isfinite, apart)) else math.nan
         self._allowed = tuple(2 * (largest + loss_rounding * abs(own)) for own in self._curve)
 
     def beside(self, curve: Curve) -> Finding:
-        """Hold another curve to this one."""
+        """Compare another curve with this one."""
         return Finding(curve, self._curve, self._allowed, self._name)
 
 
 def rounding_of_sum(tokens: int) -> float:
-    """Return a bound on the relative error of a loss that float32 adds up over tokens: in any order, nearly surely.
+    """Return a probabilistic bound on the relative error of a loss that float32 sums over tokens in any order.
 
-    The roundings of a sum over N numbers are within 4 sqrt(N) units (Higham and Mary, A New Approach to Probabilistic
-    Rounding Error Analysis, 2019, theorem 2.4, whose probability is 1 - 2 exp(-4^2 / 2)); the result is one more.
+    The rounding errors of a sum of N numbers are within 4 sqrt(N) rounding units (Higham and Mary, A New Approach to
+    Probabilistic Rounding Error Analysis, 2019, theorem 2.4, with probability 1 - 2 exp(-4^2 / 2)); the result adds one
+    unit.
 
     Args:
-        tokens: N.
+        tokens: N, the number of tokens.
     """
     return (2 + _NEARLY_SURELY * math.sqrt(tokens)) * _FLOAT32
 
 
 def not_finite(curve: Curve) -> str:
-    """Return a sentence about a loss with dropout that is not a number; nothing where all are finite."""
+    """Return a sentence about a loss with dropout that is infinite or NaN; empty if all are finite."""
     found = next((loss for loss in curve if not math.isfinite(loss)), None)
     return "" if found is None else f"the loss of a step of training with dropout is {found}"
 
@@ -137,9 +140,9 @@ def followed(step: Callable[[], Tensor]) -> Curve:
     """Train for a few steps and return the loss of each.
 
     Args:
-        step: Trains on the next batch and returns its loss, which the next call may overwrite.
+        step: A function that trains on the next batch and returns its loss, which the next call may overwrite.
     """
-    # Nothing waits for the device between two steps, as where they are timed.
+    # No step synchronises with the device, as in the timed loop.
     return tuple(torch.stack([step().detach().double().clone() for _ in range(STEPS)]).tolist())
 
 
@@ -151,23 +154,23 @@ def descent(
     replayed: bool = False,
     nudge: Nudge | None = None,
 ) -> Curve:
-    """Train for a few steps and return the loss before each; the weights are as before afterwards.
+    """Train for a few steps, restore the weights, and return the loss before each step.
 
-    The task is to reproduce random outputs; every step moves each weight against its gradient by a fixed share of the
-    weight's norm.
+    The task is to reproduce random outputs. Every step moves each weight against its gradient by a fixed fraction of
+    the weight's norm.
 
     Args:
-        output: Computes the output [..., features] from the weights.
+        output: A function that computes the output [..., features] from the weights.
         shape: The shape of the output.
-        weights: The weights to train, which need gradients.
+        weights: The weights to train, which require gradients.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: A function that moves the weights slightly before the first step; None leaves them.
+        nudge: The random change of the weights before the first step; None for no change.
     """
     device = weights[0].device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     generator = torch.Generator(device).manual_seed(0)
     target = torch.randn(shape, generator=generator, device=device) * 0.5
-    # Gradients of a mean over millions are too small for float16. A power of two rounds nothing.
+    # Gradients of a mean over millions of numbers underflow in float16. Scaling by a power of two is exact.
     scale = 2.0 ** round(math.log2(max(1.0, shape[-1] * math.sqrt(shape[:-1].numel()))))
 
     def step() -> None:

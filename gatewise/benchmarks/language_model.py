@@ -1,4 +1,4 @@
-"""`gatewise bench lm`: the PTB language model, one row for every way to compute its LSTM, in one run."""
+"""`gatewise bench lm`: the PTB language model, with one row for every implementation of its LSTM."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from gatewise.selection.explain import explain
 from gatewise.selection.timing import Timing, peak_memory, sample_in_turn
 
 BENCHMARK = "lm"
-QUICK_BENCHMARK = "lm_quick"  # trials have a file of their own, so that no report takes one for a figure
+QUICK_BENCHMARK = "lm_quick"  # in a separate file, so that reports do not include quick runs
 _SEED = 1
-_BATCHES = 8  # distinct batches, used in turn
+_BATCHES = 8  # different batches, used in turn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run.
+    """The settings of a run.
 
     Attributes:
-        case: Size of the model; its dropout is what the timed model uses.
-        vocabularies: V, one table each.
-        precisions: One table each.
-        device: Where.
-        runs: Samples of each way.
-        calls: Steps a sample.
-        warmups: Steps of each way before the first sample.
-        budget: Seconds of a table after which its samples end, once there are three of each way; None for all runs.
-        corpus: A text to take tokens from; None for random tokens.
-        only: Parts of ways' names: other ways are left out; empty for all.
+        case: The size of the model; the timed model has its dropout.
+        vocabularies: The vocabulary sizes V, one table for each.
+        precisions: The precisions, one table for each.
+        device: The device.
+        runs: The number of samples of each way.
+        calls: The number of training steps per sample.
+        warmups: The number of steps of each way before the first sample.
+        budget: The time in seconds after which sampling for a table stops, if there are three samples of each way; None
+            for no limit.
+        corpus: The text with the tokens; None for random tokens.
+        only: Parts of names; other ways are left out. Empty for all ways.
     """
 
     case: LanguageModelCase
@@ -60,12 +61,12 @@ class Settings:
 
 
 def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = None) -> Outcome[Record]:
-    """Check every way, time those that agree, and describe each in a record.
+    """Check all ways, time those with correct results, and return a record of each.
 
     Args:
-        settings: What to run.
-        observer: Who is told how far it is.
-        ways: What to compare; None for every rival and every kernel.
+        settings: The settings.
+        observer: The observer of the progress.
+        ways: The ways to compare; None for all implementations in plain PyTorch and all kernels.
 
     Raises:
         ArgumentError: No way is left to run.
@@ -89,7 +90,7 @@ def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = Non
 
 
 class _Tables:
-    """The tables of one vocabulary: they share tokens, starting weights and the float64 truth."""
+    """The tables for one vocabulary size, which share tokens, initial weights and the float64 results."""
 
     def __init__(self, settings: Settings, vocabulary: int, about: Run) -> None:
         self._settings = settings
@@ -101,7 +102,7 @@ class _Tables:
         self._curves = Curves(settings.case, vocabulary, self._start, self._batches)
 
     def run(self, precision: Precision, ways: Sequence[Way], observer: Observer, finished: list[Record]) -> None:
-        """Check and time every way in one precision; what is finished is added even when Ctrl-C ends it."""
+        """Check and time all ways in one precision; complete records are added to `finished` even after Ctrl-C."""
         rows: dict[str, Record] = {}
         steps: dict[str, TrainingStep] = {}
         samples: dict[str, list[float]] = {}
@@ -120,7 +121,7 @@ class _Tables:
             finished += (row for row in rows.values() if row.status != AGREED)
 
     def _checked(self, way: Way, precision: Precision) -> tuple[Record, TrainingStep | None]:
-        """Return what is known before timing, and the step to time when there is one."""
+        """Return the record before timing, and the step to time if there is one."""
         if way.loop is Loop.GRAPH and self._settings.device.type != "cuda":
             note = f"device is {self._settings.device.type}, allowed: a CUDA GPU, which can replay a graph"
             return self._record(way, precision, REFUSED, note), None
@@ -138,16 +139,16 @@ class _Tables:
                 return dataclasses.replace(record, status=WRONG, note=str(learning)), None
             step = self._new_step(way, precision)
             with precision.applied():
-                step.settle()
+                step.warm_up()
                 record = dataclasses.replace(record, peak_bytes=peak_memory(step, self._settings.device))
                 if step.refusal:
                     return self._record(way, precision, REFUSED, step.refusal), None
-                # No two ways drop the same, so with dropout there is no curve to compare with.
+                # Implementations draw different dropout masks, so with dropout there are no losses to compare with.
                 wrong = curve.not_finite(curve.followed(step)) if self._settings.case.dropout else ""
             return (dataclasses.replace(record, status=WRONG, note=wrong), None) if wrong else (record, step)
         except KernelRefused as refusal:
             return self._record(way, precision, REFUSED, self._reason(way, precision, refusal)), None
-        except RuntimeError as error:  # out of memory, or a library's own error: the other ways still run
+        except RuntimeError as error:  # out of memory, or a library's error: the other ways still run
             return self._record(way, precision, FAILED, first_line(error)), None
 
     def _sample(self, steps: dict[str, TrainingStep], samples: dict[str, list[float]], observer: Observer) -> None:

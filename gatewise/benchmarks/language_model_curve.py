@@ -1,4 +1,4 @@
-"""The loss of a language model over a few steps of training, which is held to that of nn.LSTM before it is timed."""
+"""The loss of a language model over a few training steps, which is compared with nn.LSTM's before anything is timed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gatewise.training.graph import Capture, cuda_graph
 
 
 class Curves:
-    """The losses of ways on one model, from one start and without dropout, which no two ways apply alike.
+    """The loss curves of ways on one model, with equal initial weights, and without dropout, whose masks would differ.
 
-    A few steps on two batches in turn are enough for the loss to fall. Where steps are replayed, the first ones are
-    those that come before the capture.
+    A few steps on two alternating batches are enough for the loss to fall. If steps are replayed, the first ones run
+    before the capture.
 
     Args:
-        case: The model's sizes.
-        vocabulary: V.
-        start: The weights that every way starts from.
-        batches: Two or more.
-        capture: Records the work of a step and returns what repeats it.
+        case: The sizes of the model.
+        vocabulary: V, the size of the vocabulary.
+        start: The initial weights of every way.
+        batches: The batches, at least two.
+        capture: A function that captures the work of a step and returns its replay.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Curves:
         self._rivals: dict[str, Rival] = {}
 
     def finding(self, way: Way, precision: Precision) -> Finding:
-        """Hold the loss of a way, in the loop in which it is timed, to that of nn.LSTM in the usual loop."""
+        """Compare the loss of a way in the training loop in which it is timed with that of nn.LSTM in a plain loop."""
         if precision.name not in self._rivals:
             self._rivals[precision.name] = Rival(
                 lambda nudge: self._losses(YARDSTICK, precision, nudge),

@@ -1,4 +1,4 @@
-"""Who is told how far a run is."""
+"""The observer of a benchmark's progress."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Shows a run's progress, a table at a time."""
+    """The interface of an object that shows a run's progress, one table at a time."""
 
     def begin(self, table: str, steps: int) -> None:
-        """A table begins, of so many steps."""
+        """Called at the start of a table with the given number of steps."""
         ...
 
     def step(self, doing: str) -> None:
-        """One of its steps begins."""
+        """Called at the start of a step of the table, with its description."""
         ...

@@ -1,4 +1,4 @@
-"""How a run ended, and why a row failed."""
+"""The result of a run, and the reason why a row failed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome(Generic[Row]):
-    """What a run found.
+    """The result of a run.
 
     Attributes:
-        records: One a row, in the order of the settings.
-        interrupted: Whether Ctrl-C ended it early; the records are then those that were finished.
+        records: The records, one for each row, in the order of the settings.
+        interrupted: Whether Ctrl-C ended the run; the records are then the complete ones.
     """
 
     records: list[Row]
@@ -22,5 +22,5 @@ class Outcome(Generic[Row]):
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says in a line: of its type where it says nothing."""
+    """Return the first line of an error's message, or its type if there is no message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

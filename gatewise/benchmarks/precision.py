@@ -1,4 +1,4 @@
-"""The number formats a benchmark runs in."""
+"""The precisions of benchmarks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Precision:
-    """How numbers are stored and multiplied.
+    """The formats in which numbers are stored and multiplied.
 
     Attributes:
-        name: As it is written in tables and after `--dtype`.
-        dtype: Of the parameters.
-        rounding: The spacing of the coarsest format in use, relative to the number.
+        name: The name in tables and for `--dtype`.
+        dtype: The dtype of the parameters.
+        rounding: The rounding unit of the coarsest format in use, relative to a number.
         tf32: Whether float32 products may run as TF32.
         autocast: Whether the forward pass runs under bfloat16 autocast.
     """
@@ -31,12 +31,12 @@ class Precision:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype that an LSTM computes in."""
+        """The dtype in which an LSTM computes."""
         return torch.bfloat16 if self.autocast else self.dtype
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Set PyTorch's TF32 switches to this precision, and back."""
+        """Set PyTorch's TF32 switches for this precision inside the context."""
         before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.tf32
         try:
@@ -45,7 +45,7 @@ class Precision:
             torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
     def autocasting(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Return the context of the forward pass."""
+        """Return the autocast context of the forward pass."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
 
 
@@ -61,7 +61,7 @@ PRECISIONS = {
 }
 
 
-# What one layer is measured in: autocast converts around a layer and is the model's matter.
+# The precisions of single layers, without autocast, which converts outside of a layer.
 LAYER_PRECISIONS = {
     precision.name: precision
     for precision in (
@@ -74,15 +74,15 @@ LAYER_PRECISIONS = {
 
 
 def chosen(names: list[str], device: torch.device, offered: Mapping[str, Precision] = PRECISIONS) -> list[Precision]:
-    """Return the precisions of these names; without names all on a GPU, and fp32 on a CPU.
+    """Return the precisions with the given names; without names, all of them on a GPU, and fp32 on a CPU.
 
     Args:
-        names: As after `--dtype`; each counts once.
-        device: Where they are to be computed with.
-        offered: Those that the benchmark knows.
+        names: The values of `--dtype`; duplicates count once.
+        device: The device of the computation.
+        offered: The precisions of the benchmark.
 
     Raises:
-        ArgumentError: A name is unknown, or TF32 is asked of a CPU.
+        ArgumentError: A name is unknown, or is TF32 on a CPU.
     """
     if not names:
         names = list(offered) if device.type == "cuda" else ["fp32"]

@@ -1,4 +1,4 @@
-"""Where the figures of a report come from."""
+"""The origin of the numbers in a report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gatewise.contract.decision import format_cudnn
 
 
 def provenance(runs: Sequence[Run], *, in_turn: bool = True) -> str:
-    """Say in a sentence or two on what device, with what versions, when and at which commits runs were made.
+    """Return a sentence or two with the device, versions, dates and commits of runs.
 
     Args:
-        runs: Of each record of a report, in any order; versions are those of the newest.
-        in_turn: Whether what is compared was sampled in turn, not one after the other.
+        runs: The runs of all records of a report, in any order; versions are those of the newest.
+        in_turn: Whether the compared functions were sampled in turn, rather than one after the other.
     """
     runs = sorted(runs, key=lambda run: run.date)
     run = runs[-1]

@@ -1,4 +1,4 @@
-"""What becomes of a benchmark's records: a summary for pages, a report and a picture, whatever the benchmark."""
+"""A summary for pages, a report and a plot from the newest records of any benchmark."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publication:
-    """The newest records of a benchmark, as they are shown.
+    """The newest records of a benchmark, as they are published.
 
     Attributes:
-        summary: Markdown for the marked block of a page.
-        report: Markdown with every row.
-        caption: What the picture shows.
-        draw: Draws the picture into files of this name without a suffix and returns them; None when no row was
+        summary: The summary in Markdown, for the marked block of a page.
+        report: The report in Markdown, with all rows.
+        caption: The caption of the plot.
+        draw: A function that plots to files with the given name without suffix and returns them; None if no row was
             measured.
     """
 
@@ -35,15 +35,15 @@ class Publication:
 
 
 def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
-    """Return how the newest records of a benchmark are shown.
+    """Return the newest records of a benchmark, as they are published.
 
     Args:
-        benchmark: Its name, which is that of its file.
-        folder: Of the records.
-        device: Part of a device's name; empty for any.
+        benchmark: The name of the benchmark, which is that of its file.
+        folder: The folder of the records.
+        device: A part of the device's name; empty for any.
 
     Raises:
-        ArgumentError: There is no such benchmark or file, a line is no record, or no record is from such a device.
+        ArgumentError: There is no such benchmark or file, a line is not a record, or no record is from such a device.
     """
     path = record.path_of(folder, benchmark)
     if benchmark in (lstm_record.BENCHMARK, lstm_record.QUICK_BENCHMARK):
@@ -67,7 +67,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
-        advice = "Add _quick for trials."
+        advice = "Add _quick for --quick runs."
         raise ArgumentError(sentence("benchmark", "lm, lstm, nmt or attention", repr(benchmark), advice))
     rows = record.newest(record.read(path), device)
 

@@ -1,4 +1,4 @@
-"""Records: one JSON line for each row of each run, appended and never changed."""
+"""Records: one JSON line for each row of each run, which is appended to a file and never changed."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ L = TypeVar("L", bound="Line")
 RESULTS = Path("benchmarks/results")
 REPORTS = Path("benchmarks/reports")
 
-# What became of a row; one that agreed waits to be measured, and is never written.
+# The status of a row; "agreed" means that it is still to be measured, and is never written.
 AGREED, MEASURED, REFUSED, WRONG, FAILED = "agreed", "measured", "refused", "wrong", "failed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """Where, when and with what a run was made: the same in all its records.
+    """The environment of a run, which is the same in all its records.
 
     Attributes:
-        date: UTC, to the second, ISO 8601; with the process it also tells runs apart.
+        date: The date and time of the start, UTC to the second, ISO 8601.
         command: The command line.
-        device: The processor's name.
-        driver: Version of the GPU's driver; empty on a CPU.
-        python: Version.
-        torch: Version.
-        cuda: Version that PyTorch was built for; empty without.
-        cudnn: As `torch.backends.cudnn.version()`; 0 without.
-        gatewise: Version.
-        commit: Of the checkout that gatewise was imported from; empty when it is not one.
+        device: The name of the GPU or CPU.
+        driver: The version of the GPU's driver; empty on a CPU.
+        python: The version of Python.
+        torch: The version of PyTorch.
+        cuda: The CUDA version that PyTorch was built for; empty without CUDA.
+        cudnn: The result of `torch.backends.cudnn.version()`; 0 without cuDNN.
+        gatewise: The version of gatewise.
+        commit: The commit of the checkout from which gatewise was imported; empty if it was not a checkout.
         dirty: Whether the package's files differ from that commit.
     """
 
@@ -63,7 +63,7 @@ class Run:
 
     @classmethod
     def now(cls, device: torch.device) -> Run:
-        """Describe this process."""
+        """Return the environment of this process."""
         probed = Device.probe(device)
         on_gpu = device.type == "cuda"
         commit, dirty = _checkout()
@@ -87,23 +87,23 @@ class Record:
     """One row: one way on one case.
 
     Attributes:
-        benchmark: "lm", ...
-        case: Name of the case.
-        settings: Everything that defines the case, by name.
-        way: What was timed.
-        kernel: The gatewise kernel; None for plain PyTorch.
-        dtype: Name of the precision.
+        benchmark: The name of the benchmark: "lm", ...
+        case: The name of the case.
+        settings: All values that define the case, by name.
+        way: The name of the way that was timed.
+        kernel: The kernel of gatewise; None for plain PyTorch.
+        dtype: The name of the precision.
         status: "measured", "refused", "wrong" or "failed".
-        note: Why, when not measured; otherwise how well it agreed.
-        median: Seconds a batch; None when not measured.
-        q20: 20 % quantile, seconds.
-        q80: 80 % quantile, seconds.
-        runs: Samples.
-        words_per_second: Words of a batch over the median.
-        peak_bytes: Memory of one step beyond weights and state; None on a CPU.
-        error: The error that is largest beside its allowance, as a share of the norm.
-        allowed: That allowance.
-        run: Where, when and with what.
+        note: The reason if it was not measured; otherwise the agreement with float64.
+        median: The median time in seconds per batch; None if it was not measured.
+        q20: The 20 % quantile in seconds.
+        q80: The 80 % quantile in seconds.
+        runs: The number of samples.
+        words_per_second: The words of a batch divided by the median.
+        peak_bytes: The peak memory of one step in addition to weights and state; None on a CPU.
+        error: The relative error that is largest relative to its allowance.
+        allowed: The allowance of that error.
+        run: The run of the record.
     """
 
     benchmark: str
@@ -126,13 +126,13 @@ class Record:
 
     @property
     def timing(self) -> Timing | None:
-        """Its times; None when not measured."""
+        """The times; None if it was not measured."""
         if self.median is None or self.q20 is None or self.q80 is None:
             return None
         return Timing(self.median, self.q20, self.q80, self.runs)
 
     def timed(self, timing: Timing, words: int) -> Record:
-        """Return the record with its times filled in."""
+        """Return the record with the given times."""
         return dataclasses.replace(
             self,
             status=MEASURED,
@@ -145,7 +145,7 @@ class Record:
 
     @classmethod
     def from_line(cls, line: str) -> Record:
-        """Read one line of a file."""
+        """Parse one line of a file."""
         fields = json.loads(line)
         return cls(**fields | {"run": Run(**fields["run"])})
 
@@ -156,21 +156,21 @@ def path_of(folder: Path, benchmark: str) -> Path:
 
 
 class Line(Protocol):
-    """A record of any benchmark."""
+    """The interface of a record of any benchmark."""
 
     @property
     def run(self) -> Run:
-        """Where, when and with what it was made."""
+        """The run of the record."""
         ...
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """Read one line of a file."""
+        """Parse one line of a file."""
         ...
 
 
 def append(records: Iterable[Record], folder: Path) -> Path | None:
-    """Append records to the file of their benchmark; returns the file, None without records."""
+    """Append records to the file of their benchmark; return the file, or None without records."""
     path = None
     for record in records:
         path = path_of(folder, record.benchmark)
@@ -179,19 +179,19 @@ def append(records: Iterable[Record], folder: Path) -> Path | None:
 
 
 def append_line(fields: Mapping[str, Any], path: Path) -> None:
-    """Append one record, as `dataclasses.asdict` gives it, to a file."""
+    """Append one record, as `dataclasses.asdict` returns it, to a file."""
     files.append_line(path, json.dumps(fields))
 
 
 def check_writable(folder: Path, option: str = "--results") -> None:
-    """Raise before a run, not after it, when its records could not be written.
+    """Check before a run that its records can be written.
 
     Args:
-        folder: Where they are to go.
-        option: What named it.
+        folder: The folder of the records.
+        option: The option that names the folder.
 
     Raises:
-        ArgumentError: The folder cannot be made or written to.
+        ArgumentError: The folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,12 +202,12 @@ def check_writable(folder: Path, option: str = "--results") -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Return every record of a language model's file, oldest first; see `read_lines`."""
+    """Return all records of a language model's file, oldest first; see `read_lines`."""
     return read_lines(path, Record)
 
 
 def read_lines(path: Path, kind: type[L]) -> list[L]:
-    """Return every record of a file, oldest first.
+    """Return all records of a file, oldest first.
 
     Raises:
         ArgumentError: There is no such file, or a line of it is not a record.
@@ -231,18 +231,18 @@ def newest(records: Sequence[Record], device: str = "") -> list[Record]:
     """Return the records of the newest run on a device, in their order.
 
     Args:
-        records: All of a file, oldest first.
-        device: Part of the device's name, in any case; empty for any device.
+        records: All records of a file, oldest first.
+        device: A part of the device's name, in upper or lower case; empty for any device.
 
     Raises:
-        ArgumentError: No run was on such a device; the message lists those there are.
+        ArgumentError: No run was on such a device; the message lists the devices.
     """
     fitting = of_device(records, device)
     return [record for record in fitting if record.run == fitting[-1].run]
 
 
 def of_device(records: Sequence[L], device: str = "") -> list[L]:
-    """Return the records of the device whose name fits and that was used last; arguments and errors as of `newest`."""
+    """Return the records of the last used device whose name fits; arguments and errors are those of `newest`."""
     fitting = [record for record in records if device.lower() in record.run.device.lower()]
     if not fitting:
         known = ", ".join(dict.fromkeys(record.run.device for record in records)) or "none"
@@ -266,12 +266,12 @@ def _driver() -> str:
 
 
 def _checkout() -> tuple[str, bool]:
-    # A copy of the files alone, as on a machine that was sent them, is told where it comes from.
+    # On a machine with a copy of the files alone, the variable tells the commit.
     if told := os.environ.get("GATEWISE_COMMIT"):
         return told, False
     package = Path(__file__).resolve().parent.parent
     git = ["git", "-C", str(package)]
-    # An installed copy may lie inside someone else's checkout: only a file that git tracks belongs to the commit.
+    # An installed copy may be inside another project's checkout: only a file that git tracks belongs to the commit.
     if not _output([*git, "ls-files", "__init__.py"]):
         return "", False
     return _output([*git, "rev-parse", "HEAD"]).strip(), bool(_output([*git, "status", "--porcelain", "--", "."]))

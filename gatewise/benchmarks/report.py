@@ -1,4 +1,4 @@
-"""Reports: from records to a table on screen, Markdown and a plot; no figure is ever typed."""
+"""Reports from records: tables for the terminal, Markdown and a plot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLES = {MEASURED: "", REFUSED: "dim"}  # every other status is red
 
 
 def speed_up(record: Record, beside: Sequence[Record]) -> float | None:
-    """Return how many times as fast a record is as the first measured one of its table; None without a speed."""
+    """Return the speed-up of a record over the first measured one of its table; None if it has no speed."""
     first = next((other.words_per_second for other in beside if other.words_per_second), None)
     if first is None or not record.words_per_second:
         return None
@@ -29,7 +29,7 @@ def speed_up(record: Record, beside: Sequence[Record]) -> float | None:
 
 
 def tables(records: Sequence[Record]) -> dict[tuple[int, str], list[Record]]:
-    """Return the records by vocabulary and precision, in the order in which they came."""
+    """Return the records by vocabulary and precision, in their order."""
     found: dict[tuple[int, str], list[Record]] = {}
     for record in records:
         found.setdefault((record.settings["vocabulary"], record.dtype), []).append(record)
@@ -37,7 +37,7 @@ def tables(records: Sequence[Record]) -> dict[tuple[int, str], list[Record]]:
 
 
 def on_screen(records: Sequence[Record]) -> RenderableType:
-    """Return the tables of one run for a terminal of 80 columns, the reasons of rows without a speed below each."""
+    """Return the tables of one run for a terminal of 80 columns, with the reasons of rows without a speed."""
     parts: list[RenderableType] = []
     for (vocabulary, dtype), rows in tables(records).items():
         title = f"{rows[0].case}, {vocabulary:,} words, {dtype}"
@@ -67,9 +67,9 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """Return one run as Markdown: a table for each vocabulary, words/s by way and precision.
+    """Return one run as Markdown: a table for each vocabulary, with words/s by way and precision.
 
-    Speed-ups, in brackets, are over the first row of the same column.
+    Speed-ups, in brackets, are relative to the first row of the same column.
     """
     by_table = tables(records)
     parts = []
@@ -92,7 +92,7 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def report(records: Sequence[Record]) -> str:
-    """Return the whole report of one run in Markdown: the summary, then every row with its quantiles and memory."""
+    """Return the complete report of one run in Markdown: the summary, then all rows with quantiles and memory."""
     parts = [f"# `{records[0].run.command}`", "", markdown(records), ""]
     for (vocabulary, dtype), rows in tables(records).items():
         parts += [
@@ -109,12 +109,12 @@ def report(records: Sequence[Record]) -> str:
 
 
 def fill_block(page: Path, name: str, content: str) -> bool:
-    """Put a report between the marks of a page, `<!-- benchmark: NAME -->` and `<!-- /benchmark: NAME -->`.
+    """Replace the text between the marks `<!-- benchmark: NAME -->` and `<!-- /benchmark: NAME -->` of a page.
 
     Args:
-        page: A Markdown file with both marks.
-        name: The benchmark.
-        content: What stands between them afterwards.
+        page: The Markdown file with both marks.
+        name: The name of the benchmark.
+        content: The new text between the marks.
 
     Returns:
         Whether the page changed.
@@ -135,11 +135,11 @@ def fill_block(page: Path, name: str, content: str) -> bool:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Draw one run as bars, words/s by way and precision, with the 20 and 80 % quantiles.
+    """Plot one run as bars, words/s by way and precision, with the 20 and 80 % quantiles.
 
     Args:
-        records: One run.
-        path: The picture; its suffix says which kind (.png, .svg, .pdf).
+        records: The records of one run.
+        path: The file; its suffix determines the format (.png, .svg, .pdf).
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -173,12 +173,12 @@ def plot(records: Sequence[Record], path: Path) -> None:
     figure.suptitle(measured[0].run.device, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with rc_context({"svg.hashsalt": "gatewise"}):  # the same records give the same file
+    with rc_context({"svg.hashsalt": "gatewise"}):  # so that the same records give the same file
         save_picture(figure, path, dpi=150, metadata=metadata)
 
 
 def _bar(record: Record) -> tuple[float, float, float]:
-    """Return a measured record's speed in thousand words a second, and how far its quantiles lie below and above."""
+    """Return a measured record's speed in thousand words per second, and the distances to its quantiles."""
     timing = record.timing
     assert timing is not None
     assert record.words_per_second is not None

@@ -1,4 +1,4 @@
-"""What gatewise is measured against: plain PyTorch, written as its users write it, and as fast as that goes."""
+"""The implementations with which gatewise is compared: plain PyTorch, as its users write it, in its fastest form."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NativeLSTM(nn.Module):
 
 @contextlib.contextmanager
 def _without_libraries() -> Iterator[None]:
-    # The `flags` of both backends would also set their TF32 switches.
+    # The contexts `flags` of both backends would also set their TF32 switches.
     before = cudnn.enabled, mkldnn.enabled
     cudnn.enabled = mkldnn.enabled = False
     try:
@@ -69,7 +69,7 @@ def _without_libraries() -> Iterator[None]:
 
 
 class Loop(enum.Enum):
-    """How a training step runs around the model."""
+    """The training loop around the model."""
 
     PLAIN = "as it is usually written"
     LIBRARY = "gatewise.training, launch by launch"
@@ -78,14 +78,14 @@ class Loop(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compute the stacked LSTM of a model.
+    """One implementation of the stacked LSTM of a model, which is one row of the benchmark.
 
     Attributes:
-        name: As it is written in tables.
-        layer: Makes it from (size, num_layers, dropout): a module from (x [T, B, H], state) to (y, state), whose
-            parameters have the shapes and the order of `torch.nn.LSTM`'s.
-        kernel: The gatewise kernel it names; None for plain PyTorch.
-        loop: How the step around it runs.
+        name: The name in tables.
+        layer: A function that creates it from (size, num_layers, dropout): a module from (x [T, B, H], state) to (y,
+            state), whose parameters have the shapes and the order of `torch.nn.LSTM`'s.
+        kernel: The kernel of gatewise; None for plain PyTorch.
+        loop: The training loop.
     """
 
     name: str
@@ -94,17 +94,17 @@ class Way:
     loop: Loop = Loop.PLAIN
 
     def replayed(self) -> Way:
-        """Return the same layer, the whole step replayed as a CUDA graph."""
+        """Return the same layer, with the whole step replayed as a CUDA graph."""
         return dataclasses.replace(self, name=f"{self.name}, graph", loop=Loop.GRAPH)
 
 
 def torch_lstm(size: int, num_layers: int, dropout: float) -> nn.LSTM:
-    """Make a `torch.nn.LSTM`: on a GPU cuDNN, on a CPU oneDNN or what PyTorch has instead."""
+    """Create a `torch.nn.LSTM`, which uses cuDNN on a GPU, and on a CPU oneDNN or PyTorch's own code."""
     return nn.LSTM(size, size, num_layers, dropout=dropout)
 
 
 def ways() -> list[Way]:
-    """Return every way: plain PyTorch first, then each kernel of gatewise, each also replayed as a CUDA graph."""
+    """Return all ways: plain PyTorch first, then each kernel of gatewise, each also replayed as a CUDA graph."""
     library = Way("nn.LSTM", torch_lstm)
     plain = [Way("nn.LSTMCell loop", CellLoop), Way("nn.LSTM, native loop", NativeLSTM), library, library.replayed()]
     own = [_gatewise(name) for name in kernel_names()]
@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
         self.dropout = dropout
 
     def forward(self, tokens: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
-        """Return what is decoded [T*B, H] and the final state, from tokens [T, B]."""
+        """Return the decoder's input [T*B, H] and the final state, from tokens [T, B]."""
         x = functional.dropout(self.embedding(tokens), self.dropout, self.training)
         y, state = self.layer(x, state)
         return functional.dropout(y, self.dropout, self.training).flatten(0, 1), state

@@ -1,11 +1,11 @@
-"""What the state saves: SystemML's operators with their state against a backward pass that repeats the forward pass.
+"""The time that the state of SystemML's operators saves, compared with repeating the forward pass.
 
     python -m gatewise.benchmarks.systemml                    # on the CPU
     python -m gatewise.benchmarks.systemml --device cuda
     python -m gatewise.benchmarks.systemml --into docs/how-to/come-from-systemml.md
 
-A row is timed once both ways give the same gradients. Its three functions are sampled in turn: the forward pass, both
-passes with the state between them, and both passes without it.
+A row is timed after both versions returned the same gradients. Its three functions are sampled in turn: the forward
+pass, both passes with the state passed between them, and both passes without it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from gatewise.interop import systemml
 from gatewise.selection.timing import Timing, time_side_by_side
 
 BENCHMARK = "systemml"
-# (N, T, D, M): four of the sizes that SystemML tests with, and one of a language model on a GPU.
+# (N, T, D, M): four sizes from the tests of SystemML, and one of a language model on a GPU.
 CASES = {
     "cpu": [(20, 13, 50, 10), (64, 32, 16, 32), (32, 8, 36, 1025), (32, 75, 128, 256)],
     "cuda": [(20, 13, 50, 10), (64, 32, 16, 32), (32, 8, 36, 1025), (32, 75, 128, 256), (64, 100, 512, 512)],
 }
 KERNELS = {"cpu": ("eager", "aten"), "cuda": ("eager", "aten", "cudnn")}
 DTYPES = (torch.float64, torch.float32)
-_SECONDS = 10.0  # for the samples of a row
-# Between two ways that differ in nothing but who kept what: the order of sums on a GPU, in single precision TF32.
+_SECONDS = 10.0  # the time of all samples of a row
+# Both versions differ only in the order of sums on a GPU, in single precision in TF32.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
@@ -50,13 +50,13 @@ class StateRecord:
     Attributes:
         benchmark: "systemml".
         sizes: N, T, D and M.
-        dtype: Name of the precision.
-        kernel: Whose passes.
-        error: The largest difference of a gradient with and without the state, as a share of its largest value.
-        forward: Time of the forward pass.
-        with_state: Time of both passes, the state handed over.
-        without_state: Time of both passes, the forward pass repeated.
-        run: Where, when and with what.
+        dtype: The name of the precision.
+        kernel: The name of the kernel.
+        error: The largest difference of a gradient with and without the state, relative to its largest value.
+        forward: The time of the forward pass.
+        with_state: The time of both passes, with the state passed on.
+        without_state: The time of both passes, with the forward pass repeated.
+        run: The run of the record.
     """
 
     benchmark: str
@@ -71,17 +71,17 @@ class StateRecord:
 
     @property
     def saved(self) -> float:
-        """The share of both passes' time that the state saves."""
+        """The fraction of the time of both passes that the state saves."""
         return 1 - self.with_state.median / self.without_state.median
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast the backward pass alone is."""
+        """The speed-up of the backward pass alone."""
         return (self.without_state.median - self.forward.median) / (self.with_state.median - self.forward.median)
 
     @classmethod
     def from_line(cls, line: str) -> StateRecord:
-        """Read one line of a file."""
+        """Parse one line of a file."""
         fields = json.loads(line)
         times = {name: Timing(**fields[name]) for name in ("forward", "with_state", "without_state")}
         return cls(**fields | times | {"sizes": tuple(fields["sizes"]), "run": Run(**fields["run"])})
@@ -90,7 +90,7 @@ class StateRecord:
 def measure(
     sizes: tuple[int, int, int, int], dtype: torch.dtype, kernel: str, run: Run, device: str, runs: int
 ) -> StateRecord:
-    """Compare both ways, then time them.
+    """Compare the gradients with and without the state, then measure the times.
 
     Raises:
         KernelRefused: The kernel cannot run the problem.
@@ -121,7 +121,7 @@ def measure(
 
 
 def markdown(records: Sequence[StateRecord]) -> str:
-    """Return the table of one run, and what it was made with."""
+    """Return the table of one run, and its environment."""
     lines = [
         "| N, T, D, M | dtype | kernel | both passes without | with state | saved | backward alone |",
         "|---|---|---|---:|---:|---:|---:|",
@@ -145,12 +145,12 @@ def newest_of_each(records: Sequence[StateRecord]) -> dict[str, list[StateRecord
 
 
 def summary(folder: Path = RESULTS) -> str:
-    """Return the tables of the newest runs, the CPU's first."""
+    """Return the tables of the newest runs, with the CPU first."""
     return "\n\n".join(map(markdown, newest_of_each(read_lines(path_of(folder, BENCHMARK), StateRecord)).values()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and record, or put the newest tables into a page."""
+    """Measure and record, or write the newest tables into a page."""
     parser = argparse.ArgumentParser(prog="gatewise.benchmarks.systemml", description=main.__doc__)
     parser.add_argument("--device", default="cpu", choices=sorted(CASES))
     parser.add_argument("--runs", type=int, default=15, help="samples of each function (default: 15)")

@@ -1,4 +1,4 @@
-"""One training step of the language model: what a benchmark times and what it checks."""
+"""One training step of the language model, which the benchmark checks and times."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from gatewise.training.step import Step
 
 
 class TrainingStep:
-    """Forward, loss, backward, clip and update on the next batch: the whole of it is timed.
+    """Forward, loss, backward, clipping and update on the next batch, all of which is timed.
 
-    The loss is the classic one, summed over time and averaged over the batch; the optimizer is SGD at rate 1 after
-    clipping the gradient's norm. The state is carried from batch to batch without its history. Nothing waits for the
-    GPU.
+    The loss is summed over time and averaged over the batch, as is usual for this model; the optimizer is SGD with
+    learning rate 1 after clipping the gradient's norm. The detached state is carried from batch to batch. Nothing
+    synchronises with the GPU.
 
     A plain loop clips with `torch.nn.utils.clip_grad_norm_` and updates with `torch.optim.SGD`, both in the versions
-    that need few launches. The others are the step of `gatewise.training`, which `gatewise train` runs too, as it is or
-    replayed as a CUDA graph.
+    with few launches. The other loops use the step of `gatewise.training`, as `gatewise train` does, eager or replayed
+    as a CUDA graph.
 
     Args:
-        model: Already on its device and in its dtype.
-        batches: Tokens and their successors, on the model's device; used in turn.
-        case: Its sizes and clipping norm.
-        precision: In which the forward pass runs.
-        loop: How the step around the model runs.
-        capture: Records the work of a step and returns what repeats it.
+        model: The model, on its device and in its dtype.
+        batches: The tokens and the next tokens, on the model's device; used in turn.
+        case: The sizes and the clipping norm.
+        precision: The precision of the forward pass.
+        loop: The training loop.
+        capture: A function that captures the work of a step and returns its replay.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class TrainingStep:
 
     @property
     def refusal(self) -> str:
-        """Why the step was not captured as a graph; empty when it was, or was not to be."""
+        """The reason why the step was not captured; empty if it was, or has not been tried."""
         return self._train.refusal if isinstance(self._train, ReplayedStep) else ""
 
-    def settle(self) -> None:
-        """Make what stays for good, such as libraries' workspaces, and come to where a graph is captured next."""
+    def warm_up(self) -> None:
+        """Allocate all memory that is kept, such as libraries' workspaces, and run the steps before the capture."""
         for _ in range(WARMUPS if self._loop is Loop.GRAPH else 1):
             self()
         self._optimizer.zero_grad(set_to_none=True)
 
     def __call__(self) -> Tensor:
-        """Train on the next batch and return its loss before the update, which a replay's next call overwrites.
+        """Train on the next batch and return its loss before the update, which the next replay overwrites.
 
-        Gradients are freed at the end, so that models beside each other fit.
+        Gradients are freed at the end, so that several models fit in memory.
         """
         if self._loop is Loop.PLAIN:
             loss = self.losses().sum().div(self._case.batch)
@@ -106,7 +106,7 @@ class TrainingStep:
         return losses
 
     def update(self) -> None:
-        """Clip the gradient and change the weights by it."""
+        """Clip the gradient and update the weights."""
         if self._loop is Loop.PLAIN:
             nn.utils.clip_grad_norm_(self._parameters, self._case.clip_norm, foreach=True)
             self._optimizer.step()
@@ -115,7 +115,7 @@ class TrainingStep:
 
 
 class _Loss(nn.Module):
-    """The classic loss as `gatewise.training` takes it."""
+    """The loss of the model in the form that `gatewise.training` takes."""
 
     def __init__(self, model: LanguageModel, batch: int, loop: Loop) -> None:
         super().__init__()
@@ -148,16 +148,16 @@ def new_model(
     dropout: float,
     start: Sequence[Tensor] | None = None,
 ) -> LanguageModel:
-    """Make the model with its recurrent layer computed one way.
+    """Create the model with one implementation of its recurrent layer.
 
     Args:
-        way: The recurrent layer.
+        way: The implementation of the recurrent layer.
         case: The sizes.
-        vocabulary: V, words.
-        precision: Gives the dtype.
-        device: Where it lives.
-        dropout: Probability.
-        start: Weights to start from, in the order of `parameters()`; None to keep what the modules start with.
+        vocabulary: V, the number of words.
+        precision: The precision, with the dtype.
+        device: The device.
+        dropout: The dropout probability.
+        start: The initial weights, in the order of `parameters()`; None for those of the modules.
     """
     with torch.device(device):
         model = LanguageModel(case, vocabulary, way, dropout)
@@ -170,7 +170,7 @@ def new_model(
 
 
 def starting_weights(case: LanguageModelCase, vocabulary: int, device: torch.device, seed: int) -> list[Tensor]:
-    """Draw the weights that every way starts from, uniform as in the classic recipe, float32."""
+    """Draw the initial weights of every way, uniformly distributed, float32."""
     generator = torch.Generator(device).manual_seed(seed)
     scale = case.initial_scale
     return [
@@ -180,7 +180,7 @@ def starting_weights(case: LanguageModelCase, vocabulary: int, device: torch.dev
 
 
 def parameter_shapes(case: LanguageModelCase, vocabulary: int) -> dict[str, torch.Size]:
-    """Return the shape of every parameter by name, in the order of `parameters()`, the LSTM's by torch's names."""
+    """Return the shape of every parameter by name, in the order of `parameters()`, with PyTorch's LSTM names."""
     with torch.device("meta"):
         model = LanguageModel(case, vocabulary, Way("nn.LSTM", torch_lstm), 0.0)
     return {name.removeprefix("layer."): parameter.shape for name, parameter in model.named_parameters()}

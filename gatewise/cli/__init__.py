@@ -11,52 +11,52 @@ from gatewise.contract.errors import MissingExtra
 
 
 class Command(NamedTuple):
-    """A command that is imported when it is called.
+    """A command, whose module is imported when the command is called.
 
     Attributes:
-        name: What is typed.
-        module: Where its `app`, a `typer.Typer`, is.
-        summary: Its line in the list of commands.
-        advice: A sentence for users who have too little memory.
+        name: The name of the command.
+        module: The module that contains its `app`, a `typer.Typer`.
+        summary: The description in the list of commands.
+        advice: The advice in the error for too little memory.
     """
 
     name: str
     module: str
     summary: str
-    advice: str = "Lower the sizes, or end other programs."
+    advice: str = "Reduce the sizes, or close other programs."
 
 
-_SMALLER = "Take a smaller model, or end other programs."
+_SMALLER = "Use a smaller model, or close other programs."
 COMMANDS = (
     Command("train", "gatewise.cli.train", "Train a model: lm, nmt or classify."),
     Command(
         "evaluate",
         "gatewise.cli.evaluate",
-        "Score a trained classifier, or let it answer.",
-        "Divide the file of `--data`.",
+        "Score a trained classifier, or write its predictions.",
+        "Split the file of `--data`.",
     ),
-    Command("generate", "gatewise.cli.generate", "Let a trained language model write.", _SMALLER),
+    Command("generate", "gatewise.cli.generate", "Generate text with a trained language model.", _SMALLER),
     Command(
         "translate",
         "gatewise.cli.translate",
         "Translate lines with a trained model.",
         "Lower `--batch-lines` or `--beam-size`.",
     ),
-    Command("convert", "gatewise.cli.convert", "Bring weights from Keras, TensorFlow and others, and back.", _SMALLER),
-    Command("bench", "gatewise.cli.bench", "Measure, and write reports from what was measured."),
-    Command("explain", "gatewise.cli.explain", "Say which kernel a call would run, why, and what would help."),
+    Command("convert", "gatewise.cli.convert", "Convert weights from and to Keras, TensorFlow and others.", _SMALLER),
+    Command("bench", "gatewise.cli.bench", "Run benchmarks, and write reports from their records."),
+    Command("explain", "gatewise.cli.explain", "Show which kernel a call would run, why, and what would help."),
     Command(
         "replay",
         "gatewise.cli.replay",
-        "Repeat a step of training that was recorded as not finite.",
-        "Take another `--device`, or end other programs.",
+        "Repeat a recorded training step that was not finite.",
+        "Use another `--device`, or close other programs.",
     ),
-    Command("doctor", "gatewise.cli.doctor", "Say what is installed, what is missing, and test every kernel."),
+    Command("doctor", "gatewise.cli.doctor", "Show what is installed or missing, and test every kernel."),
 )
 
 
 def main() -> NoReturn:
-    """Run the command that the program's arguments name, and exit."""
+    """Run the command given by the program's arguments, and exit."""
     status: str | int | None = 0
     with reported():
         try:

@@ -1,4 +1,4 @@
-"""The root of the command line: lists every command without importing it."""
+"""The root of the command line, which lists the commands without importing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALLED = "gatewise.command"
 
 
 def application(commands: Sequence[Command]) -> Callable[..., None]:
-    """Return the program with these commands."""
+    """Return the program with the given commands."""
     known = {command.name: command for command in commands}
 
     class Commands(TyperGroup):
@@ -29,13 +29,13 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             return list(known)
 
         def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
-            """Return what the list of commands needs, and no more."""
+            """Return a command with the properties that the list of commands shows, without importing its module."""
             return TyperCommand(cmd_name, help=known[cmd_name].summary) if cmd_name in known else None
 
         def resolve_command(  # pyright: ignore[reportIncompatibleMethodOverride] - Typer calls it with its own context
             self, ctx: typer.Context, args: list[str]
         ) -> tuple[Any, Any, list[str]]:
-            """Import the one command that is called."""
+            """Import the command that is called."""
             name, command, rest = super().resolve_command(ctx, args)
             if name in known:
                 ctx.meta[_CALLED] = known[name]
@@ -43,7 +43,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             return name, command, rest
 
         def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - likewise
-            """Run the command; whatever goes wrong is told here, before Typer tells it in its own way."""
+            """Run the command, and report errors before Typer reports them in its own way."""
             with reported(lambda: ctx.meta[_CALLED].advice):
                 _program.loaded()
                 return super().invoke(ctx)
@@ -68,7 +68,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
 
 
 def command_named(module: str) -> Any:
-    """Return the command of a module, whose numbers are checked."""
+    """Return the command of a module, with checks of all numbers."""
     command = typer.main.get_command(importlib.import_module(module).app)
     check_numbers(command)
     return command

@@ -1,4 +1,4 @@
-"""`gatewise bench`: measure, and write reports from what was measured."""
+"""`gatewise bench`: run benchmarks, and write reports from their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gatewise.cli.bench_lstm import bench_lstm
 from gatewise.cli.bench_nmt import bench_translation
 from gatewise.cli.bench_report import bench_report
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure, and write reports from what was measured.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Run benchmarks, and write reports from their records."
+)
 app.command("lm")(bench_language_model)
 app.command("lstm")(bench_lstm)
 app.command("nmt")(bench_translation)

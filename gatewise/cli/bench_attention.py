@@ -1,4 +1,4 @@
-"""`gatewise bench attention`: attention beside plain PyTorch."""
+"""`gatewise bench attention`: attention compared with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def bench_attention(
         list[str] | None,
         typer.Option(help="One of fp32, bf16, fp16; repeatable. Default: fp32 and bf16, on a CPU fp32."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: a trial, not a figure.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, help="Of samples for each measured time.")] = 0.2,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, as a test of the command.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Seconds of samples for each measured time.")] = 0.2,
     device: Where = "",
     results: Results = record.RESULTS,
 ) -> None:
-    """Measure attention, forward and backward, beside plain PyTorch.
+    """Measure attention, forward and backward, and compare it with plain PyTorch.
 
     Additive scores, 128 sequences, 512 features, sources of 10 to 1,000
-    positions; on a CPU tiny sizes with --quick. Each way is held against
-    float64 first, and its loss over a few steps against that of plain PyTorch;
-    it is timed called from Python and replayed from a CUDA graph, and its peak
-    memory is counted. A way that does not agree gets no time, and the command
-    fails.
+    positions; tiny sizes on a CPU and with --quick. The results of each
+    implementation are first compared with float64, and its loss over a few
+    steps with that of plain PyTorch. Then its time is measured, eager and as
+    CUDA graph replay, and its peak memory. An implementation with wrong
+    results gets no time, and the command fails.
     """
     where = device_named(device)
     names = dtype or (["fp32", "bf16"] if where.type == "cuda" else ["fp32"])

@@ -1,4 +1,4 @@
-"""`gatewise bench lm`: the PTB language model, one row for every way to compute its LSTM."""
+"""`gatewise bench lm`: the PTB language model, with one row for each implementation of its LSTM."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ def bench_language_model(
         list[str] | None,
         typer.Option(help=f"One of {', '.join(precision.PRECISIONS)}; repeatable. Default: all, on a CPU fp32."),
     ] = None,
-    way: Annotated[list[str] | None, typer.Option(help="Only ways with this in their name; repeatable.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Probability. Default: the classic one of the size.")] = None,
-    train: Annotated[Path | None, typer.Option(help="A text to take words from. Default: random tokens.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Only rows with this in their name; repeatable.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Probability. Default: the usual one for the size.")] = None,
+    train: Annotated[Path | None, typer.Option(help="A text with the tokens. Default: random tokens.")] = None,
     device: Where = "",
-    runs: Annotated[int, typer.Option(min=1, help="Samples of each way, taken in turn.")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="Samples of each row, taken in turn.")] = 20,
     calls: Annotated[
-        int | None, typer.Option(min=1, help="Training steps a sample. Default: 10 on a GPU, 1 on a CPU.")
+        int | None, typer.Option(min=1, help="Training steps per sample. Default: 10 on a GPU, 1 on a CPU.")
     ] = None,
     budget: Annotated[
-        float, typer.Option(help="Seconds of a table after which samples end, once there are three of each way.")
+        float, typer.Option(help="Time limit per table in seconds, but at least three samples are taken of each row.")
     ] = 120.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and few steps: a trial, not a figure.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run: a .png or .svg file.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny model and few steps, as a test of the command.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Plot the results: a .png or .svg file.")] = None,
     results: Results = record.RESULTS,
 ) -> None:
-    """Train the PTB language model with its LSTM computed every way there is, and compare.
+    """Train the PTB language model with every implementation of its LSTM, and compare.
 
-    Each row is timed over whole training steps: forward, loss, backward, clip,
-    SGD. Before that, what it computes is held against float64, and its loss
-    over a few steps against that of torch.nn.LSTM; a row that does not agree
+    Each row is timed over whole training steps: forward, loss, backward,
+    clipping, SGD. Before that, its results are compared with float64, and its
+    loss over a few steps with that of torch.nn.LSTM; a row with wrong results
     turns red, gets no speed, and the command fails.
     """
     where = device_named(device)

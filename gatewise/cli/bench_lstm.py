@@ -1,4 +1,4 @@
-"""`gatewise bench lstm`: one layer beside torch.nn.LSTM over a grid of shapes."""
+"""`gatewise bench lstm`: one layer compared with torch.nn.LSTM over a grid of shapes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def bench_lstm(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of a kernel, or lean for auto with memory='lean'; repeatable, a table each. Default: auto, what "
-            "users get."
+            help="Name of a kernel, or lean for auto with memory='lean'; repeatable, one table each. Default: auto, "
+            "the kernel that users get."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few cases and samples, on a CPU tiny ones: a trial, not a figure.")
+        bool, typer.Option("--quick", help="A few cases and samples, tiny ones on a CPU, as a test of the command.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="Of samples for each measured time. Default: 0.15, with --quick 0.05.")
+        float | None, typer.Option(help="Seconds of samples for each measured time. Default: 0.15, with --quick 0.05.")
     ] = None,
     device: Where = "",
     records: Annotated[
@@ -52,19 +52,21 @@ def bench_lstm(
         typer.Option("--record", help="File to append to. Default: lstm.jsonl, with --quick lstm_quick.jsonl, there."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the training steps, inference without any: PREFIX.png and PREFIX.svg.")
+        Path | None,
+        typer.Option(help="Plot training, or inference if there is no training: PREFIX.png and PREFIX.svg."),
     ] = None,
     results: Results = record.RESULTS,
 ) -> None:
-    """Measure gatewise.LSTM beside torch.nn.LSTM over a grid of shapes.
+    """Compare gatewise.LSTM with torch.nn.LSTM over a grid of shapes.
 
-    Training steps and inference, eager and under a CUDA graph, both sides in
-    turn: time, memory, errors against float64, the time that no kernel could
-    go below, and which kernel ran. Correctness comes first: a cell that does
-    not agree turns red, gets no speed-up, and the command fails.
+    Training steps and inference, eager and as CUDA graph replay, with both
+    layers sampled in turn: time, memory, errors against float64, the lower
+    bound of the time (roofline), and which kernel ran. Correctness comes
+    first: a cell with wrong results turns red, gets no speed-up, and the
+    command fails.
 
-    Each record is written as soon as it is made, so a run can be split by
-    --case or --dtype, or interrupted.
+    Each record is written immediately, so a run can be split by --case or
+    --dtype, or interrupted.
 
     \b
     Examples:

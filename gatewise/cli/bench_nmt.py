@@ -1,4 +1,4 @@
-"""`gatewise bench nmt`: training translation with attention, beside plain PyTorch."""
+"""`gatewise bench nmt`: training translation with attention, compared with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gatewise.planning.budget import bytes_of
 
 NONE = "none"
 _BUDGET = "8GB"
-_LOSS = 3.5  # of batches whose words nobody can tell apart but by topic, see `gatewise.benchmarks.nmt.sentences`
+_LOSS = 3.5  # the loss of a model that knows only the topic of each sentence, see `gatewise.benchmarks.nmt.sentences`
 
 
 def bench_translation(
@@ -35,47 +35,48 @@ def bench_translation(
         ),
     ] = None,
     way: Annotated[
-        list[str] | None, typer.Option(help="Only ways with this in their name; repeatable. Plain PyTorch always runs.")
+        list[str] | None, typer.Option(help="Only rows with this in their name; repeatable. Plain PyTorch always runs.")
     ] = None,
     memory_budget: Annotated[
         str,
         typer.Option(
-            help="What the largest batch of the first case is to fit, such as 8GB; none leaves it out. Default: 8GB, "
-            "with --quick and on a CPU none."
+            help="Memory budget for the search for the largest batch of the first case, such as 8GB; none: no search. "
+            "Default: 8GB, with --quick and on a CPU none."
         ),
     ] = "",
     loss: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Nats a token that training on the first case is to come to; 0 leaves it out. Default: 3.5, with "
-            "--quick 0.",
+            help="Loss in nats per token until which the first case is trained; 0: no such training. Default: 3.5, "
+            "with --quick 0.",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One case in TF32, on a CPU tiny ones: a trial, not a figure.")
+        bool, typer.Option("--quick", help="One case in TF32, tiny ones on a CPU, as a test of the command.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Of samples for each table. Default: 5, with --quick 2, on a CPU 0.2.")
+        float | None,
+        typer.Option(min=0, help="Seconds of samples per table. Default: 5, with --quick 2, on a CPU 0.2."),
     ] = None,
     device: Where = "",
     plot: Annotated[
-        Path | None, typer.Option(help="Draw memory by part, and throughput by batch: PREFIX.png and PREFIX.svg.")
+        Path | None, typer.Option(help="Plot memory by part, and throughput by batch: PREFIX.png and PREFIX.svg.")
     ] = None,
     results: Results = record.RESULTS,
 ) -> None:
-    """Train translation with attention beside plain PyTorch.
+    """Compare training of translation with attention with plain PyTorch.
 
     Each row trains the same LSTM encoder-decoder from the same weights:
-    throughput of a whole step (forward, loss, backward, clip, Adam), launched
-    and replayed as a CUDA graph; peak memory and its parts; seconds to a loss;
-    the largest batch that fits a budget. Before that, loss and gradients are
-    held against float64, and the loss of a few steps, launched and replayed,
-    against that of plain PyTorch; a row that does not agree turns red, gets no
+    throughput of a whole step (forward, loss, backward, clipping, Adam), eager
+    and as CUDA graph replay; peak memory and its parts; time to a loss; the
+    largest batch within a memory budget. Before that, loss and gradients are
+    compared with float64, and the loss of a few steps, eager and replayed,
+    with that of plain PyTorch; a row with wrong results turns red, gets no
     speed, and the command fails.
 
-    Each record is written as soon as its table is made, so a run can be split
-    by --case or --dtype, or interrupted.
+    Each record is written when its table is done, so a run can be split by
+    --case or --dtype, or interrupted.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`gatewise bench report`: from records to a report, a picture and a page's table."""
+"""`gatewise bench report`: a report, a plot and a table for a page, from the newest records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gatewise.files import refuse_overwriting, write_text
 
 def bench_report(
     benchmark: Annotated[
-        str, typer.Argument(help="lm, lstm, nmt or attention; lm_quick and so on for trials.")
+        str, typer.Argument(help="lm, lstm, nmt or attention; lm_quick and so on for --quick runs.")
     ] = language_model.BENCHMARK,
     into: Annotated[
-        Path | None, typer.Option(help="A page, such as README.md, whose marked block is filled with the summary.")
+        Path | None, typer.Option(help="A page, such as README.md, into whose marked block the summary is written.")
     ] = None,
     device: Annotated[str, typer.Option(help="Part of a device's name, such as h200. Default: any.")] = "",
     plot: Annotated[
         Path | None,
-        typer.Option(help="The picture's file without its suffix, shown in the page. Default: in REPORTS, not shown."),
+        typer.Option(help="The plot's file without its suffix, shown in the page. Default: in REPORTS, not shown."),
     ] = None,
     results: Results = record.RESULTS,
     reports: Annotated[Path, typer.Option(help="Folder of the generated reports.")] = record.REPORTS,
@@ -47,4 +47,4 @@ def bench_report(
             content = f"![{shown.caption}]({link})\n\n{content}"
     if into is not None:
         changed = report.fill_block(into, benchmark, content)
-        console.print(f"{'Filled' if changed else 'Nothing new in'} the block of {into}")
+        console.print(f"{'Updated' if changed else 'No change in'} the block of {into}")

@@ -1,4 +1,4 @@
-"""What every benchmark's command shares: where it runs, how it shows progress, and how it ends."""
+"""The parts that the commands of all benchmarks share: the device, progress bars, and the exit status."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Row(Protocol):
 
     @property
     def status(self) -> str:
-        """Whether it was measured, and otherwise why not."""
+        """The status: "measured", or the reason why it was not measured."""
         ...
 
 
 def finish(interrupted: bool, rows: Sequence[Row]) -> None:
-    """End the command: 130 when it was interrupted, 1 when a row is wrong or failed."""
+    """Exit with status 130 if the run was interrupted, 1 if a row is wrong or failed; otherwise return."""
     if interrupted:
         Console().print("[yellow]Interrupted: these are the rows that were finished.[/]")
         raise typer.Exit(_INTERRUPTED)
@@ -39,13 +39,13 @@ def finish(interrupted: bool, rows: Sequence[Row]) -> None:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device of this name.
+    """Return the device with the given name.
 
     Args:
-        name: "cpu", "cuda" or "cuda:N"; empty for the GPU when there is one.
+        name: "cpu", "cuda" or "cuda:N"; empty for a GPU if there is one, otherwise the CPU.
 
     Raises:
-        ArgumentError: There is no such device, or it is of another kind.
+        ArgumentError: There is no such device, or it is neither a CPU nor a CUDA device.
     """
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
@@ -57,7 +57,7 @@ def device_named(name: str) -> torch.device:
 
 
 class Bar:
-    """Shows a run's progress, a table at a time."""
+    """The progress of a run, one table at a time."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -65,16 +65,16 @@ class Bar:
         self._table = ""
 
     def begin(self, table: str, steps: int) -> None:
-        """A table begins."""
+        """Start a table with the given number of steps."""
         self._table = table
         self._progress.reset(self._task, total=steps, description=table)
 
     def step(self, doing: str) -> None:
-        """One of its steps begins."""
+        """Start a step of the table, with its description."""
         self._progress.update(self._task, advance=1, description=f"{self._table}: {doing}" if self._table else doing)
 
 
 def progress_bar() -> Progress:
-    """Return what shows progress on the terminal, and nothing of it in the end."""
+    """Return a progress bar that disappears at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)

@@ -1,4 +1,4 @@
-"""From the `[data]` of a recipe to batches."""
+"""Reading the sequences of a recipe's section `[data]`, and making batches."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BUILT_IN = {DIGITS: digits, SYNTHETIC: synthetic}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SequenceMaterial:
-    """The sequences of a run, ready to be read.
+    """The sequences of a run.
 
     Attributes:
-        name: Where they are from.
+        name: The source of the sequences.
         parts: The sequences of each part.
-        classes: Names of the classes; empty for a regression.
+        classes: The names of the classes; empty for a regression.
     """
 
     name: str
@@ -52,17 +52,18 @@ def files_of(options: DataOptions) -> dict[str, Path]:
 
 
 def material_of(options: DataOptions) -> SequenceMaterial:
-    """Read what a recipe names, and divide it where it is not divided yet.
+    """Read the data that a recipe names, and split it if it is one file.
 
     Raises:
-        ArgumentError: One or two of the three files are given, or a built-in task of classes for a regression.
-        DataError: A file cannot be trained on.
+        ArgumentError: Only one or two of the three files are given, or a regression uses a built-in classification
+            task.
+        DataError: A file cannot be used for training.
     """
     files = {split: getattr(options, split) for split in SPLITS}
     if any(files.values()):
         if not all(files.values()):
             given = ", ".join(split for split in SPLITS if files[split])
-            advice = "Or give one file by `--data`; it will be divided."
+            advice = "Or give one file by `--data`; it will be split."
             raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
         return _from_files(options, files)
     if options.source in _BUILT_IN:
@@ -87,12 +88,12 @@ def _from_files(options: DataOptions, files: dict[str, str]) -> SequenceMaterial
 
 
 def reading(options: DataOptions, features: Sequence[str]) -> Columns:
-    """Return the columns of a table that has the features of another one."""
+    """Return the columns to read from a table, given the features of the training sequences."""
     return dataclasses.replace(options.columns, features=tuple(features))
 
 
 def check_features(sequences: Sequences, features: Sequence[str]) -> None:
-    """Refuse sequences whose features are not those of the training sequences."""
+    """Check that sequences have the features of the training sequences."""
     if len(sequences.features) != len(features):
         raise DataError(
             f"{sequences.name} has {len(sequences.features)} features a step, the training sequences have "
@@ -101,7 +102,7 @@ def check_features(sequences: Sequences, features: Sequence[str]) -> None:
 
 
 def targets_of(sequences: Sequences, classes: Sequence[str]) -> torch.Tensor:
-    """Return what is to be answered: int64 classes, or float32 numbers, [N]; zeros when it is not known."""
+    """Return the targets [N]: int64 classes, or float32 numbers; zeros if there are no labels."""
     if sequences.labels is None:
         return torch.zeros(len(sequences), dtype=torch.int64 if classes else torch.float32)
     if classes:
@@ -112,7 +113,7 @@ def targets_of(sequences: Sequences, classes: Sequence[str]) -> torch.Tensor:
 def batches_of(
     sequences: Sequences, classes: Sequence[str], options: DataOptions, processes: Processes, seed: int | None = None
 ) -> SequenceBatches:
-    """Return batches to train on with a seed, otherwise to evaluate on."""
+    """Return batches for training if a seed is given, otherwise for evaluation."""
     return SequenceBatches(
         sequences,
         targets_of(sequences, classes),

@@ -1,4 +1,4 @@
-"""A saved classifier on the test sequences of its run, or on others."""
+"""Evaluation of a saved classifier on the test sequences of its run, or on other sequences."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.console import Console
 
 from gatewise.cli.classifier_data import batches_of, check_features, files_of, material_of, reading, targets_of
 from gatewise.cli.classifier_scores import (
-    answers_of,
     main_score,
-    plot_answers,
+    plot_predictions,
+    predictions_of,
     print_scores,
     scores_of,
-    write_answers,
+    write_predictions,
 )
 from gatewise.cli.saved_classifier import SavedClassifier, load_classifier
 from gatewise.contract.errors import ArgumentError, sentence
@@ -36,30 +36,32 @@ def evaluate_classifier(
     processes: Processes,
     console: Console,
 ) -> None:
-    """Let a saved classifier answer, print how good that is, and write what is asked for.
+    """Evaluate a saved classifier: print the scores, and write the requested files.
 
     Args:
-        checkpoint: A run folder, or a model file.
-        data: Which sequences; None takes the test sequences of the run.
-        labels: Whether the file has the right answers.
-        predictions: Where the answers go as CSV.
-        plot: Where the confusion goes as PNG.
-        scores_file: Where the scores go as JSON.
-        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
-        processes: This process among those that share the sequences.
-        console: Where to report.
+        checkpoint: The folder of a run, or a model file.
+        data: The file of sequences; None for the test sequences of the run.
+        labels: Whether the file has labels.
+        predictions: The CSV file for the predictions.
+        plot: The PNG file for the confusion matrix.
+        scores_file: The JSON file for the scores.
+        kernel: The kernel of the LSTM; None for the kernel that it was trained with.
+        processes: The processes that share the sequences.
+        console: The console for the report.
 
     Raises:
-        ArgumentError: There would be nothing to report, or a file that is read would be overwritten.
+        ArgumentError: There would be no output, or an output file is also an input file.
         CheckpointError: There is no such model.
-        DataError: The sequences do not fit the model, or have a label that it does not know.
+        DataError: The sequences do not fit the model, or have an unknown label.
     """
     if not labels and (data is None or predictions is None or plot or scores_file):
         expectation = "given with `--data` and `--predictions`, without `--plot` and `--json`"
-        raise ArgumentError(f"`--no-labels` must be {expectation}: without labels there are answers, but no scores.")
+        raise ArgumentError(
+            f"`--no-labels` must be {expectation}: without labels there are predictions, but no scores."
+        )
     for name, file in (("predictions", predictions), ("plot", plot), ("json", scores_file)):
         if file is not None and not file.absolute().parent.is_dir():
-            raise ArgumentError(sentence(f"--{name}", "in a folder that exists", str(file), "Make the folder first."))
+            raise ArgumentError(sentence(f"--{name}", "in a folder that exists", str(file), "Create the folder first."))
     outputs = {"--predictions": predictions, "--plot": plot, "--json": scores_file}
     file = RunFolder(checkpoint).model if checkpoint.is_dir() else checkpoint
     refuse_overwriting(outputs, {"--checkpoint": file, "--data": data})
@@ -68,22 +70,22 @@ def evaluate_classifier(
         refuse_overwriting(outputs, {f"data.{name}": path for name, path in files_of(saved.data).items()})
     sequences = _sequences(saved, data, labels)
     batches = batches_of(sequences, saved.classes, saved.data, processes)
-    answers = answers_of(saved.model, batches, processes)
-    if answers is None:
+    predicted = predictions_of(saved.model, batches, processes)
+    if predicted is None:
         return
     console.print(f"{sequences.name}: {len(sequences):,} sequences", markup=False, highlight=False, soft_wrap=True)
     if labels:
         targets = targets_of(sequences, saved.classes).numpy()
-        scores = scores_of(answers, targets, saved.classes)
+        scores = scores_of(predicted, targets, saved.classes)
         name, value = main_score(scores)
         console.print(f"[bold]{name} {value:.4f}[/bold]\n", highlight=False)
         print_scores(console, scores)
         if plot is not None:
-            plot_answers(plot, answers, targets, saved.classes)
+            plot_predictions(plot, predicted, targets, saved.classes)
         if scores_file is not None:
             write_bytes(scores_file, to_json(scores, indent=2).encode() + b"\n")
     if predictions is not None:
-        write_answers(predictions, sequences, answers, saved.classes)
+        write_predictions(predictions, sequences, predicted, saved.classes)
     for file in (predictions, plot, scores_file):
         if file is not None:
             console.print(f"written: {file}", markup=False, highlight=False, soft_wrap=True)

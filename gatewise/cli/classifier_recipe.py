@@ -29,26 +29,26 @@ TASKS = ("classification", "regression")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Which sequences, and how they are read: `[data]`.
+    """The sequences and how they are read: section `[data]`.
 
     Attributes:
         source: ``"digits"``, scikit-learn's handwritten digits read row by row; ``"synthetic"``, the task of the
-            CudnnLSTM training template; or the path of one .csv, .parquet or .npz file, which is divided by `shares`;
-            not used when the three files are given.
-        train: Path of the training sequences.
-        valid: Path of the validation sequences.
-        test: Path of the test sequences.
-        shares: Fractions of the sequences, drawn at random, for training, validation and test.
-        division_seed: Seed of that draw.
-        task: ``"classification"``, labels name classes; or ``"regression"``, labels are numbers.
-        sequence_column: The column that tells which sequence a row belongs to.
-        time_column: The column that orders the rows of a sequence; empty when they are in order.
-        label_column: The column to be predicted.
-        features: The columns that are read; empty for all others.
-        allow_gaps: Whether distances in time may differ.
-        standardize: Whether features, and numbers to predict, are brought to mean 0 and standard deviation 1.
-        batch_size: Sequences in a batch, over all processes.
-        evaluation_batch_size: The same for validation and test.
+            CudnnLSTM training template; or the path of one .csv, .parquet or .npz file, which is split by `shares`. Not
+            used if the three files are given.
+        train: The path of the training sequences.
+        valid: The path of the validation sequences.
+        test: The path of the test sequences.
+        shares: The fractions of the sequences, drawn at random, for training, validation and test.
+        division_seed: The seed of the random split.
+        task: ``"classification"`` if labels are names of classes; ``"regression"`` if labels are numbers.
+        sequence_column: The column with the name of a row's sequence.
+        time_column: The column by which the rows of a sequence are sorted; empty if they are in order.
+        label_column: The column to predict.
+        features: The columns with the input features; empty for all other columns.
+        allow_gaps: Whether the time between rows may vary.
+        standardize: Whether features, and targets of a regression, are scaled to mean 0 and standard deviation 1.
+        batch_size: The number of sequences in a batch, over all processes.
+        evaluation_batch_size: The batch size for validation and test.
     """
 
     source: Annotated[str, Option("A .csv, .parquet or .npz file, or digits or synthetic.", name="--data")] = DIGITS
@@ -58,17 +58,17 @@ class DataOptions:
     shares: tuple[float, float, float] = SEQUENCE_SHARES
     division_seed: Annotated[int, SEED] = 0
     task: Annotated[str, Option("classification or regression.")] = TASKS[0]
-    sequence_column: Annotated[str, Option("The column that says which sequence a row is of.")] = "sequence"
-    time_column: Annotated[str, Option("The column that orders the rows; '': as they stand.")] = "time"
-    label_column: Annotated[str, Option("The column that is to be answered.")] = "label"
-    features: Annotated[tuple[str, ...], Option("A column to read; repeatable; default: all.", name="--feature")] = ()
-    allow_gaps: Annotated[bool, Option("Distances in time may differ.")] = False
-    standardize: Annotated[bool, Option("Bring features to mean 0 and deviation 1.")] = True
-    batch_size: Annotated[int, COUNT, Option("Sequences in a batch.")] = 64
+    sequence_column: Annotated[str, Option("The column with the name of a row's sequence.")] = "sequence"
+    time_column: Annotated[str, Option("The column to sort the rows by; '': no sorting.")] = "time"
+    label_column: Annotated[str, Option("The column to predict.")] = "label"
+    features: Annotated[tuple[str, ...], Option("An input column; repeatable; default: all.", name="--feature")] = ()
+    allow_gaps: Annotated[bool, Option("Allow varying time between rows.")] = False
+    standardize: Annotated[bool, Option("Scale features to mean 0 and deviation 1.")] = True
+    batch_size: Annotated[int, COUNT, Option("Sequences per batch.")] = 64
     evaluation_batch_size: Annotated[int, COUNT] = 256
 
     def __post_init__(self) -> None:
-        """Refuse a task that does not exist, and columns without which there is nothing to learn."""
+        """Check the values."""
         check_ranges(self)
         if self.task not in TASKS:
             raise ArgumentError(sentence("task", f"one of {', '.join(TASKS)}", repr(self.task)))
@@ -78,7 +78,7 @@ class DataOptions:
 
     @property
     def columns(self) -> Columns:
-        """How tables are read."""
+        """The columns of tables."""
         return Columns(
             sequence=self.sequence_column,
             time=self.time_column,
@@ -98,37 +98,37 @@ class ClassifierOptions:
     """The arguments of `gatewise.models.SequenceClassifier`: `[model]`.
 
     Attributes:
-        hidden_size: Units of each layer and direction.
-        num_layers: LSTM layers.
-        bidirectional: Whether sequences are read from both ends.
-        pooling: ``"mean"``, ``"last"`` or ``"max"``: what stands for the sequence.
-        dropout: Before the output layer.
-        layer_dropout: Between LSTM layers.
-        kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
+        hidden_size: The number of hidden units of each layer and direction.
+        num_layers: The number of LSTM layers.
+        bidirectional: Whether the layers are bidirectional.
+        pooling: The pooling of outputs over time: ``"mean"``, ``"last"`` or ``"max"``.
+        dropout: The dropout probability before the output layer.
+        layer_dropout: The dropout probability between LSTM layers.
+        kernel: The kernel of the LSTM; ``"auto"`` chooses the fastest.
     """
 
-    hidden_size: Annotated[int, SIZE, Option("Units of a layer and direction.")] = 64
+    hidden_size: Annotated[int, SIZE, Option("Hidden units per layer and direction.")] = 64
     num_layers: Annotated[int, LAYERS, Option("LSTM layers.")] = 2
-    bidirectional: Annotated[bool, Option("Read from both ends.")] = True
-    pooling: Annotated[str, Option("mean, last or max.")] = "mean"
-    dropout: Annotated[float, PROBABILITY, Option("The two dropouts at once.", also=("layer_dropout",))] = 0.2
+    bidirectional: Annotated[bool, Option("Use bidirectional layers.")] = True
+    pooling: Annotated[str, Option("Pooling over time: mean, last or max.")] = "mean"
+    dropout: Annotated[float, PROBABILITY, Option("Both dropout probabilities.", also=("layer_dropout",))] = 0.2
     layer_dropout: Annotated[float, PROBABILITY] = 0.2
-    kernel: Annotated[str, Option("auto, or a kernel by name.")] = "auto"
+    kernel: Annotated[str, Option("auto, or the name of a kernel.")] = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierExpectation:
-    """What the run should reach, compared and printed at its end: `[expect]`.
+    """The expected results, which are compared and printed at the end of the run: section `[expect]`.
 
     Attributes:
-        test_accuracy: At least this on the test sequences; 0 expects nothing.
-        test_r2: The same of R2, for a regression.
-        minutes: Duration on the device named in `on`; 0 expects nothing.
-        on: The device of `minutes`, in words.
+        test_accuracy: The least accuracy on the test sequences; 0 for no expectation.
+        test_r2: The least R2 on the test sequences of a regression; 0 for no expectation.
+        minutes: The duration on the device named in `on`; 0 for no expectation.
+        on: The name of the device for `minutes`.
     """
 
     test_accuracy: Annotated[float, AMOUNT] = 0.0
@@ -137,7 +137,7 @@ class ClassifierExpectation:
     on: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
@@ -146,27 +146,27 @@ _TRAINING = TrainingOptions(epochs=30, optimizer="adam", learning_rate=5e-3, pat
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierRecipe:
-    """A complete run.
+    """A complete training run.
 
     Attributes:
-        name: Also the name of its folder under `runs/`.
-        description: One line.
-        threads: CPU threads; 0 takes as many as PyTorch does. The bits of a result depend on it. More than one pays
-            for large models only.
-        data: See `DataOptions`.
-        model: See `ClassifierOptions`.
-        training: See `gatewise.training.TrainingOptions`.
-        expect: See `ClassifierExpectation`.
+        name: The name of the run, and of its folder under `runs/`.
+        description: A description in one line.
+        threads: The number of CPU threads; 0 for PyTorch's default. The bits of a result depend on it. More than one
+            thread pays off for large models only.
+        data: The section `[data]`; see `DataOptions`.
+        model: The section `[model]`; see `ClassifierOptions`.
+        training: The section `[training]`; see `gatewise.training.TrainingOptions`.
+        expect: The section `[expect]`; see `ClassifierExpectation`.
     """
 
     name: Annotated[str, FOLDER_NAME] = "classify"
     description: str = ""
-    threads: Annotated[int, THREADS, Option("CPU threads; 0: as many as PyTorch takes.")] = 1
+    threads: Annotated[int, THREADS, Option("CPU threads; 0: PyTorch's default.")] = 1
     data: DataOptions = DataOptions()
     model: ClassifierOptions = ClassifierOptions()
     training: TrainingOptions = _TRAINING
     expect: ClassifierExpectation = ClassifierExpectation()
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)

@@ -1,4 +1,4 @@
-"""One run of `gatewise train classify`: sequences, model, training, scores."""
+"""A run of `gatewise train classify`: sequences, model, training, scores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from rich.markup import escape
 
 from gatewise.cli.classifier_data import SPLITS, SequenceMaterial, batches_of, material_of, targets_of
 from gatewise.cli.classifier_recipe import DIGITS, SYNTHETIC, ClassifierRecipe
-from gatewise.cli.classifier_scores import answers_of, main_score, metrics, plot_answers, print_scores, scores_of
+from gatewise.cli.classifier_scores import (
+    main_score,
+    metrics,
+    plot_predictions,
+    predictions_of,
+    print_scores,
+    scores_of,
+)
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, tell_early_stop, watching
+from gatewise.cli.run_report import compare, decide, field, introduce, print_early_stop, watching
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
@@ -35,21 +42,21 @@ _UNIT = "sequences"
 
 
 def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score.
+    """Train as the recipe says, or resume the run in the folder, and compute the scores.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
 
     Raises:
         MissingExtra: scikit-learn is not installed.
     """
-    metrics()  # what is missing is better missed now than after an epoch
+    metrics()  # a missing package is an error now rather than after the first epoch
     if processes.first:
         folder.prepare(0)
     material = material_of(recipe.data)
@@ -75,14 +82,14 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
     outcome = _train(model, material, batches, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best = load_classifier(folder.path, processes.device).model
     reference = reference_of("classify", best, decision, folder, processes)
     facts = classifier_facts(sizes, material.classes, train.features, recipe.data)
     test_loss = loss_on_test_data(best, batches["test"], recipe.training, folder, processes, reference, facts)
-    answers = answers_of(best, batches["test"], processes, recipe.training.precision)
-    if answers is not None:
-        _finish(console, recipe, folder, outcome, material, test_loss, answers)
+    predicted = predictions_of(best, batches["test"], processes, recipe.training.precision)
+    if predicted is not None:
+        _finish(console, recipe, folder, outcome, material, test_loss, predicted)
     return outcome
 
 
@@ -94,14 +101,14 @@ CLASSIFIER = Task(
     ("source", "train", "valid", "test"),
     (DIGITS, SYNTHETIC),
     files=("confusion",),
-    advice="Lower `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
+    advice="Reduce `--batch-size`, `--hidden-size` or `--set evaluation_batch_size=N`.",
 )
 
 
 def _decision(
     recipe: ClassifierRecipe, batches: SequenceBatches, model: SequenceClassifier, processes: Processes
 ) -> Decision:
-    """Say which kernel trains the model."""
+    """Return the decision about the kernel that trains the model."""
     shape = (batches.longest, recipe.data.batch_size // processes.count, model.lstm.input_size)
     return decide(model.lstm, shape, recipe.training.precision, lengths=batches.ragged or None)
 
@@ -149,13 +156,15 @@ def _score(
     processes: Processes,
     precision: str,
 ) -> Callable[[], dict[str, float]]:
-    """Return what measures the validation score, in every process the same."""
+    """Return a function that computes the validation score, with the same result in every process."""
     targets = targets_of(material.parts["valid"], material.classes).numpy()
 
     def score() -> dict[str, float]:
-        answers = answers_of(model, batches, processes, precision)
-        name, value = main_score(scores_of(answers, targets, material.classes)) if answers is not None else ("", 0.0)
-        return processes.told({name: value})
+        predicted = predictions_of(model, batches, processes, precision)
+        name, value = (
+            main_score(scores_of(predicted, targets, material.classes)) if predicted is not None else ("", 0.0)
+        )
+        return processes.broadcast({name: value})
 
     return score
 
@@ -177,14 +186,14 @@ def _describe(
     counts = ", ".join(f"{split} {len(material.parts[split]):,}" for split in SPLITS)
     shortest, longest = int(train.lengths.min()), int(train.lengths.max())
     steps = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    task = f"{len(material.classes)} classes" if material.classes else "a number"
+    task = f"one of {len(material.classes)} classes" if material.classes else "a number"
     weights = sum(parameter.numel() for parameter in model.parameters())
     both = "bidirectional " if options.bidirectional else ""
     shape = f"{options.num_layers} x {options.hidden_size} {both}LSTM, {options.pooling} over time"
     share = recipe.data.batch_size // processes.count
     lines = {
         "data": f"{material.name}: {counts}",
-        "reads": f"{steps} steps of {len(train.features)} features; answers with {task}",
+        "reads": f"{steps} steps of {len(train.features)} features; predicts {task}",
         "model": f"{shape}, {weights:,} weights",
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {share} sequences of each batch" if processes.count > 1 else "",
@@ -199,12 +208,12 @@ def _finish(
     outcome: Outcome,
     material: SequenceMaterial,
     test_loss: float,
-    answers: np.ndarray,
+    predicted: np.ndarray,
 ) -> None:
     measure = _measure(material)
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     targets = targets_of(material.parts["test"], material.classes).numpy()
-    test = scores_of(answers, targets, material.classes)
+    test = scores_of(predicted, targets, material.classes)
     name, value = main_score(test)
     result = {
         "valid_loss": best.valid_loss,
@@ -215,9 +224,9 @@ def _finish(
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     plot_curves(folder.curves, outcome.history, _UNIT, measure=measure)
-    plot_answers(folder.confusion, answers, targets, material.classes)
+    plot_predictions(folder.confusion, predicted, targets, material.classes)
     console.print()
-    tell_early_stop(console, outcome, recipe.training)
+    print_early_stop(console, outcome, recipe.training)
     field(
         console, "valid", f"{name} {best.scores[measure.score]:.4f}, loss {best.valid_loss:.4f} (epoch {best.epoch:g})"
     )
@@ -234,4 +243,4 @@ def _finish(
     console.print()
     field(console, "plots", escape(f"{folder.curves}, {folder.confusion.name}"))
     command = f"gatewise evaluate --checkpoint {folder.path} --data FILE"
-    console.print(f"[dim]On other sequences:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]Evaluate other sequences:[/dim] {escape(command)}", highlight=False, soft_wrap=True)

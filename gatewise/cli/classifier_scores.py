@@ -1,4 +1,4 @@
-"""What a classifier answers, how good that is, and how it is told."""
+"""Predictions of a classifier, their scores, and how these are printed, plotted and written."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
 
 _MOST_CLASSES = 40
-"""Classes up to which each has a line on the terminal."""
+"""The largest number of classes for which each class has its own line on the terminal."""
 
 
-def answers_of(
+def predictions_of(
     model: SequenceClassifier, batches: SequenceBatches, processes: Processes, precision: str = "float32"
 ) -> np.ndarray | None:
-    """Return what the model answers to each sequence, in evaluation mode.
+    """Return the model's prediction for each sequence, in evaluation mode.
 
     Returns:
-        In the first process, the probabilities of classes [N, C] or the numbers [N], float64, in the order of the
-        sequences; None in the others.
+        In the first process, the probabilities of classes [N, C] or the predicted numbers [N], float64, in the order of
+        the sequences; None in the others.
     """
     was_training = model.training
     model.eval()
-    rows, answers = [], []
+    rows, predicted = [], []
     with torch.no_grad(), arithmetic(precision):
         for batch in batches.windows():
             with autocast(precision, processes.device):
-                answer = model(batch.inputs, batch.lengths)
+                output = model(batch.inputs, batch.lengths)
             rows.append(batch.rows)
-            answers.append(answer.double().softmax(-1) if model.classes else answer.double())
+            predicted.append(output.double().softmax(-1) if model.classes else output.double())
     model.train(was_training)
-    own = (torch.cat(rows).cpu().numpy(), torch.cat(answers).cpu().numpy()) if rows else None
-    parts = [part for part in processes.gathered(own) if part is not None]
+    own = (torch.cat(rows).cpu().numpy(), torch.cat(predicted).cpu().numpy()) if rows else None
+    parts = [part for part in processes.gather(own) if part is not None]
     if not processes.first:
         return None
     order = np.concatenate([part[0] for part in parts])
@@ -68,34 +68,34 @@ def metrics() -> ModuleType:
     return metrics
 
 
-def scores_of(answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
-    """Return every score by name, as JSON; a share of nothing counts as 0.
+def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+    """Return all scores by name, as JSON values; 0 divided by 0 counts as 0.
 
     Args:
-        answers: As `answers_of` returns them.
-        targets: What should have been answered, [N].
-        classes: Names of the classes; empty for numbers.
+        predicted: The result of `predictions_of`.
+        targets: The targets [N].
+        classes: The names of the classes; empty for a regression.
 
     Raises:
-        NotFinite: The model answered with infinity or NaN.
+        NotFinite: A prediction is infinite or NaN.
         MissingExtra: scikit-learn is not installed.
     """
-    if not np.isfinite(answers).all():
+    if not np.isfinite(predicted).all():
         raise NotFinite(
-            f"the model's answers must be finite to be scored, got {answers[~np.isfinite(answers)][0]}. Check its "
-            "weights and the sequences."
+            f"the model's predictions must be finite to be scored, got {predicted[~np.isfinite(predicted)][0]}. Check "
+            "its weights and the sequences."
         )
     library = metrics()
     if not classes:
         targets = targets.astype(np.float64)
-        # R2 of one number is undefined; twice the same number counts as several that are all the same.
-        pair = (targets, answers) if len(targets) > 1 else (targets.repeat(2), answers.repeat(2))
+        # R2 of a single number is undefined; repeating the number gives the result for equal targets.
+        pair = (targets, predicted) if len(targets) > 1 else (targets.repeat(2), predicted.repeat(2))
         return {
-            "mse": float(library.mean_squared_error(targets, answers)),
-            "mae": float(library.mean_absolute_error(targets, answers)),
+            "mse": float(library.mean_squared_error(targets, predicted)),
+            "mae": float(library.mean_absolute_error(targets, predicted)),
             "r2": float(library.r2_score(*pair)),
         }
-    taken, labels = answers.argmax(1), range(len(classes))
+    taken, labels = predicted.argmax(1), range(len(classes))
     each = library.precision_recall_fscore_support(targets, taken, labels=labels, zero_division=0.0)
     precision, recall, f1, _ = each
     return {
@@ -116,12 +116,12 @@ def _confusion(targets: np.ndarray, taken: np.ndarray, classes: Sequence[str]) -
 
 
 def main_score(scores: dict[str, Any]) -> tuple[str, float]:
-    """Return the score that is shown after each epoch."""
+    """Return the name and value of the score that is shown after each epoch."""
     return ("accuracy", scores["accuracy"]) if "accuracy" in scores else ("R2", scores["r2"])
 
 
 def print_scores(console: Console, scores: dict[str, Any]) -> None:
-    """Print the scores of each class, or those of numbers."""
+    """Print the scores of each class, or those of a regression."""
     if "accuracy" not in scores:
         text = f"MSE {scores['mse']:.6g}, MAE {scores['mae']:.6g}, R2 {scores['r2']:.4f}"
         console.print(text, highlight=False)
@@ -139,28 +139,28 @@ def print_scores(console: Console, scores: dict[str, Any]) -> None:
     console.print(table)
 
 
-def plot_answers(path: Path, answers: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
-    """Draw the confusion of classes, or numbers over their targets, into a PNG."""
+def plot_predictions(path: Path, predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
+    """Plot the confusion matrix, or predicted numbers against targets, to a PNG file."""
     if classes:
-        plot_confusion(path, _confusion(targets, answers.argmax(1), classes), classes)
+        plot_confusion(path, _confusion(targets, predicted.argmax(1), classes), classes)
     else:
-        plot_numbers(path, targets, answers)
+        plot_numbers(path, targets, predicted)
 
 
-def write_answers(path: Path, sequences: Sequences, answers: np.ndarray, classes: Sequence[str]) -> None:
-    """Write one line a sequence as CSV: its name, its label where that is known, and the answer."""
+def write_predictions(path: Path, sequences: Sequences, predicted: np.ndarray, classes: Sequence[str]) -> None:
+    """Write a CSV file with one line per sequence: its name, its label if it has one, and the prediction."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     labels = sequences.labels
     writer.writerow(
         ["sequence", *(["label"] if labels is not None else []), "answer", *(["probability"] if classes else [])]
     )
-    for number, answer in enumerate(answers):
+    for number, output in enumerate(predicted):
         line = [sequences.ids[number], *([labels[number]] if labels is not None else [])]
         if classes:
-            best = int(answer.argmax())
-            line += [classes[best], f"{answer[best]:.6f}"]
+            best = int(output.argmax())
+            line += [classes[best], f"{output[best]:.6f}"]
         else:
-            line.append(f"{answer:.9g}")
+            line.append(f"{output:.9g}")
         writer.writerow(line)
     write_bytes(path, text.getvalue().encode())

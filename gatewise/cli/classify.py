@@ -21,11 +21,11 @@ def classify(
     *,
     given: Mapping[str, Any],
 ) -> None:
-    """Train an LSTM that tells what class a sequence is of, or a number.
+    """Train an LSTM that predicts the class of a sequence, or a number.
 
-    Without any option it reads scikit-learn's digits row by row, within a minute.
+    Without any options, it learns scikit-learn's digits, row by row, in less than a minute.
 
-    Tables have one row a time step; .npz has x, lengths and y. See the docs.
+    Tables have one row per time step; .npz files have x, lengths and y. See the docs.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`gatewise convert`: bring LSTM weights from one system to another."""
+"""`gatewise convert`: convert LSTM weights between systems."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ def convert(
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
     target_layout: Annotated[str, typer.Option("--to", help="Layout of DST.")] = "torch",
     layer: Annotated[
-        list[str] | None, typer.Option(help="A layer to take; repeatable, in this order. Default: all.")
+        list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
     ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Put the layers on each other, as one LSTM.")] = False,
-    pair: Annotated[bool, typer.Option("--pair", help="Take layers two by two as the two directions of one.")] = False,
+    stack: Annotated[bool, typer.Option("--stack", help="Stack the layers into one LSTM.")] = False,
+    pair: Annotated[
+        bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
+    ] = False,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
 ) -> None:
-    """Bring the LSTM weights of a file to another system.
+    """Convert the LSTM weights of a file to another system's layout.
 
-    The names of the files say what they are: .safetensors, .npz, .keras,
-    .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name beside
-    which there is an .index). DST appears whole or not at all.
+    The suffixes of the files give their formats: .safetensors, .npz, .keras,
+    .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
+    there is a file .index). If the conversion fails, DST is not changed.
 
     \b
     Examples:
@@ -71,5 +73,5 @@ def convert(
             f"Left out, in no LSTM of the layout {source_layout}: {len(done.left)} tensors ({shown})", markup=False
         )
     if len(done.stacks) > 1:
-        console.print("These are LSTMs of their own. --stack puts them on each other.")
+        console.print("These are separate LSTMs. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")

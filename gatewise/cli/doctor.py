@@ -1,4 +1,4 @@
-"""`gatewise doctor`: what is installed, what is missing, how to get it, and whether every kernel computes rightly."""
+"""`gatewise doctor`: what is installed, what is missing and how to get it, and a test of every kernel."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SETTINGS = ("GATEWISE_KERNEL", "GATEWISE_POLICY", "GATEWISE_CACHE")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What became of one kernel on one device.
+    """The test result of one kernel on one device.
 
     Attributes:
-        device: Its name in PyTorch.
+        device: The device's name in PyTorch.
         kernel: The kernel's name.
-        passed: For each dtype that it takes, the largest error as a share of its budget.
-        failed: For each dtype in which it went wrong, how.
-        refused: For each dtype that it refuses, why.
+        passed: The largest error as a fraction of the error budget, for each dtype with correct results.
+        failed: The failure, for each dtype with wrong results or an error.
+        refused: The refusals, for each dtype that the kernel refuses.
     """
 
     device: str
@@ -53,7 +53,7 @@ class SelfTest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything the doctor looked at."""
+    """All findings of the doctor."""
 
     versions: Versions
     core: tuple[Requirement, ...]
@@ -64,7 +64,7 @@ class Findings:
     tests: tuple[SelfTest, ...]
 
     def broken(self) -> list[str]:
-        """What does not work though it should, one sentence each."""
+        """The things that do not work, one sentence each."""
         found = [
             f"{one.package} is {one.installed or 'not installed'}, needed: {one.least} or newer. "
             f"Run: pip install -U {one.package}"
@@ -92,23 +92,24 @@ class Findings:
         return found
 
     def advice(self) -> list[str]:
-        """What would add something, one sentence each."""
+        """The possible improvements, one sentence each."""
         if self.gpus and not self.versions.cuda:
             index = "https://download.pytorch.org/whl/cu130"
             command = f"pip install --force-reinstall torch --index-url {index}"
-            return [f"{self.gpus[0].name} lies idle: this PyTorch is built for the CPU. Run: {command}"]
+            return [f"{self.gpus[0].name} is not used: this PyTorch is built for the CPU. Run: {command}"]
         return []
 
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     test: Annotated[bool, typer.Option("--test/--no-test", help="Run the self-test of each kernel.")] = True,
 ) -> None:
-    """Say what is installed, what is missing, and whether every kernel computes rightly.
+    """Show what is installed or missing, and test every kernel.
 
     Each kernel computes a tiny problem, forward and backward, on each device,
-    and is held to float64. The first time on a GPU, kernels are compiled.
+    and its results are compared with float64. The first run on a GPU compiles
+    the kernels.
 
     \b
     Examples:
@@ -116,7 +117,7 @@ def doctor(
       gatewise doctor --json > report.json
       gatewise doctor --no-test
 
-    The status is 0 only if nothing is broken; what is merely missing is not.
+    The exit status is 0 if nothing is broken; missing optional packages do not count as broken.
     """  # noqa: D301 - \b keeps the lines of the examples apart
     found = examined(test)
     typer.echo(to_json(_as_data(found), indent=2) if as_json else "\n".join(_as_lines(found)))
@@ -125,7 +126,7 @@ def doctor(
 
 
 def examined(test: bool = True) -> Findings:
-    """Look at everything."""
+    """Return all findings."""
     gpus, devices = environment.gpus(), environment.devices()
     tests: list[SelfTest] = []
     if test:
@@ -146,11 +147,11 @@ def examined(test: bool = True) -> Findings:
 
 
 def self_test(kernel: Kernel, device: str) -> SelfTest:
-    """Hold a kernel to float64 on a tiny problem, in every dtype that it takes.
+    """Compare a kernel with float64 on a tiny problem, in every dtype that it allows.
 
     Args:
-        kernel: To test.
-        device: Its name in PyTorch.
+        kernel: The kernel to test.
+        device: The device's name in PyTorch.
     """
     found = SelfTest(device, kernel.name, {}, {}, {})
     for dtype in _DTYPES:
@@ -162,11 +163,11 @@ def self_test(kernel: Kernel, device: str) -> SelfTest:
             found.refused[name] = tuple(refusals)
             continue
         try:
-            # PyTorch's own warnings are about the reference that a kernel is compared with.
+            # PyTorch's warnings are about the reference with which the kernel is compared.
             with warnings.catch_warnings(action="ignore"):
                 measured = testing.check_kernel(kernel, problem, device)
         except (GatewiseError, AssertionError, RuntimeError, ImportError, OSError, ValueError, TypeError) as error:
-            # Whatever it is, it is what the doctor was asked for; the other kernels are to be tested as well.
+            # Every error is a finding, and must not prevent the tests of the other kernels.
             found.failed[name] = " ".join(f"{type(error).__name__}: {error}".split())
         else:
             found.passed[name] = max(tensor.error / tensor.budget for tensor in measured.values())
@@ -196,7 +197,7 @@ def _as_lines(found: Findings) -> Iterator[str]:
         yield from _extra_lines(extra)
     if found.tests:
         sizes = f"T {_TINY.time}, B {_TINY.batch}, I {_TINY.input_size}, H {_TINY.hidden_size}"
-        yield from ("", f"kernels: forward and backward of {sizes}, held to float64")
+        yield from ("", f"kernels: forward and backward of {sizes}, compared with float64")
     for test in found.tests:
         yield from _test_lines(test)
     yield ""
@@ -235,7 +236,7 @@ def _test_lines(test: SelfTest) -> Iterator[str]:
         yield from (" " * (len(lead) + 9) + line for line in more)
     if not (test.passed or test.failed):
         yield f"{lead}refuses"
-        # The dtype with the fewest reasons is the nearest to being served.
+        # The dtype with the fewest refusals is the closest to being supported.
         reasons = min(test.refused.values(), key=len)
         for reason in reasons:
             yield from _wrapped(" " * 13 + "- ", reason)

@@ -1,4 +1,4 @@
-"""What is installed and what the machine has: versions, extras, GPUs."""
+"""What is installed and what the machine has: versions, optional packages, GPUs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import gatewise
 from gatewise.contract.decision import format_cudnn
 from gatewise.contract.device import Device
 
-# What an extra adds, for those who do not have it. `dev` is for work on gatewise itself.
+# What each extra adds. `dev` is for work on gatewise itself.
 ADDS = {
-    "cuda": "the kernels that are compiled for the GPU at hand",
+    "cuda": "CUDA kernels, compiled for the GPU of the machine",
     "train": "the command line: training, sampling, benchmarks, plots",
     "keras": "the Keras layer, and reading Keras' weights",
-    "parquet": "classifiers read tables in Parquet",
+    "parquet": "Parquet tables for classifiers",
 }
 _FOR_DEVELOPERS = "dev"
 
@@ -30,9 +30,9 @@ class Requirement(NamedTuple):
     """A package that gatewise or one of its extras needs.
 
     Attributes:
-        package: Its name on PyPI.
-        least: The least version; empty when any will do.
-        installed: The version that is there; empty when none is.
+        package: The package's name on PyPI.
+        least: The oldest version that works; empty if any version does.
+        installed: The installed version; empty if there is none.
     """
 
     package: str
@@ -41,22 +41,22 @@ class Requirement(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """Whether it is not there."""
+        """Whether the package is not installed."""
         return not self.installed
 
     @property
     def too_old(self) -> bool:
-        """Whether it is there, in an older version than is needed."""
+        """Whether the installed version is too old."""
         return bool(self.installed and self.least) and _release(self.installed) < _release(self.least)
 
 
 class Extra(NamedTuple):
-    """An optional part of gatewise.
+    """An optional set of packages.
 
     Attributes:
-        name: As in `pip install 'gatewise[NAME]'`.
-        adds: What one has from it.
-        requirements: Its packages.
+        name: The name, as in `pip install 'gatewise[NAME]'`.
+        adds: The features that it adds.
+        requirements: The packages.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Extra(NamedTuple):
 
     @property
     def lacking(self) -> tuple[Requirement, ...]:
-        """Packages that are missing or too old."""
+        """The packages that are missing or too old."""
         return tuple(requirement for requirement in self.requirements if requirement.missing or requirement.too_old)
 
     @property
     def command(self) -> str:
-        """What gets it."""
+        """The command that installs the extra."""
         return f"pip install 'gatewise[{self.name}]'"
 
 
@@ -82,7 +82,7 @@ class Gpu(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """Versions of everything below gatewise; empty where there is none."""
+    """Versions of the software that gatewise depends on; empty for software that is not installed."""
 
     gatewise: str
     python: str
@@ -94,7 +94,7 @@ class Versions(NamedTuple):
 
 
 def versions(gpus: tuple[Gpu, ...]) -> Versions:
-    """Return the versions of what this process runs on."""
+    """Return the versions of the software that this process uses."""
     cudnn = (torch.backends.cudnn.version() or 0) if torch.backends.cudnn.is_available() else 0
     return Versions(
         gatewise=gatewise.__version__,
@@ -118,18 +118,18 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def devices() -> dict[str, Device]:
-    """Return the devices that PyTorch can use here, by their names in PyTorch."""
+    """Return the devices that PyTorch can use on this machine, by their names in PyTorch."""
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     return {name: Device.probe(name) for name in names}
 
 
 def core() -> tuple[Requirement, ...]:
-    """Return what gatewise itself needs."""
+    """Return the requirements of gatewise itself."""
     return _requirements().get("", ())
 
 
 def extras() -> tuple[Extra, ...]:
-    """Return every extra but the developers'."""
+    """Return all extras except `dev`."""
     return tuple(
         Extra(name, ADDS.get(name, ""), requirements)
         for name, requirements in _requirements().items()
@@ -138,7 +138,7 @@ def extras() -> tuple[Extra, ...]:
 
 
 def _requirements() -> dict[str, tuple[Requirement, ...]]:
-    # By extra, "" for the core. In a source tree what is written there holds, whatever an older installation says.
+    # By extra, "" for the core. In a source tree, its pyproject.toml takes precedence over an older installation.
     project = Path(gatewise.__file__).parents[1] / "pyproject.toml"
     if project.is_file():
         declared = tomllib.loads(project.read_text("utf-8"))["project"]

@@ -1,4 +1,4 @@
-"""`gatewise evaluate`: score a trained classifier, or let it answer."""
+"""`gatewise evaluate`: score a trained classifier, or write its predictions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ app = typer.Typer(add_completion=False)
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="Folder of a run, or a model.safetensors.")],
     data: Annotated[
-        Path | None, typer.Option(help="A .csv, .parquet or .npz; default: the test sequences of the run.")
+        Path | None, typer.Option(help="A .csv, .parquet or .npz file; default: the test sequences of the run.")
     ] = None,
-    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Whether the file says what is right.")] = True,
-    predictions: Annotated[Path | None, typer.Option(help="CSV for the answer to each sequence.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG for the confusion of classes.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="JSON for all scores.")] = None,
-    kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name.")] = None,
+    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Whether the file has labels.")] = True,
+    predictions: Annotated[Path | None, typer.Option(help="CSV file for the predictions.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for the confusion matrix.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file for all scores.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
-    """Score a trained classifier on sequences, or write down its answers.
+    """Score a trained classifier on sequences, or write its predictions.
 
-    A file is read as the training file was: the same columns.
+    The columns of the file must be those of the training file.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`gatewise explain`: which kernel a call would run, why, what it needs, and what would make it faster."""
+"""`gatewise explain`: which kernel a call would run and why, its memory, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -51,22 +51,20 @@ def explain(
     ] = False,
     proj: Annotated[int, typer.Option(help="Features of a projection; 0: none.", rich_help_panel=_CALL)] = 0,
     bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Biases.", rich_help_panel=_CALL)] = True,
-    dropout: Annotated[float, typer.Option(help="Between layers.", rich_help_panel=_CALL)] = 0.0,
+    dropout: Annotated[float, typer.Option(help="Dropout between layers.", rich_help_panel=_CALL)] = 0.0,
     lengths: Annotated[
-        bool, typer.Option("--lengths", help="Unequal lengths, beside the input.", rich_help_panel=_CALL)
+        bool, typer.Option("--lengths", help="Padded sequences with lengths.", rich_help_panel=_CALL)
     ] = False,
-    inference: Annotated[
-        bool, typer.Option("--inference", help="No backward pass follows.", rich_help_panel=_CALL)
-    ] = False,
+    inference: Annotated[bool, typer.Option("--inference", help="No backward pass.", rich_help_panel=_CALL)] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="In a CUDA graph: the device's time alone.", rich_help_panel=_CALL)
+        bool, typer.Option("--graph", help="In a CUDA graph: only the device's time.", rich_help_panel=_CALL)
     ] = False,
     tf32: Annotated[
         bool | None,
         typer.Option("--tf32/--no-tf32", help="Default: PyTorch's setting.", rich_help_panel=_CALL),
     ] = None,
     keep: Annotated[str, typer.Option("--memory", help="normal or lean, in training.", rich_help_panel=_CALL)] = NORMAL,
-    kernel: Annotated[str, typer.Option(help="auto, or the only one that may run.", rich_help_panel=_CALL)] = AUTO,
+    kernel: Annotated[str, typer.Option(help="auto, or the only kernel allowed.", rich_help_panel=_CALL)] = AUTO,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -74,9 +72,9 @@ def explain(
             rich_help_panel=_WHERE,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.", rich_help_panel=_WHERE)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_WHERE)] = False,
 ) -> None:
-    """Say which kernel a call would run and why, and what would help. Nothing runs.
+    """Show which kernel a call would run and why, and what would help. Nothing runs.
 
     \b
     Examples:
@@ -86,7 +84,7 @@ def explain(
       gatewise explain --input 1,1,256 --hidden 256 --inference --gpu l4 --json
       gatewise explain nmt --memory-budget 8GB --gpu h200
 
-    The status is 1 when the kernel that was named refuses the call.
+    The exit status is 1 if the named kernel refuses the call.
     """  # noqa: D301 - \b keeps the lines of the examples apart
     if context.invoked_subcommand is not None:
         return

@@ -1,4 +1,4 @@
-"""`gatewise explain nmt`: how the training of a translation model would be computed, so that it fits, and what fits."""
+"""`gatewise explain nmt`: the memory plan for the training of a translation model, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def explain_nmt(
     ] = None,
     vocabularies: Annotated[
         str | None,
-        typer.Option(metavar="V,V", help="Tokens of source and target; default: the recipe's.", rich_help_panel=_MODEL),
+        typer.Option(metavar="V,V", help="Sizes of both vocabularies; default: the recipe's.", rich_help_panel=_MODEL),
     ] = None,
     given: Mapping[str, Any],
     lengths: Annotated[
@@ -56,9 +56,9 @@ def explain_nmt(
             rich_help_panel=_WHERE,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.", rich_help_panel=_WHERE)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_WHERE)] = False,
 ) -> None:
-    """Say how a translation model would be trained so that it fits in memory. Nothing runs.
+    """Show how a translation model would be trained within a memory budget. Nothing runs.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def explain_nmt(
     """  # noqa: D301 - \b keeps the lines of the examples apart
     asked = read_recipe(recipe, TranslationRecipe()) if recipe else TranslationRecipe()
     asked = overridden(overridden(asked, given), parse_settings(settings or []))
-    # With padding, beginning and end.
+    # Including the tokens for padding, beginning and end.
     most = asked.data.vocabulary_size + len({PADDING, BEGINNING, END}) if asked.data.vocabulary_size else 8000
     source_size, target_size = (most, most) if vocabularies is None else _pair("--vocabularies", vocabularies)
     source, target = _pair("--lengths", lengths)
@@ -95,7 +95,7 @@ def _as_text(plan: Plan, largest: int, device: Device) -> str:
     lines = [str(plan), "", f"device       {device.name}"]
     if plan.budget is not None:
         lines.append(f"largest      {largest:,} pairs of this length in {format_bytes(plan.budget)}")
-    lines += ["", "other ways, predicted", f"  {'part':<9}  {'keeps':>9}  {'works in':>9}  {'time':>8}  how"]
+    lines += ["", "other ways, predicted", f"  {'part':<9}  {'kept':>9}  {'workspace':>9}  {'time':>8}  how"]
     for part in plan.choice.step.parts:
         offered = [way for way in _unlike(part.ways) if len(part.ways) > 1]
         for way in offered:
@@ -108,7 +108,7 @@ def _as_text(plan: Plan, largest: int, device: Device) -> str:
 
 
 def _unlike(ways: tuple[Way, ...]) -> list[Way]:
-    """Return the ways without those that come to the same at this shape."""
+    """Return the ways without duplicates, which have the same memory and time for this shape."""
     return list({way.detail: way for way in ways}.values())
 
 

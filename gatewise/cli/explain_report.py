@@ -1,4 +1,4 @@
-"""What `gatewise explain` prints of a call: text of 80 columns, and data."""
+"""The report of `gatewise explain` about a call, as text of 80 columns and as data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COLUMNS = 80
 
 
 def as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> str:
-    """Return the report of a call.
+    """Return the report about a call, as text.
 
     Args:
-        decision: What was decided.
-        suggestions: What would help.
-        batch: The largest batch that fits; 0 for none.
+        decision: The decision.
+        suggestions: The changes that would help.
+        batch: The largest batch that fits; 0 if there is none.
     """
     lines = [str(decision), "", "torch.nn.LSTM would run", *_pytorch_lines(decision)]
     lines += ["", "memory, predicted", *_memory_lines(decision, batch)]
@@ -30,12 +30,12 @@ def as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> 
 
 
 def as_data(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> dict[str, Any]:
-    """Return the same as JSON values.
+    """Return the report about a call, as JSON values.
 
     Args:
-        decision: What was decided.
-        suggestions: What would help.
-        batch: The largest batch that fits; 0 for none.
+        decision: The decision.
+        suggestions: The changes that would help.
+        batch: The largest batch that fits; 0 if there is none.
     """
     runs, unmet = _of_pytorch(decision)
     needed = memory(decision)
@@ -69,7 +69,7 @@ def as_data(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> 
 
 
 def _of_pytorch(decision: Decision) -> tuple[Verdict, dict[str, tuple[Refusal, ...]]]:
-    """Return what `torch.nn.LSTM` would run, and which demands of cuDNN's persistent algorithms are unmet."""
+    """Return the kernel that `torch.nn.LSTM` would run, and the unmet criteria of cuDNN's persistent algorithms."""
     own = decide_as_pytorch(decision.problem, decision.device)
     unmet = why_not_persistent(own.problem, own.device) if own.chosen == "cudnn" else {}
     return own.verdict(own.chosen or ""), unmet
@@ -101,7 +101,7 @@ def _memory_lines(decision: Decision, batch: int) -> list[str]:
 def _advice_lines(decision: Decision, suggestions: tuple[Advice, ...]) -> list[str]:
     if not suggestions:
         effect = "gains 5 % or more" if decision.chosen else "makes the kernel run"
-        return [f"  no neighbouring shape, dtype or layout {effect}"]
+        return [f"  no similar shape, dtype or layout {effect}"]
     width = min(40, max(len(str(advice)) for advice in suggestions))
     lines = []
     for advice in suggestions:

@@ -1,4 +1,4 @@
-"""How the program ends when something goes wrong: one sentence on standard error, and a status; never a traceback."""
+"""How the program ends after an error: with one sentence on standard error and an exit status, without a traceback."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from gatewise.contract.errors import GatewiseError, ProcessFailed
 _MEMORY = re.compile(
     r"out of memory|can't allocate memory|Storage size calculation overflowed|_STATUS_ALLOC_FAILED|bad_alloc"
 )
-"""What PyTorch, its allocators and its libraries say in a RuntimeError when there is too little memory."""
+"""The texts by which PyTorch, its allocators and libraries report too little memory in a RuntimeError."""
 
 
 @contextlib.contextmanager
-def reported(advice: Callable[[], str] = lambda: "Lower the sizes, or end other programs.") -> Iterator[None]:
-    """End the program by one sentence where an error of the user, of the disk or of the memory leaves the block.
+def reported(advice: Callable[[], str] = lambda: "Reduce the sizes, or close other programs.") -> Iterator[None]:
+    """Print one sentence and exit if an error of the user, of the disk or of the memory leaves the block.
 
     Args:
-        advice: Says what to do where there is too little memory.
+        advice: A function that returns the advice for too little memory.
 
     Raises:
-        SystemExit: With 130 after Ctrl-C, otherwise with 1.
+        SystemExit: With status 130 after Ctrl-C, otherwise with 1.
     """
     try:
         with _threads_that_write():
             yield
     except ProcessFailed:
-        sys.exit(1)  # what failed there was printed when it was heard of
+        sys.exit(1)  # the error was printed when this process received it
     except GatewiseError as error:
         fail(str(error))
     except KeyboardInterrupt:
         _interrupted()
     except BrokenPipeError:
-        # Whoever reads the output, such as `head`, has enough of it; nobody is to be told.
+        # The reader of the output, such as `head`, has closed it; that is no error.
         _discard_output()
         sys.exit(1)
     except OSError as error:
@@ -54,20 +54,20 @@ def reported(advice: Callable[[], str] = lambda: "Lower the sizes, or end other 
 
 
 def flush_output() -> None:
-    """Write what is held back of standard output, so that an error of it is not one of the interpreter's end."""
+    """Flush standard output, so that an error is reported here and not by the interpreter at exit."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def fail(message: str) -> NoReturn:
-    """Print one error on the terminal, and exit."""
+    """Print an error on standard error, and exit."""
     print_error(message)
     sys.exit(1)
 
 
 def print_error(message: str) -> None:
-    """Print one error on the terminal, as it stands in the exception."""
-    with contextlib.suppress(OSError, ValueError):  # who closed standard error wants no message
+    """Print an error on standard error, with the text of the exception."""
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
         try:
             from rich.console import Console
             from rich.markup import escape
@@ -87,8 +87,8 @@ def _interrupted() -> NoReturn:
 def _sentence_of(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.filename is not None:
-        return f"{error.filename}: {reason}. Check the path, its permissions and the room on its disk."
-    return f"the output cannot be written: {reason}. Make room on its disk, or send it elsewhere."
+        return f"{error.filename}: {reason}. Check the path, its permissions and the free space on its disk."
+    return f"the output cannot be written: {reason}. Free space on its disk, or redirect it elsewhere."
 
 
 def _first_line(error: BaseException) -> str:
@@ -97,7 +97,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _discard_output() -> None:
-    """Let what standard output still holds go nowhere, so that the interpreter does not fail on it at its end."""
+    """Discard the buffered output, so that the interpreter does not fail to write it at exit."""
     for stream in (sys.stdout, sys.stderr):
         if not _writes(stream):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -116,7 +116,7 @@ def _writes(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _threads_that_write() -> Iterator[None]:
-    """Keep quiet about TensorBoard's thread when it cannot write: its error is raised again at the next summary."""
+    """Suppress the error of TensorBoard's thread when it cannot write: the next summary raises it again."""
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:

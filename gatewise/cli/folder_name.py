@@ -1,4 +1,4 @@
-"""Names of runs, which are names of folders too."""
+"""Names of runs, which are also names of folders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 from gatewise.contract.errors import ArgumentError, sentence
 
 _LONGEST = 200
-"""Bytes of a name: file systems take 255, and a number may follow."""
+"""The longest name in bytes: file systems allow 255, and a number may be appended."""
 
 
 class FolderName:
-    """The rule that the name of a run leads nowhere but into one folder under `runs/`."""
+    """The rule that the name of a run is the name of one folder under `runs/`."""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse what is no plain name of a folder.
+        """Check that a name is the plain name of a folder.
 
         Raises:
-            ArgumentError: The name is empty, too long, has separators or control characters, or means another folder.
+            ArgumentError: The name is empty, too long, has separators or control characters, or refers to another
+                folder.
         """
         plain = value.isprintable() and not set(value) & set("/\\:") and value.strip(" .") and value == value.strip()
         if not plain or len(value.encode("utf-8", "replace")) > _LONGEST:

@@ -1,4 +1,4 @@
-"""`gatewise generate`: let a trained language model write."""
+"""`gatewise generate`: generate text with a trained language model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def generate(
     checkpoint: Annotated[Path, typer.Option(help="Folder of a run, or a model.safetensors.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "The ",
-    length: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Below 1 cautious, above bold, 0 always the likeliest.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the K likeliest tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold P together.")] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed writes the same. [default: another each time]")
-    ] = None,
-    kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name.")] = None,
+    prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "The ",
+    length: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Low is cautious, high is bold, 0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with total probability P.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text. [default: random]")] = None,
+    kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
-    """Let a trained language model write, token by token.
+    """Generate text with a trained language model, token by token.
 
     \b
     Examples:

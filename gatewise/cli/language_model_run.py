@@ -1,4 +1,4 @@
-"""One run of `gatewise train lm`: text, model, training, score, sample."""
+"""A run of `gatewise train lm`: text, model, training, score, sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.markup import escape
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, watching
+from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, watching
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
@@ -45,13 +45,13 @@ _SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Material:
-    """The text of a run, ready to be read.
+    """The text of a run.
 
     Attributes:
         corpus: The text.
-        tokenizer: Its tokens.
-        tokens: Token numbers of each part, int64 [N] on the CPU.
-        streams: The same on the device, in this process's columns.
+        tokenizer: The tokenizer.
+        tokens: The token numbers of each part, int64 [N] on the CPU.
+        streams: The tokens on the device, in the columns of this process.
     """
 
     corpus: Corpus
@@ -61,16 +61,16 @@ class Material:
 
 
 def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score and sample.
+    """Train as the recipe says, or resume the run in the folder; then compute the scores and generate a sample.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
     """
     _check(recipe, processes)
     if processes.first:
@@ -89,7 +89,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     outcome = _train(model, material, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best, _ = load_model(folder.path, processes.device)
     reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
     streams, options = material.streams, recipe.training
@@ -100,10 +100,10 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
 
 
 def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options: SampleOptions, seed: int) -> None:
-    """Print text as it is drawn, beginning with the prompt.
+    """Generate text and print it, starting with the prompt.
 
     Raises:
-        ArgumentError: The prompt has no token.
+        ArgumentError: The prompt has no tokens.
     """
     prompt = tokenizer.encode(options.prompt)
     drawn = generate(
@@ -136,7 +136,7 @@ def _check(recipe: Recipe, processes: Processes) -> None:
     options = recipe.sample
     check_sampling(options.temperature, options.top_k or None, options.top_p)
     if recipe.text.batch_size % processes.count:
-        advice = "Every process takes equally many columns."
+        advice = "Every process gets the same number of columns."
         expectation = f"a multiple of the {processes.count} processes"
         raise ArgumentError(sentence("batch_size", expectation, recipe.text.batch_size, advice))
 
@@ -170,13 +170,13 @@ def _corpus(text: TextOptions) -> Corpus:
         return corpus_from_files(**files)
     if any(files.values()):
         given = ", ".join(split for split in _SPLITS if files[split])
-        advice = "Or give one file by `--text`; it will be divided."
+        advice = "Or give one file by `--text`; it will be split."
         raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
     return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
 
 
 def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: Processes) -> Tokenizer:
-    """Build the tokenizer in the first process and tell the others; a run that goes on keeps the one it has."""
+    """Build the tokenizer in the first process and send it to the others; a resumed run keeps its tokenizer."""
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
@@ -187,11 +187,11 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
             document = folder.tokenizer.read_text("utf-8")
         else:
             document = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None).to_json()
-    return load_tokenizer(processes.told(document))
+    return load_tokenizer(processes.broadcast(document))
 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
-    """Say which kernel trains the model."""
+    """Return the decision about the kernel that trains the model."""
     time = min(recipe.text.window, material.streams["train"].steps)
     shape = (time, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
     return decide(model.lstm, shape, recipe.training.precision)
@@ -273,7 +273,7 @@ def _finish(
         "minutes": outcome.history[-1].seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
-    refuse_divergence(outcome, recipe.training)
+    check_divergence(outcome, recipe.training)
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
@@ -286,7 +286,7 @@ def _finish(
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
     command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
-    console.print(f"[dim]More of it:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]Generate more:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
 
 
 def _long(split: str) -> str:

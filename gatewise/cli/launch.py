@@ -25,22 +25,22 @@ INTERRUPTED = 130
 _KERNELS = ("model.kernel", "model.attention_kernel")
 
 _FILES = ("recipe", "checkpoint", "model", "result", "curves", "fault")
-"""What every run may write in its folder, as in `RunFolder`."""
+"""The files that every run may write in its folder, as attributes of `RunFolder`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """Something that `gatewise train` trains.
+    """A kind of model that `gatewise train` trains.
 
     Attributes:
         name: The command under `gatewise train`.
-        defaults: The recipe when nothing is said.
-        run: Trains as a recipe says in a folder, or goes on there.
-        section: The section of the recipe that says what to learn from.
-        paths: Its keys that are paths.
-        named: What may stand there instead of a path.
-        files: The files that a run of this command writes beside those of every run, as attributes of `RunFolder`.
-        advice: A sentence for users who have too little memory.
+        defaults: The recipe for a run without options.
+        run: The function that trains as a recipe says in a folder, or resumes the run there.
+        section: The section of the recipe that names the training data.
+        paths: The keys of the section that are paths.
+        named: The names of built-in data, which are not paths.
+        files: The files that a run of this command writes in addition to `_FILES`, as attributes of `RunFolder`.
+        advice: The advice in the error for too little memory.
     """
 
     name: str
@@ -63,28 +63,28 @@ def launch(
     overwrite: bool,
     device: str | None,
 ) -> None:
-    """Find recipe and folder, train, and say how to go on.
+    """Determine recipe and folder, train, and print how to resume.
 
     Args:
         task: The task to train.
-        recipe_path: A TOML file, or None for the defaults.
-        flags: Options by dotted key; None for those that were not given.
-        settings: ``key=value``; they win over `flags`.
-        output: The folder; None chooses one under `RUNS`.
-        resume: Whether to go on with the run in the folder.
-        overwrite: Whether to replace it.
-        device: See `join_processes`.
+        recipe_path: The path of a TOML file, or None for the defaults.
+        flags: The options by dotted key; None for those that were not given.
+        settings: The settings ``key=value``, which take precedence over `flags`.
+        output: The folder; None for a new one under `RUNS`.
+        resume: Whether to resume the run in the folder.
+        overwrite: Whether to replace the run in the folder.
+        device: The device; see `join_processes`.
 
     Raises:
-        Exit: With 1 where the folder or the recipe was refused, which has been printed; with 130 where the run was
-            interrupted and everything is saved.
+        Exit: With status 1 if the folder or the recipe was refused, after printing the error; with 130 if the run was
+            interrupted, after saving everything.
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
     given = {key: value for key, value in flags.items() if value is not None}
     asked = read_recipe(recipe_path, task.defaults) if recipe_path else task.defaults
     asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
-    # A run may go on with another kernel: that is how one gets past a kernel that is at fault.
+    # A run may be resumed with another kernel, because that is the remedy for a kernel with wrong results.
     kernels = {key: value for key, value in given.items() if key in _KERNELS}
     specified = bool(recipe_path or given.keys() - kernels or settings)
     request = _Request(task, asked, specified, kernels, output, resume, overwrite)
@@ -101,7 +101,7 @@ def launch(
 
 
 def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -> Outcome:
-    """Train, and say how to go on after an interruption."""
+    """Train, and print how to resume after an interruption."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     console = Console(quiet=not processes.first)
@@ -109,7 +109,7 @@ def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -
     if outcome.interrupted:
         several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
         console.print(
-            f"\nStopped after {outcome.step:,} steps; everything is saved. Go on with:\n"
+            f"\nStopped after {outcome.step:,} steps; everything is saved. Resume with:\n"
             f"  {several}gatewise train {task.name} --output {folder.path} --resume",
             highlight=False,
         )
@@ -118,16 +118,16 @@ def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """What `launch` was asked for.
+    """The arguments of `launch`, after parsing.
 
     Attributes:
         task: The task to train.
         asked: The recipe.
-        specified: Whether anything was said about the recipe, apart from kernels.
-        kernels: Kernels that were named, by dotted key.
-        output: The folder; None chooses one under `RUNS`.
-        resume: Whether to go on with the run in the folder.
-        overwrite: Whether to replace it.
+        specified: Whether the recipe or any option except for kernels was given.
+        kernels: The kernels that were given, by dotted key.
+        output: The folder; None for a new one under `RUNS`.
+        resume: Whether to resume the run in the folder.
+        overwrite: Whether to replace the run in the folder.
     """
 
     task: Task
@@ -141,9 +141,9 @@ class _Request:
 
 @contextlib.contextmanager
 def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder, Any] | None]:
-    """Find the folder and the recipe, and lock the folder, in the first process; tell the others.
+    """Determine folder and recipe, and lock the folder, in the first process; send them to the others.
 
-    None where that is refused: the first process has said why, and all end without an error of their own.
+    Yields None if they are refused: the first process has printed the error, and all processes exit without another.
     """
     held = contextlib.ExitStack()
     folder = recipe = None
@@ -153,14 +153,16 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
                 folder, recipe = _claimed(request, opening)
                 held = opening.pop_all()
         except GatewiseError as error:
-            print_error(str(error))  # before the others hear of it: a launcher ends all as soon as one has ended
+            print_error(
+                str(error)
+            )  # before the others exit, because a launcher ends all processes after the first exit
     with held:
-        path, recipe = processes.told((folder and str(folder.path), recipe))
+        path, recipe = processes.broadcast((folder and str(folder.path), recipe))
         yield None if path is None else (folder or RunFolder(path), recipe)
 
 
 def _claimed(request: _Request, held: contextlib.ExitStack) -> tuple[RunFolder, Any]:
-    """Return the folder, locked and ready to be written, and the recipe."""
+    """Return the folder, locked and ready for writing, and the recipe."""
     folder = _locked_folder(request, held)
     folder.recover()
     recipe = _recipe_to_run(request, folder)
@@ -171,7 +173,7 @@ def _claimed(request: _Request, held: contextlib.ExitStack) -> tuple[RunFolder, 
 
 
 def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
-    """Return the folder that was asked for, or one under `RUNS`: the newest run to resume, otherwise a new one."""
+    """Return the given folder, or one under `RUNS`: the newest run to resume, otherwise a new folder."""
     name = request.asked.name
     if request.output is not None:
         folder = RunFolder(request.output)
@@ -182,7 +184,7 @@ def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
         while True:
             folder = next(numbered)
             files = [getattr(folder, each) for each in (*_FILES, *request.task.files)]
-            # Another process may begin a run here between the two looks.
+            # Another process may start a run here between these two checks.
             if not _taken(folder, files) and not folder.try_lock():
                 held.callback(folder.unlock)
                 if not _taken(folder, files):
@@ -197,7 +199,7 @@ def _taken(folder: RunFolder, files: list[Path]) -> bool:
 
 
 def _newest_run(name: str) -> RunFolder:
-    """Return the run with the highest number; the first folder when there is none."""
+    """Return the run with the highest number, or the first folder if there is none."""
     newest = RunFolder(RUNS / name)
     for folder in _numbered(name):
         if folder.exists():
@@ -217,28 +219,26 @@ def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
     resume, overwrite = request.resume, request.overwrite
     if not folder.exists():
         if resume and not specified:
-            raise ArgumentError(
-                f"there is no run in {folder.path} to resume. Check `--output`, or leave `--resume` out."
-            )
+            raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
         return asked
     if overwrite:
         return asked
     if not resume:
         raise ArgumentError(
-            f"{folder.path} already holds a run. Go on with it by `--resume`, replace it by `--overwrite`, or choose "
+            f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."
         )
     begun = overridden(read_recipe(folder.recipe, task.defaults), request.kernels)
     if specified and (changed := differences(begun, asked)):
         raise ArgumentError(
-            f"the run in {folder.path} was begun with another {', '.join(changed)}. Leave the options out to go on "
-            "with it, or choose another `--output`."
+            f"the run in {folder.path} was started with another {', '.join(changed)}. Omit these options to resume "
+            "it, or choose another `--output`."
         )
     return begun
 
 
 def _with_absolute_paths(task: Task, recipe: Any) -> Any:
-    """Make the run independent of the folder that it was started in."""
+    """Return the recipe with absolute paths, so that the run can be resumed from any folder."""
     options = getattr(recipe, task.section)
     paths = {name: getattr(options, name) for name in task.paths}
     absolute = {name: str(Path(path).absolute()) for name, path in paths.items() if path not in ("", *task.named)}

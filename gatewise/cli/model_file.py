@@ -1,4 +1,4 @@
-"""Finding and reading the model of a run."""
+"""Reading the model file of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gatewise.training.loop import MODEL
 
 
 def read_model_file(path: Path, task: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-    """Return the file that a path leads to, its weights, and what is saved beside them.
+    """Return the path of a model file, its weights, and its metadata.
 
     Args:
-        path: A run folder, or a model file.
-        task: The command under `gatewise train` that leaves such files, for the advice.
+        path: The folder of a run, or a model file.
+        task: The command under `gatewise train` that writes such files, for the advice.
 
     Raises:
         CheckpointError: There is no model, or the file is not one.
@@ -29,6 +29,6 @@ def read_model_file(path: Path, task: str) -> tuple[Path, dict[str, Tensor], dic
     return file, *read_tensors(file, MODEL)
 
 
-def lack(error: Exception) -> str:
-    """Say what a file's facts lack for a model, as an error found it."""
+def missing_from(error: Exception) -> str:
+    """Return what is missing in a model file's metadata, given the error that this caused."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)

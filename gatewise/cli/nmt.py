@@ -1,4 +1,4 @@
-"""`gatewise train nmt`: train an encoder-decoder with attention that translates."""
+"""`gatewise train nmt`: train an encoder-decoder with attention for translation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def nmt(
     *,
     given: Mapping[str, Any],
 ) -> None:
-    """Train an LSTM encoder and decoder with attention that translates.
+    """Train an LSTM encoder and decoder with attention for translation.
 
-    Without any option it learns to write German dates and amounts in English, within two minutes.
+    Without any options, it learns to translate German dates and amounts to English, in less than two minutes.
 
-    Line n of one file is the translation of line n of the other. Two files are divided; or give all six.
+    Line n of one file is the translation of line n of the other. Give two files, which are split, or all six.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What a translation looked at: as lines of text, as a picture, as a page."""
+"""The attention weights of a translation, as words, as a picture, or as an HTML page."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from gatewise.files import write_bytes
 
 SUFFIXES = (".png", ".html")
 _INK = 0.85
-"""Attention above which a number is written in white, on dark ground."""
+"""The attention weight above which a number is printed in white, on a dark background."""
 
 
 def check_alignment_path(path: Path) -> None:
-    """Refuse a file that is neither a picture nor a page, before anything is translated."""
+    """Check that a file name ends in .png or .html, before anything is translated."""
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(sentence("attention", "a file that ends in .png or .html", str(path)))
 
 
 def alignment_words(source: Sequence[str], target: Sequence[str], attention: torch.Tensor) -> list[str]:
-    """Return for each target token the source token that it looked at most, and its share.
+    """Return for each target token the source token with the largest attention weight, and this weight.
 
     Args:
         source: The tokens of the sentence.
-        target: The tokens of the translation; the rows of `attention`, or the first of them.
-        attention: [T, S].
+        target: The tokens of the translation; the first rows of `attention`, or all of them.
+        attention: The attention weights [T, S].
     """
     shares, places = attention.max(-1)
-    # Rows beyond the target's tokens (the end of the sentence) are left out.
+    # The row of the end token, which `target` does not contain, is left out.
     rows = zip(target, places.tolist(), shares.tolist(), strict=False)
     return [f"{word} < {source[place]} ({share:.0%})" for word, place, share in rows]
 
 
 def draw_alignment(path: Path, source: Sequence[str], target: Sequence[str], attention: torch.Tensor) -> None:
-    """Draw attention as a grid, target tokens over source tokens, into a .png or .html.
+    """Draw attention weights as a grid of target tokens over source tokens, to a .png or .html file.
 
     Args:
-        path: Where to.
+        path: The file.
         source: The tokens of the sentence.
-        target: The tokens of the translation, its end too.
-        attention: [T, S].
+        target: The tokens of the translation, with the end token.
+        attention: The attention weights [T, S].
 
     Raises:
-        ArgumentError: The file is of another kind.
-        CheckpointError: It cannot be written; what it held before is untouched.
-        MissingExtra: A .png without matplotlib.
+        ArgumentError: The file name has another suffix.
+        CheckpointError: The file cannot be written; an existing file is unchanged.
+        MissingExtra: The file is a .png and matplotlib is not installed.
     """
     check_alignment_path(path)
     page = path.suffix.lower() == ".html"
@@ -65,7 +65,7 @@ def _picture(source: Sequence[str], target: Sequence[str], attention: torch.Tens
     figure = Figure(figsize=(1.6 + 0.42 * len(source), 1.2 + 0.36 * len(target)), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(attention.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    # Dollar signs would begin a formula.
+    # matplotlib would parse text between dollar signs as a formula.
     axes.set_xticks(range(len(source)), [_plain(word) for word in source], rotation=45, ha="left")
     axes.set_yticks(range(len(target)), [_plain(word) for word in target])
     axes.xaxis.tick_top()

@@ -1,4 +1,4 @@
-"""From the `[data]` of a translation recipe to batches."""
+"""Reading the parallel text of a recipe's section `[data]`, and making batches."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _ANY = PairFilter(longest=2**31, ratio=0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairMaterial:
-    """The parallel text of a run, ready to be read.
+    """The parallel text of a run.
 
     Attributes:
-        name: Where it is from.
-        parts: The pairs of each part that are used.
-        reports: How many pairs of each part were left out why.
-        source: Vocabulary of the sentences.
-        target: Vocabulary of the translations.
-        batches: The pairs as this process reads them.
-        digest: Stands for the training tokens.
+        name: The source of the text.
+        parts: The pairs of each part, after filtering.
+        reports: The numbers of pairs that were left out of each part, by reason.
+        source: The vocabulary of the sentences.
+        target: The vocabulary of the translations.
+        batches: The batches of this process.
+        digest: A hash of the training tokens.
     """
 
     name: str
@@ -57,13 +57,13 @@ class PairMaterial:
 
 
 def pair_material(options: PairOptions, seed: int, folder: RunFolder, processes: Processes) -> PairMaterial:
-    """Read what a recipe names, build vocabularies or take those of the run that goes on, filter, and batch.
+    """Read the text that a recipe names, build vocabularies or load those of a resumed run, filter, and make batches.
 
     Raises:
-        ArgumentError: Some files are given and others not.
-        CorpusError: A file cannot be trained on, or nothing is left of it.
+        ArgumentError: Only some of the files are given.
+        CorpusError: A file cannot be used for training, or the filter leaves nothing of it.
         DataError: A pair of validation or test is too long for any batch.
-        CheckpointError: The run that shall go on has lost its vocabularies.
+        CheckpointError: The vocabularies of the run to resume are missing.
     """
     name, texts = _texts(options)
     source, target = _vocabularies(options, texts["train"], folder, processes)
@@ -115,7 +115,7 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
     elif given == keys[:2]:
         pairs = read_parallel(files["train_source"], files["train_target"])
     else:
-        advice = "Give the two training files, which are then divided, or all six."
+        advice = "Give the two training files, which are then split, or all six."
         missing = ", ".join(key for key in keys if not files[key])
         raise ArgumentError(sentence(", ".join(given), "given together with the other files", f"no {missing}", advice))
     parts = divide_parallel(pairs, options.shares, options.division_seed)
@@ -125,7 +125,7 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
 def _vocabularies(
     options: PairOptions, train: ParallelText, folder: RunFolder, processes: Processes
 ) -> tuple[SentenceVocabulary, SentenceVocabulary]:
-    """Build them in the first process and tell the others; a run that goes on keeps those it has."""
+    """Build the vocabularies in the first process and send them to the others; a resumed run keeps its vocabularies."""
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
@@ -138,4 +138,4 @@ def _vocabularies(
         else:
             kind, size = options.tokens, options.vocabulary_size or None
             document = vocabularies_to_json(*build_vocabularies(kind, train, size, options.vocabulary))
-    return load_vocabularies(processes.told(document))
+    return load_vocabularies(processes.broadcast(document))

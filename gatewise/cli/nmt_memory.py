@@ -1,4 +1,4 @@
-"""The memory of a run of `gatewise train nmt`: planned from its batches before the first step."""
+"""The memory plan of a run of `gatewise train nmt`, made from its batches before the first step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape, apply
 from gatewise.training.processes import Processes
 
-_NUMBER = 8  # bytes of a token on the device
+_NUMBER = 8  # bytes of a token number on the device
 
 
 def plan_memory(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq, processes: Processes) -> Plan:
-    """Plan how training steps are computed within the budget, and tell the model.
+    """Make the memory plan for the training steps within the budget, and apply it to the model.
 
     Args:
-        recipe: Gives the budget and how training goes.
+        recipe: The recipe, with the budget and the training options.
         material: The pairs, in batches.
-        model: What is trained.
-        processes: This process among those that train together; all of them plan the same.
+        model: The model to train.
+        processes: The processes of the distributed training; all of them make the same plan.
 
     Raises:
-        OutOfMemoryPredicted: Nothing keeps to the budget; the message has the least that does, and how many batch
-            tokens would fit.
-        ArgumentError: The budget is not one.
-        KernelRefused: A kernel that was named cannot train the model.
+        OutOfMemoryPredicted: No plan fits into the budget; the message has the smallest budget that suffices, and the
+            number of batch tokens that would fit.
+        ArgumentError: The budget is not a size.
+        KernelRefused: A named kernel cannot train the model.
     """
     batches = material.batches["train"]
 

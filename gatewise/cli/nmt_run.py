@@ -1,4 +1,4 @@
-"""One run of `gatewise train nmt`: parallel text, model, training, scores, translations."""
+"""A run of `gatewise train nmt`: parallel text, model, training, scores, translations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, refuse_divergence, tell_early_stop, watching
+from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, print_early_stop, watching
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -48,19 +48,19 @@ _MEASURE = dataclasses.replace(PERPLEXITY, digits=3, score="BLEU")
 
 
 def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: Processes, console: Console) -> Outcome:
-    """Train as the recipe says, or go on with the run in the folder; then score and translate.
+    """Train as the recipe says, or resume the run in the folder; then compute the scores and translate examples.
 
     Args:
-        recipe: What to do.
-        folder: Where to; its checkpoint, if it has one, is continued.
-        processes: This process among those that train together.
-        console: Where to report; quiet in all processes but the first.
+        recipe: The recipe.
+        folder: The folder of the run; if it contains a checkpoint, the run is resumed.
+        processes: The processes of the distributed training.
+        console: The console for the report; silent in all processes but the first.
 
     Returns:
-        How training ended.
+        The outcome of the training.
     """
     if recipe.model.tied == "all" and recipe.data.vocabulary != "joint":
-        advice = "Add `--vocabulary joint`, or take `--tied target`."
+        advice = "Add `--vocabulary joint`, or use `--tied target`."
         raise ArgumentError(sentence("tied", "none or target for separate vocabularies", "'all'", advice))
     if processes.first:
         folder.prepare(0)
@@ -83,7 +83,7 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
         write_tensors(folder.last, weights_of(model), MODEL, facts)
     if outcome.interrupted:
         return outcome
-    processes.wait()
+    processes.barrier()
     best = load_translator(folder.path, processes.device)
     reference, batches = reference_of("nmt", best.model, decision, folder, processes), material.batches["test"]
     test_loss = loss_on_test_data(best.model, batches, recipe.training, folder, processes, reference, facts)
@@ -104,12 +104,12 @@ TRANSLATION = Task(
     ("folder", *(f"{split}_{side}" for split in SPLITS for side in ("source", "target"))),
     (),
     files=("tokenizer", "last", "translations"),
-    advice="Lower `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
+    advice="Reduce `--batch-tokens`, `--memory-budget`, `--hidden-size` or `--set evaluation_batch_tokens=N`.",
 )
 
 
 def _decision(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq, processes: Processes) -> Decision:
-    """Say which kernel reads the sentences."""
+    """Return the decision about the kernel of the encoder."""
     longest = material.batches["train"].longest_source
     rows = max(1, recipe.data.batch_tokens // (longest * processes.count))
     shape = (longest, rows, recipe.model.embedding_size)
@@ -151,14 +151,14 @@ def _train(
 def _score(
     model: Seq2Seq, material: PairMaterial, recipe: TranslationRecipe, processes: Processes
 ) -> Callable[[], dict[str, float]]:
-    """Return what scores greedy translations of validation sentences, in every process the same."""
+    """Return a function that scores greedy translations of validation sentences, alike in all processes."""
     translator = Translator(model, material.source, material.target)
 
     def score() -> dict[str, float]:
         most = recipe.translation.valid_sentences or None
         found = _translated(translator, material, "valid", translator.search(), recipe, processes, most)
         scores = _scores(translator, material, "valid", found, recipe).figures() if processes.first else {}
-        return processes.told(scores)
+        return processes.broadcast(scores)
 
     return score
 
@@ -178,16 +178,16 @@ def _translated(
     precision = recipe.training.precision
     with arithmetic(precision), autocast(precision, processes.device):
         found = translator.translate(own, search, recipe.data.evaluation_batch_tokens) if own else []
-    shares = processes.gathered([each[0] for each in found])
-    # Shares were dealt out in turn; the first may have one more.
+    shares = processes.gather([each[0] for each in found])
+    # Sentence n was translated by process n modulo the number of processes.
     return [each for turn in itertools.zip_longest(*shares) for each in turn if each is not None]
 
 
 def _scores(
     translator: Translator, material: PairMaterial, split: str, found: list[Translation], recipe: TranslationRecipe
 ) -> TranslationScores:
-    answers = [translator.text(each) for each in found]
-    return score_translations(answers, material.parts[split].target[: len(found)], recipe.data.target_language)
+    translations = [translator.text(each) for each in found]
+    return score_translations(translations, material.parts[split].target[: len(found)], recipe.data.target_language)
 
 
 def _describe(
@@ -241,12 +241,12 @@ def _finish(
         "minutes": outcome.history[-1].seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
-    refuse_divergence(outcome, recipe.training)
-    answers = "".join(f"{translator.text(each)}\n" for each in found)
-    write_bytes(folder.translations, answers.encode())
+    check_divergence(outcome, recipe.training)
+    translations = "".join(f"{translator.text(each)}\n" for each in found)
+    write_bytes(folder.translations, translations.encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
-    tell_early_stop(console, outcome, recipe.training)
+    print_early_stop(console, outcome, recipe.training)
     for name, loss, scores in (("valid", best.valid_loss, best.scores), ("test", test_loss, test.figures())):
         figures = f"BLEU {scores['BLEU']:.2f}, chrF {scores['chrF']:.2f}, {scores['exact']:.1%} exactly right"
         where = f" (epoch {best.epoch:g})" if name == "valid" else ""
@@ -257,7 +257,7 @@ def _finish(
     field(console, "files", escape(f"{folder.curves}, test.translated, {folder.model.name}, {folder.last.name}"))
     _show_examples(console, recipe, translator, material, found)
     command = f"gatewise translate --checkpoint {folder.path}"
-    console.print(f"\n[dim]More of it:[/dim] echo '...' | {escape(command)}", highlight=False, soft_wrap=True)
+    console.print(f"\n[dim]Translate more:[/dim] echo '...' | {escape(command)}", highlight=False, soft_wrap=True)
 
 
 def _show_examples(
@@ -267,14 +267,14 @@ def _show_examples(
     material: PairMaterial,
     found: list[Translation],
 ) -> None:
-    """Print some test sentences, their translations, and what each token looked at most."""
+    """Print some test sentences with their translations and alignments."""
     test = material.parts["test"]
     for row in range(min(recipe.translation.examples, len(found))):
         translation = found[row]
-        answer = translator.text(translation)
+        text = translator.text(translation)
         source = translator.source.pieces(translator.source.encode(test.source[row]).tolist())
         words = alignment_words(source, translator.target.pieces(translation.tokens), translation.attention)
         console.print(f"\n[bold]{escape(test.source[row])}[/bold]", highlight=False)
-        wrong = "" if answer == test.target[row] else f"  [dim](reference: {escape(test.target[row])})[/dim]"
-        console.print(f"{escape(answer)}{wrong}", highlight=False)
+        wrong = "" if text == test.target[row] else f"  [dim](reference: {escape(test.target[row])})[/dim]"
+        console.print(f"{escape(text)}{wrong}", highlight=False)
         console.print(f"  [dim]{escape('   '.join(words))}[/dim]", highlight=False)

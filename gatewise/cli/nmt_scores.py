@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF by sacrebleu, and how many are exactly right."""
+"""Scores of translations: BLEU and chrF by sacrebleu, and the fraction of exact matches."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from gatewise.contract.errors import MissingExtra
 
 _BY_CHARACTER = ("ja", "ko", "th", "lo", "km", "my")
-"""Languages written without spaces, for which sacrebleu has no tokenizer of its own without more packages."""
+"""Languages without spaces for which sacrebleu has no tokenizer unless more packages are installed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TranslationScores:
-    """Scores of a corpus of translations.
+    """The scores of a set of translations.
 
     Attributes:
-        bleu: BLEU, 0 to 100.
-        chrf: chrF, 0 to 100.
-        exact: Share of translations that equal their reference.
-        bleu_signature: How sacrebleu computed BLEU.
-        chrf_signature: How sacrebleu computed chrF.
+        bleu: The BLEU score, 0 to 100.
+        chrf: The chrF score, 0 to 100.
+        exact: The fraction of translations that equal their reference.
+        bleu_signature: sacrebleu's signature of the BLEU score.
+        chrf_signature: sacrebleu's signature of the chrF score.
     """
 
     bleu: float
@@ -30,7 +30,7 @@ class TranslationScores:
     chrf_signature: str
 
     def figures(self) -> dict[str, float]:
-        """Return the numbers by the names under which they are shown."""
+        """Return the scores by the names under which they are shown."""
         return {"BLEU": self.bleu, "chrF": self.chrf, "exact": self.exact}
 
 
@@ -38,9 +38,9 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
     """Score translations against one reference each.
 
     Args:
-        translations: At least one.
-        references: As many.
-        language: Of both, such as ``"en"``; decides how BLEU divides them into words.
+        translations: The translations, at least one.
+        references: The references, one for each translation.
+        language: The language of both, such as ``"en"``; it determines how BLEU splits them into words.
 
     Raises:
         MissingExtra: sacrebleu is not installed.
@@ -56,11 +56,11 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
     tokenize = "zh" if core == "zh" else "char" if core in _BY_CHARACTER else "13a"
     bleu, chrf = BLEU(tokenize=tokenize), CHRF()
     pairs = list(zip(translations, references, strict=True))
-    answers, wanted = list(translations), [list(references)]
+    hypotheses, wanted = list(translations), [list(references)]
     return TranslationScores(
-        bleu=bleu.corpus_score(answers, wanted).score,
-        chrf=chrf.corpus_score(answers, wanted).score,
-        exact=sum(answer == reference for answer, reference in pairs) / len(pairs),
+        bleu=bleu.corpus_score(hypotheses, wanted).score,
+        chrf=chrf.corpus_score(hypotheses, wanted).score,
+        exact=sum(translation == reference for translation, reference in pairs) / len(pairs),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )

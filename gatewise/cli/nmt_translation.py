@@ -1,4 +1,4 @@
-"""Translating a stream of lines."""
+"""Translation of a stream of lines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gatewise.models import Search, Translation
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """What is written for a line.
+    """Options for the output of a line.
 
     Attributes:
-        numbered: Whether number and score are written too.
-        replace_unknown: Whether an unknown token becomes the source token that it looked at most.
-        attention: Where the alignment of the first line goes; None for nowhere.
+        numbered: Whether the line number and the score are written too.
+        replace_unknown: Whether an unknown token is replaced by the source token with the largest attention weight.
+        attention: The file for the alignment of the first line; None for no file.
     """
 
     numbered: bool = False
@@ -41,19 +41,19 @@ def translate_lines(
     at_once: int,
     output: Output,
 ) -> None:
-    """Translate line by line, and write what is translated before more is read.
+    """Translate line by line, and write the translations of one batch of lines before the next is read.
 
     Args:
         translator: The model.
-        search: How translations are looked for.
-        lines: UTF-8, with their ends.
-        out: Where translations go, in the order of the lines.
-        notes: Where progress and remarks go.
-        at_once: Lines that are translated together.
-        output: What is written for a line.
+        search: The search for translations.
+        lines: The lines in UTF-8, with line ends.
+        out: The stream for the translations, in the order of the lines.
+        notes: The stream for progress and notes.
+        at_once: The number of lines that are translated together.
+        output: Options for the output of a line.
 
     Raises:
-        CorpusError: A line is not UTF-8; all lines before it are translated and written.
+        CorpusError: A line is not UTF-8; the translations of all lines before it have been written.
     """
     count = unknown = 0
     drawing = output.attention
@@ -76,11 +76,11 @@ def translate_lines(
     if unknown:
         print(f"{unknown:,} words are not in the vocabulary; the model read them as <unk>.", file=notes)
     if drawing:
-        print(f"{drawing} was not written: there was no line to translate.", file=notes)
+        print(f"{drawing} was not written, because there was no line to translate.", file=notes)
 
 
 def _batches(lines: Iterable[bytes], at_once: int) -> Iterator[tuple[list[str], CorpusError | None]]:
-    """Yield sentences with single spaces, some at a time; with the last ones, what is wrong with the next."""
+    """Yield batches of sentences with normalised spaces, the last batch with the error of the next line if any."""
     waiting: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -116,11 +116,11 @@ def _texts(
 
 
 def _with_copies(translator: Translator, sentence: str, translation: Translation) -> str:
-    """Return the translation with source words in the places of unknown ones."""
+    """Return the translation with unknown words replaced by words of the source."""
     words = sentence.split()
     unknown, text = translator.target.unknown, []
     places = translation.attention.argmax(-1).tolist()
-    # Only words have an unknown token, and then a token of the source is one word.
+    # Only vocabularies of words have an unknown token, and their source tokens are words.
     for token, place in zip(translation.tokens, places, strict=False):
         text.append(words[place] if token == unknown and place < len(words) else translator.target.decode([token]))
     return " ".join(text) if unknown is not None else translator.text(translation)
@@ -139,7 +139,7 @@ def _draw(translator: Translator, sentence: str, translation: Translation, path:
 
 @contextlib.contextmanager
 def _progress(notes: TextIO) -> Iterator[Callable[[int], None]]:
-    """Show how many lines are done, where that disturbs nobody: on a terminal that does not show the lines."""
+    """Show how many lines are done on the terminal, unless the terminal also shows the translations."""
     console = Console(file=notes)
     if not console.is_terminal or sys.stdout.isatty():
         yield lambda count: None

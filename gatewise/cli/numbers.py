@@ -1,4 +1,4 @@
-"""What every number on the command line must be, before any command looks at its range."""
+"""Checks of all numbers on the command line, which come before the checks of their ranges."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import typer
 
 _MACHINE = 2**63
-"""Integers from here on are none of 64 bits."""
+"""The limit of 64-bit integers."""
 
 
 def check_numbers(command: Any) -> None:
-    """Let each option and argument of a command, and of those below it, refuse what is infinite, NaN, or not 64 bits.
+    """Make a command and its subcommands refuse infinity, NaN, and integers beyond 64 bits.
 
     Args:
-        command: A command, as `typer.main.get_command` returns it.
+        command: The command, as `typer.main.get_command` returns it.
     """
     for inner in getattr(command, "commands", {}).values():
         check_numbers(inner)

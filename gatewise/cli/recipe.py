@@ -1,4 +1,4 @@
-"""Recipes: complete training runs as TOML, each with the score to expect."""
+"""Recipes: complete training runs as TOML files, with their expected scores."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ PYTHON_TOPICS = "python-topics"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """Which text, and how it is cut up: `[text]`.
+    """The text and how it is tokenised and batched: section `[text]`.
 
     Attributes:
-        source: ``"python-topics"``, the help pages that every Python carries, or the path of one file, which is divided
-            by `shares`; not used when the three files are given.
-        train: Path of the training text.
-        valid: Path of the validation text.
-        test: Path of the test text.
-        shares: Fractions of the text for training, validation and test.
-        tokens: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
-        vocabulary_size: Largest vocabulary; 0 keeps every word or character, and is 2,000 for bpe.
-        batch_size: Columns of text that are read side by side, over all processes.
-        window: Time steps between two updates of the weights.
-        evaluation_batch_size: Columns for validation and test.
-        rotate: Whether each epoch begins somewhere else in the text.
+        source: ``"python-topics"``, the help pages of the installed Python, or the path of one file, which is split by
+            `shares`. Not used if the three files are given.
+        train: The path of the training text.
+        valid: The path of the validation text.
+        test: The path of the test text.
+        shares: The fractions of the text for training, validation and test.
+        tokens: The kind of tokens: ``"word"``, ``"character"``, ``"byte"`` or ``"bpe"``.
+        vocabulary_size: The largest vocabulary; 0 keeps every word or character, and means 2,000 for bpe.
+        batch_size: The number of columns of text that are read in parallel, over all processes.
+        window: The number of time steps between two updates of the weights.
+        evaluation_batch_size: The number of columns for validation and test.
+        rotate: Whether each epoch starts at a different place in the text.
     """
 
-    source: Annotated[str, Option("One UTF-8 file, which is divided 90/5/5.", name="--text")] = PYTHON_TOPICS
+    source: Annotated[str, Option("One UTF-8 file, which is split 90/5/5.", name="--text")] = PYTHON_TOPICS
     train: Annotated[str, Option("The training text, UTF-8.")] = ""
     valid: Annotated[str, Option("The validation text.")] = ""
     test: Annotated[str, Option("The test text.")] = ""
     shares: tuple[float, float, float] = SHARES
     tokens: Annotated[str, Option("word, character, byte or bpe.")] = "bpe"
-    vocabulary_size: Annotated[int, COUNT_OR_NONE, Option("The largest vocabulary; 0: all, or 2,000 of bpe.")] = 0
-    batch_size: Annotated[int, COUNT, Option("Columns of text that are read side by side.")] = 20
+    vocabulary_size: Annotated[int, COUNT_OR_NONE, Option("Largest vocabulary; 0: no limit, or 2,000 for bpe.")] = 0
+    batch_size: Annotated[int, COUNT, Option("Columns of text that are read in parallel.")] = 20
     window: Annotated[int, COUNT, Option("Time steps between two updates.")] = 35
     evaluation_batch_size: Annotated[int, COUNT] = 10
     rotate: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
@@ -75,42 +75,42 @@ class ModelOptions:
     """The arguments of `gatewise.models.LanguageModel`: `[model]`.
 
     Attributes:
-        embedding_size: Size of a token's embedding.
-        hidden_size: Units a layer.
-        num_layers: LSTM layers.
-        dropout: Before the softmax.
-        embedding_dropout: After the embedding.
-        layer_dropout: Between LSTM layers.
+        embedding_size: The number of features of embeddings.
+        hidden_size: The number of hidden units of a layer.
+        num_layers: The number of LSTM layers.
+        dropout: The dropout probability before the softmax.
+        embedding_dropout: The dropout probability after the embedding.
+        layer_dropout: The dropout probability between LSTM layers.
         tied: Whether embedding and softmax share their weights.
-        kernel: Which kernel the LSTM asks for; ``"auto"`` takes the fastest.
+        kernel: The kernel of the LSTM; ``"auto"`` chooses the fastest.
     """
 
     embedding_size: Annotated[int, SIZE, Option("The size of embeddings.")] = 256
-    hidden_size: Annotated[int, SIZE, Option("Units of a layer.")] = 256
+    hidden_size: Annotated[int, SIZE, Option("Hidden units of a layer.")] = 256
     num_layers: Annotated[int, LAYERS, Option("LSTM layers.")] = 2
     dropout: Annotated[
-        float, PROBABILITY, Option("The three dropouts at once.", also=("embedding_dropout", "layer_dropout"))
+        float, PROBABILITY, Option("All three dropout probabilities.", also=("embedding_dropout", "layer_dropout"))
     ] = 0.2
     embedding_dropout: Annotated[float, PROBABILITY] = 0.2
     layer_dropout: Annotated[float, PROBABILITY] = 0.2
     tied: Annotated[bool, Option("Share the weights of embedding and softmax.")] = True
-    kernel: Annotated[str, Option("auto, or a kernel by name.")] = "auto"
+    kernel: Annotated[str, Option("auto, or the name of a kernel.")] = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """The text that is drawn at the end: `[sample]`.
+    """The text that is generated at the end: section `[sample]`.
 
     Attributes:
-        prompt: What it begins with.
-        length: Tokens.
-        temperature: See `gatewise.models.generate`.
-        top_k: See there; 0 draws from all.
-        top_p: See there; 1 draws from all.
+        prompt: The beginning of the text.
+        length: The number of tokens.
+        temperature: The temperature; see `gatewise.models.generate`.
+        top_k: The number of most likely tokens to sample from; 0 for all.
+        top_p: The total probability of the most likely tokens to sample from; 1 for all.
     """
 
     prompt: str = "The "
@@ -120,20 +120,20 @@ class SampleOptions:
     top_p: Annotated[float, SHARE] = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the run should reach, compared and printed at its end: `[expect]`.
+    """The expected results, which are compared and printed at the end of the run: section `[expect]`.
 
     Attributes:
-        test_perplexity: At most this on the test text; 0 expects nothing.
-        valid_perplexity: At most this on the validation text; 0 expects nothing.
-        share_of_unigram: Validation perplexity over that of token frequencies alone, at most; 0 expects nothing.
-        minutes: Duration on the device named in `on`; 0 expects nothing.
-        on: The device of `minutes`, in words.
+        test_perplexity: The largest perplexity on the test text; 0 for no expectation.
+        valid_perplexity: The largest perplexity on the validation text; 0 for no expectation.
+        share_of_unigram: The largest validation perplexity as a fraction of a unigram model's; 0 for no expectation.
+        minutes: The duration on the device named in `on`; 0 for no expectation.
+        on: The name of the device for `minutes`.
     """
 
     test_perplexity: Annotated[float, AMOUNT] = 0.0
@@ -143,7 +143,7 @@ class Expectation:
     on: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
@@ -152,22 +152,22 @@ _TRAINING = TrainingOptions()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A complete run.
+    """A complete training run.
 
     Attributes:
-        name: Also the name of its folder under `runs/`.
-        description: One line.
-        threads: CPU threads; 0 takes as many as PyTorch does. The bits of a result depend on it.
-        text: See `TextOptions`.
-        model: See `ModelOptions`.
-        training: See `gatewise.training.TrainingOptions`.
-        sample: See `SampleOptions`.
-        expect: See `Expectation`.
+        name: The name of the run, and of its folder under `runs/`.
+        description: A description in one line.
+        threads: The number of CPU threads; 0 for PyTorch's default. The bits of a result depend on it.
+        text: The section `[text]`; see `TextOptions`.
+        model: The section `[model]`; see `ModelOptions`.
+        training: The section `[training]`; see `gatewise.training.TrainingOptions`.
+        sample: The section `[sample]`; see `SampleOptions`.
+        expect: The section `[expect]`; see `Expectation`.
     """
 
     name: Annotated[str, FOLDER_NAME] = "lm"
     description: str = ""
-    threads: Annotated[int, THREADS, Option("CPU threads; 0: as many as PyTorch takes.")] = 0
+    threads: Annotated[int, THREADS, Option("CPU threads; 0: PyTorch's default.")] = 0
     text: TextOptions = TextOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = _TRAINING
@@ -175,13 +175,13 @@ class Recipe:
     expect: Expectation = Expectation()
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         check_ranges(self)
 
 
 _DEFAULTS = Recipe()
 AnyRecipe = TypeVar("AnyRecipe", bound="DataclassInstance")
-"""A recipe of some task: a frozen dataclass of plain values and sections; see `Recipe`."""
+"""A recipe of any task: a frozen dataclass of plain values and sections; see `Recipe`."""
 
 
 def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
@@ -189,10 +189,10 @@ def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
 
     Args:
         path: The file.
-        defaults: A recipe of the kind that is wanted, for what the file leaves out.
+        defaults: A recipe of the same type, with the values for keys that the file leaves out.
 
     Raises:
-        ArgumentError: The file is missing, not TOML, or has a key or value that is not known.
+        ArgumentError: The file is missing, is not TOML, or has an unknown key or value.
     """
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -209,11 +209,11 @@ def overridden(recipe: AnyRecipe, values: Mapping[str, Any]) -> AnyRecipe:
     """Return a recipe with some values replaced.
 
     Args:
-        recipe: The recipe to begin with.
-        values: By dotted key, such as ``"training.epochs"``; a key without a dot is looked for in every section.
+        recipe: The original recipe.
+        values: The new values by dotted key, such as ``"training.epochs"``; a key without a dot may be in any section.
 
     Raises:
-        ArgumentError: A key is unknown or stands in several sections, or a value is of the wrong type.
+        ArgumentError: A key is unknown or is in several sections, or a value has the wrong type.
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
@@ -227,10 +227,10 @@ def overridden(recipe: AnyRecipe, values: Mapping[str, Any]) -> AnyRecipe:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Read ``key=value`` as TOML would; what is no TOML value is a string.
+    """Parse settings ``key=value`` like TOML; a value that is not TOML is a string.
 
     Raises:
-        ArgumentError: There is no equals sign.
+        ArgumentError: A setting has no equals sign.
     """
     values: dict[str, Any] = {}
     for setting in settings:
@@ -245,7 +245,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def to_toml(recipe: DataclassInstance) -> str:
-    """Write a recipe out in full, so that `read_recipe` gives the same again."""
+    """Return a recipe as a complete TOML document, from which `read_recipe` returns the same recipe."""
     lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names(recipe)]
     for section in _section_names(recipe):
         lines += ["", f"[{section}]"]
@@ -256,7 +256,7 @@ def to_toml(recipe: DataclassInstance) -> str:
 
 
 def differences(one: DataclassInstance, other: DataclassInstance) -> list[str]:
-    """Return the dotted keys at which two recipes differ."""
+    """Return the dotted keys of the values that differ between two recipes."""
     left, right = (dict(_leaves(dataclasses.asdict(recipe))) for recipe in (one, other))
     return [key for key in left if left[key] != right[key]]
 
@@ -282,7 +282,7 @@ def _types(recipe: DataclassInstance, section: str) -> dict[str, Any]:
 
 
 def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:
-    """Return section and name of a key."""
+    """Return the section and the name of a key."""
     known = [("", name) for name in _plain_names(recipe)]
     known += [(section, name) for section in _section_names(recipe) for name in _types(recipe, section)]
     places = [place for place in known if key in (".".join(place).lstrip("."), place[1])]

@@ -1,4 +1,4 @@
-"""Options of a command, made from the fields of a recipe that declare one."""
+"""Command-line options generated from the fields of a recipe."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gatewise.contract.option import Option
 
 
 def recipe_options(recipe: Any, *keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that puts options in the place of a command's keyword parameter `given`.
+    """Return a decorator that replaces a command's keyword parameter `given` with options.
 
-    There is one for every field of the recipe, or of its sections, whose annotation has an `Option`. The command is
-    called with those that were on the command line, by dotted key, as `overridden` takes them.
+    There is one option for every field of the recipe, or of its sections, whose annotation has an `Option`. The command
+    is called with the values that were given on the command line, by dotted key, as `overridden` takes them.
 
     Args:
-        recipe: Its values are the defaults that are shown.
-        keys: Dotted keys that have options; empty for all.
+        recipe: The recipe with the defaults that the help shows.
+        keys: The dotted keys of the fields that get options; empty for all.
     """
     declared = {each.key.replace(".", "__"): each for each in _declared(recipe) if not keys or each.key in keys}
 
@@ -41,7 +41,7 @@ def recipe_options(recipe: Any, *keys: str) -> Callable[[Callable[..., None]], C
                 parameters += [_parameter(name, each) for name, each in declared.items()]
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        # Which of the two is read depends on the version of Typer.
+        # The version of Typer determines which of the two it reads.
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         called.__name__, called.__doc__ = command.__name__, command.__doc__
@@ -67,7 +67,7 @@ class _Declared(NamedTuple):
 
 
 def _declared(options: Any, section: str = "") -> Iterator[_Declared]:
-    """Yield what declares an option, fields of sections first."""
+    """Yield the fields with an option, those of sections first."""
     hints = typing.get_type_hints(type(options), include_extras=True)
     for field, hint in sorted(hints.items(), key=lambda each: not dataclasses.is_dataclass(each[1])):
         value = getattr(options, field)

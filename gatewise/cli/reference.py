@@ -1,4 +1,4 @@
-"""The implementation that training turns to when a step was not finite: kernels that are plain PyTorch."""
+"""The reference kernels, on which training repeats a step that was not finite; they consist of PyTorch operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gatewise.training.validation import evaluation_error
 
 @contextlib.contextmanager
 def on_reference(model: nn.Module) -> Iterator[None]:
-    """Compute a model in the block on the reference kernels, also the layers that name another one."""
+    """Run a model on the reference kernels in the block, including layers that name another kernel."""
     layers = [layer for layer in model.modules() if isinstance(layer, LSTM | Attention)]
     named = [layer.kernel for layer in layers]
     for layer in layers:
@@ -45,9 +45,9 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
     Args:
         task: The command under `gatewise train`.
         model: The model that is trained.
-        decision: The decision about its longest sequences.
+        decision: The decision for its longest sequences.
         folder: The folder of the run.
-        processes: The processes that train together.
+        processes: The processes of the distributed training.
     """
     able = sorted((each for each in decision.verdicts if each.accepted), key=lambda each: each.seconds or 0.0)
     other = next((each.kernel for each in able if each.kernel != decision.chosen), REFERENCE.name)
@@ -59,7 +59,7 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
         running=f"the kernel {decision.chosen}{beside}",
         advice=(
             f"Repeat the step by:\n  gatewise replay {folder.fault}\n"
-            f"Go on from the checkpoint on another kernel by:\n"
+            f"Resume from the checkpoint with another kernel by:\n"
             f"  {several}gatewise train {task} --output {folder.path} --resume --kernel {other}"
         ),
         facts={"command": f"train {task}", "kernel": decision.chosen, "decision": str(decision)},
@@ -83,8 +83,8 @@ def loss_on_test_data(
         options: The options of its training.
         folder: The folder of the run.
         processes: The processes that evaluate together.
-        reference: See `reference_of`.
-        facts: The facts that were saved beside the weights.
+        reference: The result of `reference_of`.
+        facts: The metadata in the model file.
 
     Raises:
         NotFinite: The loss is not finite; the error says why.

@@ -1,4 +1,4 @@
-"""`gatewise replay`: repeat a step of training that was not finite."""
+"""`gatewise replay`: repeat a recorded training step that was not finite."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="fault.safetensors of a run.")],
-    kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name. [default: as it ran]")] = None,
+    kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel. [default: as it ran]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
-    """Repeat a step that was not finite, on the kernel that ran and on the reference, and print what they give.
+    """Repeat a step that was not finite, on its kernel and on the reference kernel, and print the results.
 
-    The exit status is 1 where the kernel's loss or gradients are not finite.
+    The exit status is 1 if the kernel's loss or gradients are not finite.
 
     \b
     Examples:
@@ -71,14 +71,14 @@ def replay(
 
 
 class _Report(NamedTuple):
-    """What a file says of the step that it holds.
+    """The description of the recorded step in a file.
 
     Attributes:
         what: The step in words.
-        device: The name of the device that it ran on.
-        kernel: The kernel that ran.
-        training: Whether it is a step of training; otherwise a batch of an evaluation.
-        options: How the run trained.
+        device: The name of the device on which the step ran.
+        kernel: The name of the kernel that ran.
+        training: Whether it is a training step; otherwise it is a batch of an evaluation.
+        options: The training options of the run.
     """
 
     what: str
@@ -89,7 +89,7 @@ class _Report(NamedTuple):
 
 
 def _report(file: Path, facts: Any) -> _Report:
-    from gatewise.cli.model_file import lack
+    from gatewise.cli.model_file import missing_from
     from gatewise.contract.errors import CheckpointError
     from gatewise.training import TrainingOptions
 
@@ -98,13 +98,13 @@ def _report(file: Path, facts: Any) -> _Report:
         return _Report(facts["what"], facts["device"], kernel, facts["training"], options)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is no whole report of a step: {lack(error).rstrip('.')}. Give the fault.safetensors of a run of "
-            "gatewise train."
+            f"{file} is not a complete record of a step: {missing_from(error).rstrip('.')}. Give the "
+            "fault.safetensors of a run of gatewise train."
         ) from error
 
 
 def _model(file: Path, facts: Any, kernel: str | None, device: torch.device) -> nn.Module:
-    """Build the model that a report is about."""
+    """Build the model of a recorded step."""
     from gatewise.cli.saved_classifier import build_classifier
     from gatewise.cli.saved_model import build_model
     from gatewise.cli.saved_translator import build_translation_model
@@ -122,7 +122,7 @@ def _unknown(file: Path) -> CheckpointError:
     from gatewise.contract.errors import CheckpointError
 
     return CheckpointError(
-        f"{file} is of a model that no command trains. Read it by gatewise.training.recorded_step.read_step."
+        f"{file} is of a model that no command trains. Read it with gatewise.training.recorded_step.read_step."
     )
 
 

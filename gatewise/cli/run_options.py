@@ -1,4 +1,4 @@
-"""Options of the commands of `gatewise train` that are no part of a recipe."""
+"""Options of the commands of `gatewise train` that are not part of a recipe."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Settings = Annotated[
 Output = Annotated[
     Path | None, typer.Option(help="Folder of the run; default: a new one, runs/NAME.", rich_help_panel=RUN)
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=RUN)]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.", rich_help_panel=RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUN)]
 Device = Annotated[
     str | None,
     typer.Option(
-        help="cpu, cuda or cuda:N; default: a GPU if there is one, to each process its own.", rich_help_panel=RUN
+        help="cpu, cuda or cuda:N; default: a GPU if there is one, a separate one for each process.",
+        rich_help_panel=RUN,
     ),
 ]

@@ -1,4 +1,4 @@
-"""What every run of `gatewise train` says in the same way: which kernel, how it goes, scores beside those expected."""
+"""The parts of the report that all runs of `gatewise train` share: kernel, progress, and expected scores."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def field(console: Console, name: str, value: str) -> None:
 
 
 def decide(layer: LSTM, shape: Sequence[int], precision: str, lengths: bool | None = None) -> Decision:
-    """Say which kernel trains a layer; one that was named and refuses is an error before anything is written.
+    """Return the decision about the kernel that trains a layer, or raise before anything is written.
 
     Args:
-        layer: What a batch runs through first, or takes longest in.
-        shape: Of a batch in one process, [T, B, I].
-        precision: As in `TrainingOptions`.
-        lengths: Whether sequences of a batch differ in length.
+        layer: The layer whose call a batch starts with, or that takes most of the time.
+        shape: The shape of a batch in one process, [T, B, I].
+        precision: The precision, as in `TrainingOptions`.
+        lengths: Whether the sequences of a batch differ in length.
 
     Raises:
-        KernelRefused: No kernel that may be chosen can train the layer.
+        KernelRefused: No allowed kernel can train the layer.
     """
     half = torch.bfloat16 if precision == "bfloat16" else None
     with arithmetic(precision):
@@ -54,13 +54,13 @@ def decide(layer: LSTM, shape: Sequence[int], precision: str, lengths: bool | No
 
 
 def introduce(console: Console, recipe: Any, lines: Mapping[str, str], decision: Decision) -> None:
-    """Print what is about to be trained.
+    """Print what will be trained.
 
     Args:
-        console: Where to.
-        recipe: Its name and description head the report.
-        lines: What else there is to say, by name, in order; not markup, nothing for those that are empty.
-        decision: Which kernel trains the model.
+        console: The console.
+        recipe: The recipe, whose name and description are the heading.
+        lines: The other lines by name, in order; they are not markup, and empty ones are not printed.
+        decision: The decision about the kernel that trains the model.
     """
     head = f"{recipe.name}{', ' if recipe.description else ''}{recipe.description}"
     for name, value in {"recipe": head, **lines}.items():
@@ -81,16 +81,16 @@ def watching(
     measure: Measure = PERPLEXITY,
     model: nn.Module | None = None,
 ) -> Iterator[list[Observer]]:
-    """Show progress in the terminal and write it for TensorBoard, in the first process.
+    """Show progress in the terminal, and log it for TensorBoard, in the first process.
 
     Args:
-        console: Where progress is shown.
-        folder: Of the run.
-        processes: This process among those that train together.
-        epochs: Of the whole run.
-        unit: What training goes through, in the plural.
-        measure: How losses are shown.
-        model: Whose weights and gradients are written too; None writes none.
+        console: The console that shows progress.
+        folder: The folder of the run.
+        processes: The processes of the distributed training.
+        epochs: The number of epochs of the whole run.
+        unit: The items that training goes through, in the plural.
+        measure: The format of losses.
+        model: The model whose weights and gradients are logged too; None to log none.
     """
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
@@ -106,25 +106,25 @@ def watching(
         yield observers
 
 
-def refuse_divergence(outcome: Outcome, options: TrainingOptions) -> None:
-    """Raise if the best validation loss, in nats a token, is so large that there is no perplexity for it.
+def check_divergence(outcome: Outcome, options: TrainingOptions) -> None:
+    """Raise if the best validation loss, in nats per token, is so large that its perplexity overflows.
 
     Raises:
-        TrainingDiverged: The weights are of no use.
+        TrainingDiverged: The weights are useless.
     """
     best = min(evaluation.valid_loss for evaluation in outcome.history)
     if not math.isfinite(perplexity(best)):
         raise TrainingDiverged(
-            f"the best validation loss is {best:.3g} nats a token, whose perplexity is beyond all numbers: training "
+            f"the best validation loss is {best:.3g} nats per token, whose perplexity overflows: training "
             f"diverged. Lower `learning_rate` (it is {options.learning_rate:g}) or `clip` (it is {options.clip:g}; 0 "
             "does not clip)."
         )
 
 
-def tell_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:
+def print_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:
     """Print that a run ended before its last epoch, if it did."""
     if outcome.history[-1].epoch < options.epochs:
-        field(console, "stopped", f"no better for {options.patience} evaluations")
+        field(console, "stopped", f"no improvement in {options.patience} evaluations")
 
 
 def compare(
@@ -138,11 +138,11 @@ def compare(
     """Print for each score whether it is as expected.
 
     Args:
-        console: Where to.
-        expect: The section `[expect]` of a recipe; a limit of 0 expects nothing.
+        console: The console.
+        expect: The section `[expect]` of a recipe; a limit of 0 means no expectation.
         result: The scores of the run, by name.
-        at_least: Scores that must reach their limit.
-        at_most: Scores that must not exceed it.
+        at_least: The scores for which the limit is a lower one.
+        at_most: The scores for which the limit is an upper one.
     """
     for name in (*at_least, *at_most):
         limit = getattr(expect, name)

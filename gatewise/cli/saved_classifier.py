@@ -1,4 +1,4 @@
-"""Classifiers on disk: one file with weights, sizes, classes and how its data was read."""
+"""Model files of classifiers: weights, sizes, classes, and how the data was read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gatewise.cli.classifier_recipe import ClassifierOptions, DataOptions
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.contract.errors import CheckpointError
 from gatewise.models import SequenceClassifier
 from gatewise.training.snapshot import load_weights
@@ -21,10 +21,10 @@ class SavedClassifier:
     """A trained classifier.
 
     Attributes:
-        model: In evaluation mode.
-        classes: Names of the classes; empty when it answers with a number.
-        features: What it reads at each step.
-        data: How its sequences were read.
+        model: The model, in evaluation mode.
+        classes: The names of the classes; empty for a regression.
+        features: The names of the features of each step.
+        data: The options with which the sequences were read.
     """
 
     model: SequenceClassifier
@@ -34,7 +34,7 @@ class SavedClassifier:
 
 
 def build_classifier(sizes: dict[str, Any], device: torch.device) -> SequenceClassifier:
-    """Make a classifier on the CPU, so that a seed gives the same weights for every device, and move it."""
+    """Create a classifier on the CPU, so that a seed gives the same weights for every device, and move it."""
     return SequenceClassifier(**sizes).to(device)
 
 
@@ -46,7 +46,7 @@ def classifier_sizes(options: ClassifierOptions, features: int, classes: int) ->
 def classifier_facts(
     sizes: dict[str, Any], classes: Sequence[str], features: Sequence[str], data: DataOptions
 ) -> dict[str, Any]:
-    """Return what is saved beside the weights."""
+    """Return the metadata of a model file."""
     return {
         "classifier": sizes,
         "classes": list(classes),
@@ -59,9 +59,9 @@ def load_classifier(path: Path, device: torch.device, kernel: str | None = None)
     """Read a trained classifier.
 
     Args:
-        path: A run folder, or a model file.
-        device: Where to.
-        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
+        path: The folder of a run, or a model file.
+        device: The device of the model.
+        kernel: The kernel of the LSTM; None for the kernel that it was trained with.
 
     Raises:
         CheckpointError: There is no model, or the file is not one.
@@ -74,7 +74,7 @@ def load_classifier(path: Path, device: torch.device, kernel: str | None = None)
         model = build_classifier(sizes, device)
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is not a classifier: {lack(error)}. Give a run folder of gatewise train classify."
+            f"{file} is not a classifier: {missing_from(error)}. Give a run folder of gatewise train classify."
         ) from error
     load_weights(model, tensors)
     return SavedClassifier(model.eval(), classes, features, data)

@@ -1,4 +1,4 @@
-"""Language models on disk: one file with weights, sizes and tokenizer."""
+"""Model files of language models: weights, sizes and tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.cli.recipe import ModelOptions
 from gatewise.contract.errors import CheckpointError
 from gatewise.data import Tokenizer, load_tokenizer
@@ -17,7 +17,7 @@ from gatewise.training.snapshot import load_weights
 
 
 def build_model(sizes: dict[str, Any], device: torch.device) -> LanguageModel:
-    """Make a language model on the CPU, so that a seed gives the same weights for every device, and move it."""
+    """Create a language model on the CPU, so that a seed gives the same weights for every device, and move it."""
     return LanguageModel(**sizes).to(device)
 
 
@@ -27,7 +27,7 @@ def sizes_of(options: ModelOptions, vocabulary_size: int) -> dict[str, Any]:
 
 
 def model_facts(sizes: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what is saved beside the weights."""
+    """Return the metadata of a model file."""
     return {"model": sizes, "tokenizer": json.loads(tokenizer.to_json())}
 
 
@@ -35,9 +35,9 @@ def load_model(path: Path, device: torch.device, kernel: str | None = None) -> t
     """Read a trained language model.
 
     Args:
-        path: A run folder, or a model file.
-        device: Where to.
-        kernel: Which kernel the LSTM shall ask for; None keeps the one it was trained with.
+        path: The folder of a run, or a model file.
+        device: The device of the model.
+        kernel: The kernel of the LSTM; None for the kernel that it was trained with.
 
     Raises:
         CheckpointError: There is no model, or the file is not one.
@@ -48,7 +48,7 @@ def load_model(path: Path, device: torch.device, kernel: str | None = None) -> t
         model = build_model(sizes | ({"kernel": kernel} if kernel else {}), device)
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is not a language model: {lack(error)}. Give a run folder of gatewise train lm."
+            f"{file} is not a language model: {missing_from(error)}. Give a run folder of gatewise train lm."
         ) from error
     load_weights(model, tensors)
     return model.eval(), tokenizer

@@ -1,4 +1,4 @@
-"""Translation models on disk: one file with weights, sizes and both vocabularies."""
+"""Model files of translation models: weights, sizes and both vocabularies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import lack, read_model_file
+from gatewise.cli.model_file import missing_from, read_model_file
 from gatewise.cli.nmt_recipe import Seq2SeqOptions
 from gatewise.contract.errors import CheckpointError, CorpusError
 from gatewise.data import SentenceVocabulary, load_vocabularies, vocabularies_to_json
@@ -23,13 +23,13 @@ from gatewise.training.snapshot import load_weights
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Translator:
-    """A model with its vocabularies.
+    """A translation model with its vocabularies.
 
     Attributes:
-        model: What translates.
-        source: Vocabulary of the sentences.
-        target: Vocabulary of the translations.
-        graphs: Recordings of greedy steps that `translate` may use and add to; None records nothing.
+        model: The model.
+        source: The vocabulary of the sentences.
+        target: The vocabulary of the translations.
+        graphs: CUDA graphs of greedy steps, which `translate` may use and add to; None to use no graphs.
     """
 
     model: Seq2Seq
@@ -38,19 +38,19 @@ class Translator:
     graphs: GreedyGraphs | None = None
 
     def search(self, beam_size: int = 1, length_penalty: float = 1.0, n_best: int = 1) -> Search:
-        """Return how to look for translations with these vocabularies."""
+        """Return the search for translations with these vocabularies."""
         return Search(BEGINNING, END, (PADDING, BEGINNING), beam_size, length_penalty, n_best)
 
     def translate(self, sentences: Sequence[str], search: Search, batch_tokens: int = 4000) -> list[list[Translation]]:
-        """Translate sentences, those of similar length together.
+        """Translate sentences, in batches of similar length.
 
         Args:
-            sentences: Each with at least one token.
-            search: See `search`.
-            batch_tokens: Most source tokens in a batch, padding and beams included.
+            sentences: The sentences, each with at least one token.
+            search: The search; see the method `search`.
+            batch_tokens: The largest number of source tokens in a batch, padding and beams included.
 
         Returns:
-            The translations of each, in the order of `sentences`.
+            The translations of each sentence, in the order of `sentences`.
         """
         encoded = [self.source.encode(each) for each in sentences]
         order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
@@ -74,7 +74,7 @@ class Translator:
 
 
 def build_translation_model(sizes: dict[str, Any], device: torch.device) -> Seq2Seq:
-    """Make a model on the CPU, so that a seed gives the same weights for every device, and move it."""
+    """Create a model on the CPU, so that a seed gives the same weights for every device, and move it."""
     return Seq2Seq(**sizes).to(device)
 
 
@@ -86,7 +86,7 @@ def translation_sizes(
 
 
 def translation_facts(sizes: dict[str, Any], source: SentenceVocabulary, target: SentenceVocabulary) -> dict[str, Any]:
-    """Return what is saved beside the weights."""
+    """Return the metadata of a model file."""
     return {"translation": sizes, "vocabularies": json.loads(vocabularies_to_json(source, target))}
 
 
@@ -94,9 +94,9 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
     """Read a trained translation model.
 
     Args:
-        path: A run folder, or a model file.
-        device: Where to.
-        kernel: Which kernel the LSTMs shall ask for; None keeps the one they were trained with.
+        path: The folder of a run, or a model file.
+        device: The device of the model.
+        kernel: The kernel of the LSTMs; None for the kernel that they were trained with.
 
     Raises:
         CheckpointError: There is no model, the file is not one, or it lacks its vocabularies.
@@ -118,7 +118,7 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
         model = build_translation_model(sizes, device)
     except (KeyError, TypeError, CorpusError) as error:
         raise CheckpointError(
-            f"{file} is not a translation model: {lack(error)}. Give a run folder of gatewise train nmt."
+            f"{file} is not a translation model: {missing_from(error)}. Give a run folder of gatewise train nmt."
         ) from error
     load_weights(model, tensors)
     graphs = GreedyGraphs(model, cuda_graphs()) if device.type == "cuda" else None

@@ -35,11 +35,11 @@ def language_model(
     *,
     given: Mapping[str, Any],
 ) -> None:
-    """Train a language model on text, score it, and let it write.
+    """Train a language model on text, compute its score, and generate a sample.
 
-    Without any option it reads the help pages of Python, for a few minutes.
+    Without any options, it reads the help pages of Python, for a few minutes.
 
-    Ctrl-C saves; with --resume training goes on, on a CPU to the very same bits.
+    Ctrl-C saves the run, and --resume continues it, on a CPU with identical bits.
 
     \b
     Examples:

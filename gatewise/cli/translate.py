@@ -1,4 +1,4 @@
-"""`gatewise translate`: from lines of one language to lines of another."""
+"""`gatewise translate`: translate lines with a trained model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def translate(
     checkpoint: Annotated[Path, typer.Option(help="Folder of a run, or a model.safetensors.")],
-    beam_size: Annotated[int, typer.Option(min=1, help="Translations followed at a time; 1: greedy.")] = 5,
-    length_penalty: Annotated[float, typer.Option(help="0 favours short ones, 1 weighs tokens alike.")] = 1.0,
+    beam_size: Annotated[int, typer.Option(min=1, help="Beam size; 1: greedy.")] = 5,
+    length_penalty: Annotated[float, typer.Option(help="0 favours short translations, 1 is neutral.")] = 1.0,
     n_best: Annotated[int, typer.Option(min=1, help="Translations of each line, at most the beam size.")] = 1,
     scores: Annotated[bool, typer.Option("--scores", help="Write line number and score too.")] = False,
     replace_unknown: Annotated[
-        bool, typer.Option("--replace-unknown", help="Copy the source word for <unk> (tokens: word).")
+        bool, typer.Option("--replace-unknown", help="Copy the source word for <unk> (only with --tokens word).")
     ] = False,
     attention: Annotated[
-        Path | None, typer.Option(help="PNG or HTML for the alignment of the first line.", metavar="FILE")
+        Path | None, typer.Option(help="PNG or HTML file for the alignment of the first line.", metavar="FILE")
     ] = None,
-    batch_lines: Annotated[int, typer.Option(min=1, help="Lines read before any is translated.")] = 64,
-    kernel: Annotated[str | None, typer.Option(help="auto, or a kernel by name.")] = None,
+    batch_lines: Annotated[int, typer.Option(min=1, help="Lines that are read before the first is translated.")] = 64,
+    kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
     """Translate lines from standard input to standard output.
@@ -33,7 +33,7 @@ def translate(
 
         line number ||| translation ||| score
 
-    the number from 0, the score log p / ((5 + tokens) / 6)^length penalty.
+    The line number starts at 0; the score is log p / ((5 + tokens) / 6)^length penalty.
 
     \b
     Examples:
@@ -60,6 +60,6 @@ def translate(
         translator = load_translator(checkpoint, processes.device, kernel)
         search = translator.search(beam_size, length_penalty, n_best)
         output = Output(numbered=scores or n_best > 1, replace_unknown=replace_unknown, attention=attention)
-        # A person at a terminal wants to see the answer before the next line.
+        # At a terminal, the user expects each translation before typing the next line.
         at_once = 1 if sys.stdin.isatty() else batch_lines
         translate_lines(translator, search, sys.stdin.buffer, sys.stdout, sys.stderr, at_once, output)

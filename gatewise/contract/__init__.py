@@ -1,1 +1,1 @@
-"""The words: problems, devices, criteria, kernels, decisions and errors, without any tensor operation."""
+"""The data types of the package, such as problems, devices, kernels and decisions, without any computation."""

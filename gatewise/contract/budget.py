@@ -1,4 +1,4 @@
-"""The memory that a call may take."""
+"""Check the argument `memory_budget`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 
 def check_memory_budget(budget: object) -> None:
-    """Check a number of bytes; infinity is no limit.
+    """Check that a memory budget is None or a positive number of bytes; infinity means no limit.
 
     Raises:
-        ArgumentError: It is no number, not a number of bytes, or not positive.
+        ArgumentError: The budget is neither None nor a positive number.
     """
     if budget is None or (isinstance(budget, numbers.Real) and not isinstance(budget, bool) and float(budget) > 0):
         return

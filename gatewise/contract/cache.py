@@ -1,4 +1,4 @@
-"""Where a machine keeps from one program to the next what took it time: compiled kernels, measured times."""
+"""The folder for results that later processes use again: compiled kernels and measured times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return GATEWISE_CACHE, otherwise a folder in the user's cache."""
+    """Return the folder named by GATEWISE_CACHE, by default `gatewise` in the user's cache folder."""
     named = os.environ.get("GATEWISE_CACHE")
     if named:
         return Path(named)

@@ -1,4 +1,4 @@
-"""Knowing whether work is recorded in a CUDA graph."""
+"""Whether calls are captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from contextvars import ContextVar
 
 import torch
 
-# What `for_cuda_graph` set for the running context; None where nothing is said.
+# The argument of the innermost `for_cuda_graph` block of the running context; None outside of all blocks.
 _announced: ContextVar[bool | None] = ContextVar("gatewise_for_cuda_graph", default=None)
 
 
 @contextlib.contextmanager
 def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
-    """Choose kernels in the block for calls that a CUDA graph replays, by the time the device takes; or never so.
+    """Choose the kernels of calls in the block for CUDA graph replay, that is by their time on the device alone.
 
-    Replays of a graph cost the CPU next to nothing, so the fastest kernel of a call that is replayed may be another one
-    than that of the same call made from Python. The block belongs around the calls that warm up a capture and around
-    the capture: they run the same kernels then, to the same bits. A capture without it is noticed too, but has fewer
-    kernels to choose from: that of the calls before, and those that can set themselves up during a capture.
+    Replaying a graph takes almost no CPU time. The kernel that is fastest in a replay can therefore differ from the
+    kernel that is fastest when Python makes the call. Put the block around both the warm-up calls and the capture, so
+    that they run the same kernels and return identical bits. A capture outside such a block is noticed as well, but has
+    fewer kernels to choose from: the kernel that the warm-up calls ran, and the kernels that can be initialised during
+    a capture.
 
     Args:
-        replayed: False to choose as for calls made from Python, also while a graph is captured: for replays that must
-            have the bits of such calls.
+        replayed: False chooses kernels as for calls from Python, even while a graph is captured, for replays that must
+            return the same bits as such calls.
 
     Example:
         >>> import torch, gatewise
@@ -39,7 +40,7 @@ def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
 
 
 def state() -> str:
-    """Return "announced" inside `for_cuda_graph`, "noticed" where the current CUDA stream is captured, otherwise ""."""
+    """Return "announced" inside `for_cuda_graph`, "noticed" if the current CUDA stream is captured, "" otherwise."""
     announced = _announced.get()
     if announced is None:
         return "noticed" if torch.cuda.is_current_stream_capturing() else ""

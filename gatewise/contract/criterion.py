@@ -1,4 +1,4 @@
-"""Criteria: what a kernel demands of a problem and a device, as objects that can explain themselves."""
+"""Criteria: the conditions on problem and device under which a kernel runs, and refusals if they are not met."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gatewise.contract.problem import Problem
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a kernel cannot run a problem.
+    """The reason why a kernel cannot run a problem.
 
     Attributes:
-        quantity: What was looked at ("dtype", "hidden_size", ...).
-        actual: Its value in this call.
-        allowed: The values the kernel takes.
-        advice: What to do about it; may be empty.
+        quantity: The quantity that was checked ("dtype", "hidden_size", ...).
+        actual: The value of the quantity in this call.
+        allowed: The values that the kernel allows.
+        advice: What the user can do; may be empty.
     """
 
     quantity: str
@@ -26,20 +26,21 @@ class Refusal:
     advice: str = ""
 
     def __str__(self) -> str:
-        """One sentence: the quantity, its value, the allowed values, the way out."""
+        """Return one sentence: the quantity, its value, the allowed values, and the advice."""
         return f"{self.quantity} is {self.actual}, allowed: {self.allowed}{'; ' + self.advice if self.advice else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Criterion:
-    """One demand of a kernel.
+    """A condition under which a kernel runs.
 
     Attributes:
-        quantity: What is looked at.
-        allowed: The values that pass, as text.
-        actual: Reads the value, as text.
-        holds: Whether the demand is met.
-        violation: Changes a problem and a device so that the demand is not met; one test covers every refusal with it.
+        quantity: The quantity that is checked.
+        allowed: The allowed values, as text.
+        actual: A function that returns the value of the quantity, as text.
+        holds: A function that returns whether the condition is met.
+        violation: A function that changes a problem and a device so that the condition is not met; one test covers
+            every refusal with it.
         advice: What the user can do; may be empty.
     """
 
@@ -51,7 +52,7 @@ class Criterion:
     advice: str = ""
 
     def check(self, problem: Problem, device: Device) -> Refusal | None:
-        """Return None when the demand is met, otherwise the refusal."""
+        """Return None if the condition is met, otherwise the refusal."""
         if self.holds(problem, device):
             return None
         return Refusal(self.quantity, self.actual(problem, device), self.allowed, self.advice)

@@ -1,4 +1,4 @@
-"""The answer to "which kernel, and why": a value that prints itself in 80 columns."""
+"""Which kernel runs a problem, and why: the value that `gatewise.explain` returns, printed in at most 80 columns."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _COLUMNS = 80
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found about one kernel.
+    """The refusals of one kernel, or its predicted time and memory.
 
     Attributes:
-        kernel: Its name.
-        summary: What it is, in one line.
-        algorithm: Which of its own ways it would take; may be empty.
-        refusals: Every unmet demand; empty when the kernel can run the problem.
-        work: What it would do; None when refused.
-        seconds: Predicted (or measured) time of the call; None when refused.
-        peak_bytes: Predicted peak memory beyond inputs and weights; None when refused.
+        kernel: The name of the kernel.
+        summary: The description of the kernel, in one line.
+        algorithm: The algorithm that the kernel would use for this problem; may be empty.
+        refusals: All criteria that are not met; empty if the kernel can run the problem.
+        work: The work of the call; None if the kernel refuses.
+        seconds: The predicted (or measured) time of the call; None if the kernel refuses.
+        peak_bytes: The predicted peak memory in addition to inputs and weights; None if the kernel refuses.
         measured: Whether `seconds` was measured on this device.
     """
 
@@ -45,15 +45,17 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """Every kernel's verdict on one problem, and the one that will run.
+    """The verdicts of all kernels on one problem, and the kernel that runs.
 
     Attributes:
-        problem: What is to be computed.
-        device: Where.
-        verdicts: One a kernel, in the order of `gatewise.kernel_names()`.
-        chosen: Name of the kernel that runs; None when the kernel that was named refuses, or none keeps to the budget.
-        reason: Why that one, in a few words.
-        passed_over: Name of the kernel that would run if it needed less memory; empty when memory decided nothing.
+        problem: The problem.
+        device: The device of the call.
+        verdicts: The verdict of each kernel, in the order of `gatewise.kernel_names()`.
+        chosen: The name of the kernel that runs; None if the named kernel refuses, or if no kernel fits into the memory
+            budget.
+        reason: The reason for the choice, in a few words.
+        passed_over: The name of the kernel that would run without a memory budget; empty if the budget did not change
+            the choice.
     """
 
     problem: Problem
@@ -64,11 +66,11 @@ class Decision:
     passed_over: str = ""
 
     def verdict(self, kernel: str) -> Verdict:
-        """Return the verdict on one kernel."""
+        """Return the verdict of one kernel."""
         return next(verdict for verdict in self.verdicts if verdict.kernel == kernel)
 
     def __str__(self) -> str:
-        """A report of at most 80 columns."""
+        """Return a report of at most 80 columns."""
         head = [
             *_wrapped("problem  ", str(self.problem)),
             *_wrapped("device   ", self._device_line()),
@@ -103,13 +105,13 @@ class Decision:
 
 
 def format_cudnn(version: int) -> str:
-    """Write cuDNN's version number as people do: 91900 is 9.19.0, 8902 is 8.9.2."""
+    """Format cuDNN's version number: 91900 is 9.19.0, 8902 is 8.9.2."""
     scale = 10000 if version >= 90000 else 1000
     return f"{version // scale}.{version % scale // 100}.{version % 100}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Write a time with three digits in the unit that suits it."""
+    """Format a time with three digits, in seconds, milliseconds or microseconds."""
     if seconds is None:
         return "?"
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -119,7 +121,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_bytes(count: int | None) -> str:
-    """Write a size with three digits in the binary unit that suits it."""
+    """Format a size with three digits, in the binary unit that fits."""
     if count is None:
         return "?"
     value = float(count)

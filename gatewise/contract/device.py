@@ -1,4 +1,4 @@
-"""The numbers of a device that choosing needs: probed from the machine, or named, so that no GPU is needed."""
+"""The properties of a device that the choice of a kernel reads: probed on this machine, or known by a GPU's name."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from gatewise.contract.hashing import hash_once
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """A processor as numbers.
+    """The properties of a CPU or GPU that the prediction of times and memory reads.
 
     Attributes:
         kind: "cpu" or "cuda".
-        name: As the vendor prints it.
-        capability: CUDA compute capability, (0, 0) on a CPU.
-        multiprocessors: Streaming multiprocessors, or CPU cores.
-        memory_bytes: Device memory.
-        memory_bandwidth: Bytes per second to and from device memory.
-        matmul_rates: Achievable floating-point operations per second in large products, by the names "float64",
-            "float32", "tf32", "float16", "bfloat16".
-        launch_seconds: Time of an empty device kernel when kernels follow each other.
-        issue_seconds: CPU time a library spends to launch one device kernel.
-        operator_seconds: CPU time of one PyTorch operator, from Python to its launch.
-        exchange_seconds: Time for a value stored by one multiprocessor to be read by another.
-        cudnn_version: As `torch.backends.cudnn.version()`, 0 without cuDNN.
-        compiles: Whether CUDA sources can be compiled and launched: the packages of the extra `cuda` are installed.
-        triton: Whether Triton's programs can run: it is installed; on a CPU, told to interpret (TRITON_INTERPRET=1).
+        name: The name that the vendor's driver reports.
+        capability: The CUDA compute capability; (0, 0) for a CPU.
+        multiprocessors: The number of streaming multiprocessors, or of CPU cores.
+        memory_bytes: The size of the device's memory in bytes.
+        memory_bandwidth: The bandwidth of the device's memory in bytes per second.
+        matmul_rates: The achievable floating-point operations per second of large matrix products, by the names
+            "float64", "float32", "tf32", "float16", "bfloat16".
+        launch_seconds: The time of an empty device kernel in a sequence of kernels.
+        issue_seconds: The CPU time that a library needs to launch one device kernel.
+        operator_seconds: The CPU time of one PyTorch operator, from Python to the launch.
+        exchange_seconds: The time until a value stored by one multiprocessor can be read by another.
+        cudnn_version: The result of `torch.backends.cudnn.version()`; 0 without cuDNN.
+        compiles: Whether CUDA sources can be compiled and launched, which needs the packages of the extra `cuda`.
+        triton: Whether Triton programs can run: Triton is installed and, on a CPU, its interpreter is on
+            (TRITON_INTERPRET=1).
     """
 
     kind: str
@@ -56,15 +57,15 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """The GPU's architecture as compilers name it, such as "sm_90"."""
+        """The GPU's architecture, as compilers name it, for example "sm_90"."""
         return "sm_{}{}".format(*self.capability)
 
     def matmul_rate(self, dtype: torch.dtype, *, allow_tf32: bool = False) -> float:
-        """Return the achievable rate of large products, in floating-point operations per second.
+        """Return the achievable rate of large matrix products, in floating-point operations per second.
 
         Args:
-            dtype: Of the operands.
-            allow_tf32: Whether float32 may run as TF32; counts only where the device has it.
+            dtype: The dtype of the operands.
+            allow_tf32: Whether float32 products may run in TF32; ignored on devices without TF32.
         """
         rates = dict(self.matmul_rates)
         name = str(dtype).removeprefix("torch.")
@@ -73,15 +74,15 @@ class Device:
         return rates.get(name) or min(rates.values(), default=1e10)
 
     def replace(self, **changes: object) -> Device:
-        """Return a copy with some numbers changed: an invented device."""
+        """Return a copy with the given fields changed, for example to describe a device that does not exist."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
     def named(cls, name: str) -> Device:
-        """Return a device by a short name, whether or not the machine has one.
+        """Return the properties of a known device; the machine need not have one.
 
         Args:
-            name: One of `Device.names()`, in any case.
+            name: One of `Device.names()`; upper and lower case are equal.
 
         Raises:
             ArgumentError: The name is unknown; the message lists the known ones.
@@ -94,15 +95,15 @@ class Device:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """The names that `named` knows."""
+        """Return the names that `named` knows."""
         return tuple(_KNOWN)
 
     @classmethod
     def probe(cls, device: torch.device | str) -> Device:
-        """Return the numbers of a device of this machine; read once, then remembered.
+        """Return the properties of a device of this machine; later calls return the stored result.
 
         Raises:
-            DeviceError: The device is neither a CPU nor a CUDA device (a meta tensor has no device to choose for).
+            DeviceError: The device is neither a CPU nor a CUDA device, for example "meta".
         """
         device = torch.device(device)
         if device.type == "cpu":
@@ -113,8 +114,8 @@ class Device:
         raise DeviceError(sentence("device", "a CPU or CUDA device", f"'{device}'", advice))
 
 
-# Dense rates that large products reach in practice: about 80 % of the vendor's figures, which for the H200 is what was
-# measured (788 TFLOP/s in bfloat16).
+# Rates of dense products that large matrices reach: about 80 % of the vendor's figures. On the H200 this was measured
+# (788 TFLOP/s in bfloat16).
 def _known(
     name: str,
     capability: tuple[int, int],
@@ -143,8 +144,8 @@ def _known(
     )
 
 
-# Multiprocessors, memory and bandwidth are the vendor's too (bandwidth less a tenth). Names are what the driver
-# reports, so that a chip of the machine finds its own line.
+# Multiprocessors, memory size and bandwidth are the vendor's figures as well (the bandwidth less 10 %). The names are
+# those that the driver reports, so that a GPU of this machine is found here.
 _KNOWN = {
     "h200": _known("NVIDIA H200", (9, 0), 132, 140, 4.3e12, double=53, single=53, tf32=390, half=790, bfloat16=790),
     "h100": _known(
@@ -189,18 +190,18 @@ _KNOWN = {
 
 
 def tf32_allowed() -> bool:
-    """Tell whether the user's PyTorch settings let cuDNN's recurrent layers round float32 products to TF32."""
+    """Return whether the user's PyTorch settings allow TF32 in cuDNN's recurrent layers."""
     try:
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # chosen by the newer setting, differently for convolutions and recurrent layers
+    except RuntimeError:  # the newer setting is in use, with different values for convolutions and recurrent layers
         return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 def tf32_products_allowed() -> bool:
-    """Tell whether the user's PyTorch settings let matrix products on a GPU round float32 numbers to TF32."""
+    """Return whether the user's PyTorch settings allow TF32 in matrix products on a GPU."""
     try:
         return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # chosen by the newer setting, which the older one cannot tell
+    except RuntimeError:  # the newer setting is in use, and has a value that the older one does not have
         return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
@@ -223,7 +224,7 @@ def _probe_cuda(index: int) -> Device:
     capability = (properties.major, properties.minor)
     cudnn_version = (torch.backends.cudnn.version() or 0) if torch.backends.cudnn.is_available() else 0
     same_chip = next((known for known in _KNOWN.values() if known.name == properties.name), None)
-    # An unlisted GPU gets the rates of the listed one nearest in generation, by its share of multiprocessors.
+    # An unknown GPU gets the rates of the known GPU of the nearest generation, scaled by the number of multiprocessors.
     relative = same_chip or min(
         (known for known in _KNOWN.values() if known.kind == "cuda"),
         key=lambda known: abs(10 * (known.capability[0] - capability[0]) + known.capability[1] - capability[1]),
@@ -243,7 +244,7 @@ def _probe_cuda(index: int) -> Device:
 
 
 def _found(package: str) -> bool:
-    # A parent package that is missing is an error to find_spec, not a None.
+    # `find_spec` raises if the parent package is missing, instead of returning None.
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:

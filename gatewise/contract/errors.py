@@ -1,32 +1,32 @@
-"""Every error that gatewise raises on purpose, and the one form of their sentences.
+"""The errors that gatewise raises, and the form of their sentences.
 
     GatewiseError
     ├── ShapeError            (ValueError, RuntimeError)  a rank, size or length does not fit
     ├── DtypeError            (TypeError, ValueError)     a dtype does not fit
-    ├── DeviceError           (ValueError, RuntimeError)  tensors on devices that do not go together
-    ├── ArgumentError         (ValueError, TypeError)     any other argument of a wrong type or out of its range
-    ├── KernelRefused         (ValueError)                a kernel that was named cannot run this problem
-    ├── UnexpectedKernel      (RuntimeError)              a real call ran on another kernel than decided
-    ├── ModifiedInPlace       (RuntimeError)              a tensor changed between forward and backward
-    ├── NotFinite             (ArithmeticError)           a loss or gradient is infinite or no number
-    │   ├── KernelFault                                   it is finite on the reference implementation
-    │   └── TrainingDiverged                              it is not finite on the reference implementation either
-    ├── ProcessFailed         (RuntimeError)              another of several processes failed, or ended
+    ├── DeviceError           (ValueError, RuntimeError)  tensors are on incompatible devices
+    ├── ArgumentError         (ValueError, TypeError)     any other argument has a wrong type or is out of range
+    ├── KernelRefused         (ValueError)                the named kernel cannot run this problem
+    ├── UnexpectedKernel      (RuntimeError)              a call ran on a different kernel than the decision says
+    ├── ModifiedInPlace       (RuntimeError)              a tensor changed between forward and backward pass
+    ├── NotFinite             (ArithmeticError)           a loss or gradient is infinite or NaN
+    │   ├── KernelFault                                   it is finite with the reference kernels
+    │   └── TrainingDiverged                              it is not finite with the reference kernels either
+    ├── ProcessFailed         (RuntimeError)              another process of a distributed training failed or exited
     ├── MissingExtra          (ImportError)               an optional dependency is not installed
-    ├── OutOfMemoryPredicted  (MemoryError)               the call would not fit, said before it runs
-    ├── CorpusError           (ValueError)                text that cannot be trained on
-    ├── DataError             (ValueError)                sequences that cannot be trained on
-    └── CheckpointError       (ValueError)                a file that is not a checkpoint of this model, or not written
+    ├── OutOfMemoryPredicted  (MemoryError)               the call does not fit in memory, by prediction
+    ├── CorpusError           (ValueError)                a text cannot be used for training
+    ├── DataError             (ValueError)                sequences cannot be used for training
+    └── CheckpointError       (ValueError)                a file is no checkpoint of this model, or cannot be written
 
-Where an error has two built-in bases, that is because `torch.nn.LSTM` raises the second for some of the same mistakes:
-a program that catches it keeps working.
+Some errors have two built-in base classes because `torch.nn.LSTM` raises the second one for some of the same mistakes,
+so that programs that catch it keep working.
 """
 
 from __future__ import annotations
 
 
 class GatewiseError(Exception):
-    """The base of every error that gatewise raises on purpose."""
+    """The base class of all errors that gatewise raises."""
 
 
 class ShapeError(GatewiseError, ValueError, RuntimeError):
@@ -38,77 +38,78 @@ class DtypeError(GatewiseError, TypeError, ValueError):
 
 
 class DeviceError(GatewiseError, ValueError, RuntimeError):
-    """Tensors are on devices that do not go together."""
+    """Tensors are on incompatible devices."""
 
 
 class ArgumentError(GatewiseError, ValueError, TypeError):
-    """An argument is of a wrong type or out of its range."""
+    """An argument has a wrong type or is out of range."""
 
 
 class KernelRefused(GatewiseError, ValueError):
-    """A kernel that was named cannot run this problem, or no kernel has that name.
+    """The named kernel cannot run this problem, or no kernel has that name.
 
-    The message is the printed `Decision`: every kernel, and each reason it refused for.
+    The message is the printed `Decision`, which lists the refusals of every kernel.
     """
 
 
 class UnexpectedKernel(GatewiseError, RuntimeError):
-    """A real call ran on another kernel than was decided, or on none that is known.
+    """A call ran on a different kernel than the decision says, or on an unknown one.
 
-    The message says which layer, what was decided and what ran, and is followed by the report of `gatewise.verify`.
+    The message names the layer, the kernel of the decision and the kernel that ran; the report of `gatewise.verify`
+    follows.
     """
 
 
 class ModifiedInPlace(GatewiseError, RuntimeError):
-    """A tensor that an explicit backward pass reads was changed in place since the forward pass.
+    """A tensor that an explicit backward pass reads was modified in place after the forward pass.
 
-    Autograd raises a `RuntimeError` for the same in a differentiable call.
+    In calls that autograd differentiates, autograd itself raises a `RuntimeError` for this.
     """
 
 
 class NotFinite(GatewiseError, ArithmeticError):
-    """A loss, a gradient or a state is infinite or no number, and it is not known why."""
+    """A loss, a gradient or a state is infinite or NaN, for an unknown reason."""
 
 
 class KernelFault(NotFinite):
-    """A step that was not finite is finite on the reference implementation: what computed it is at fault."""
+    """A training step that was not finite is finite with the reference kernels, so a kernel computed a wrong result."""
 
 
 class TrainingDiverged(NotFinite):
-    """A step is not finite on the reference implementation either: the weights have grown too large."""
+    """A training step is not finite with the reference kernels either, so the training diverged."""
 
 
 class ProcessFailed(GatewiseError, RuntimeError):
-    """Another one of the processes that train together failed, or ended without a word."""
+    """Another process of a distributed training failed, or exited without an error."""
 
 
 class MissingExtra(GatewiseError, ImportError):
-    """An optional dependency is not installed; the message has the pip command."""
+    """An optional dependency is not installed; the message contains the pip command."""
 
     @classmethod
     def for_package(cls, package: str, purpose: str, extra: str) -> MissingExtra:
-        """Say what is missing, what for, and how to get it."""
+        """Return the error for a missing package, with its purpose and the pip command."""
         return cls(f"{purpose} needs `{package}`, which is not installed. Run: pip install 'gatewise[{extra}]'")
 
 
 class OutOfMemoryPredicted(GatewiseError, MemoryError):
-    """The call would not fit in memory; said before anything runs."""
+    """The call does not fit in memory, by prediction; the error is raised before anything runs."""
 
 
 class CorpusError(GatewiseError, ValueError):
-    """A text cannot be trained on: missing, empty, not UTF-8, or too short."""
+    """A text cannot be used for training: it is missing, empty, not UTF-8, or too short."""
 
 
 class DataError(GatewiseError, ValueError):
-    """Sequences cannot be trained on: a missing number, a gap in time, a label that is not known."""
+    """Sequences cannot be used for training: a number is missing, there is a gap in time, or a label is unknown."""
 
 
 class CheckpointError(GatewiseError, ValueError):
-    """A file is not a whole checkpoint of this model, or cannot be written."""
+    """A file is not a complete checkpoint of this model, or cannot be written."""
 
 
 def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:
-    """Return the one form of error sentences: what must be, what is, and what to do.
+    """Return an error sentence: what is expected, what was given, and what to do.
 
     Example:
         >>> sentence("hidden_size", "a positive integer", 0, "Give the number of hidden units.")

@@ -1,4 +1,4 @@
-"""The hash of a frozen dataclass with many fields, computed once: problems and devices are looked up in every call."""
+"""Cached hashes of frozen dataclasses with many fields, because problems and devices are looked up in every call."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def hash_once(value: Any) -> int:
-    """Return the hash of a frozen dataclass's compared fields, and keep it in its field `_hash`.
+    """Return the hash of a frozen dataclass's compared fields, and store it in its field `_hash`.
 
-    It is computed when it is first asked for: while a graph is traced, fields may be symbolic and have none.
+    The hash is computed on first use, because fields can be symbolic, and not hashable, while a graph is traced.
     """
     kept = value._hash
     if kept is None:

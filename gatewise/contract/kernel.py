@@ -1,4 +1,4 @@
-"""What every way of computing an LSTM offers: criteria, stated work, forward and backward as one unit."""
+"""The interface of a kernel: criteria, stated work, and a forward and backward pass that belong together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 
 
 class TensorSpec(NamedTuple):
-    """Shape and dtype of a tensor that does not exist yet.
+    """The shape and dtype of a tensor that does not exist yet.
 
     Attributes:
-        shape: Its sizes.
-        dtype: Its dtype.
-        exact: False when a library decides the size and the shape is an estimate.
+        shape: The sizes of the dimensions.
+        dtype: The dtype of the elements.
+        exact: False if a library determines the size and `shape` is an estimate.
     """
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """The size of the tensor in bytes."""
         count = self.dtype.itemsize
         for size in self.shape:
             count *= size
@@ -38,16 +38,17 @@ class TensorSpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What one pass does, in quantities that do not depend on how fast the device is.
+    """The work of a call, in quantities that do not depend on the speed of the device.
 
     Attributes:
-        matmul_flops: Floating-point operations in matrix products; a multiply-add counts two.
-        bytes_moved: Bytes read from and written to device memory.
-        launches: Device kernels (on a CPU: parallel regions) that run one after another.
-        operators: PyTorch operators that the CPU issues from Python or C++, each with its dispatch.
-        exchanges: Times that one resident kernel waits for data from another multiprocessor.
-        workspace_bytes: The largest scratch memory alive at once, besides inputs, outputs and what is kept.
-        held_bytes: Of it, what stays allocated between calls, so that only the first of them allocates it.
+        matmul_flops: The floating-point operations of matrix products; a multiply-add counts as two.
+        bytes_moved: The bytes read from and written to device memory.
+        launches: The number of device kernels (on a CPU: parallel regions) that run one after another.
+        operators: The number of PyTorch operators that the CPU dispatches.
+        exchanges: The number of times that a running device kernel waits for data from another multiprocessor.
+        workspace_bytes: The peak size of the workspace: memory besides inputs, outputs and kept tensors.
+        held_bytes: The part of the workspace that stays allocated between calls, so that only the first call allocates
+            it.
     """
 
     matmul_flops: float = 0.0
@@ -59,7 +60,7 @@ class Work:
     held_bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Work done one after the other: sums, and the larger memory."""
+        """Add up the work of two calls in sequence; memory sizes are the larger of both."""
         return Work(
             self.matmul_flops + other.matmul_flops,
             self.bytes_moved + other.bytes_moved,
@@ -72,13 +73,13 @@ class Work:
 
 
 class Traces(NamedTuple):
-    """The names by which a profile shows that a kernel ran: operators, as PyTorch records them, or GPU kernels.
+    """The names of operators or GPU kernels that prove in a profile that a kernel ran.
 
-    One of the names in a layer's pass is proof enough; no other kernel may leave any of them there.
+    One of these names in a layer's pass is sufficient; no other kernel's pass contains any of them.
 
     Attributes:
-        forward: Of the forward pass.
-        backward: Of the backward pass.
+        forward: The names in the forward pass.
+        backward: The names in the backward pass.
     """
 
     forward: frozenset[str]
@@ -86,72 +87,72 @@ class Traces(NamedTuple):
 
 
 class Kernel(Protocol):
-    """One way to compute an LSTM, forward and backward.
+    """An implementation of a recurrent layer, with its forward and backward pass.
 
-    A kernel is a module-level object without state. `forward` and `backward` may assume that every criterion holds,
-    that the layout is one of `layouts`, that shapes fit, and that autograd is off; they must leave every input as it
-    was.
+    A kernel is a module-level object without state. `forward` and `backward` may assume that all criteria are met, that
+    the layout is one of `layouts`, that shapes fit, and that autograd is off; they must not modify their inputs.
     """
 
     @property
     def name(self) -> str:
-        """The name users write: `kernel="cudnn"`."""
+        """The kernel's public name, as in `kernel="cudnn"`."""
         ...
 
     @property
     def summary(self) -> str:
-        """One line for `explain`: what it is."""
+        """A description of the kernel in one line, for `explain`."""
         ...
 
     @property
     def layouts(self) -> frozenset[Layout]:
-        """The layouts its `forward` takes; `functional` converts others to one of these."""
+        """The layouts that `forward` takes; `functional` converts other layouts to one of these."""
         ...
 
     @property
     def sets_up_in_captures(self) -> bool:
-        """Whether its first call may come while a CUDA graph is captured.
+        """Whether the kernel's first call may happen while a CUDA graph is captured.
 
-        PyTorch's operators set up a library's handle in each thread that first calls it, autograd's too, where a
-        capture forbids it.
+        PyTorch's operators create a library handle in each thread that calls the library first, which includes
+        autograd's threads; this is not allowed during a capture.
         """
         ...
 
     @property
     def traces(self) -> Traces:
-        """What it leaves in a profile; `gatewise.verify` holds a real call to it."""
+        """The kernel's names in a profile, with which `gatewise.verify` compares a call."""
         ...
 
     def single_use(self, problem: Problem) -> bool:
-        """Whether `backward` consumes `Result.kept`, so that a second backward must repeat the forward."""
+        """Return whether a backward pass consumes `Result.kept`, so that another one must repeat the forward pass."""
         ...
 
     def criteria(self) -> Sequence[Criterion]:
-        """Every demand, in the order they are printed."""
+        """Return all criteria, in the order in which they are printed."""
         ...
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        """Which of its own ways it takes for this problem, in a few words; may be empty."""
+        """Return the algorithm that the kernel uses for this problem, in a few words; may be empty."""
         ...
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """The work of the forward pass, and of the backward pass too when the problem needs a gradient."""
+        """Return the work of the forward pass, plus that of the backward pass if the problem needs gradients."""
         ...
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """The tensors of `Result.kept`, in order; empty when the problem needs no gradient."""
+        """Return the tensors of `Result.kept`, in order; empty if the problem needs no gradient."""
         ...
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        """Compute the outputs and keep what backward needs."""
+        """Compute the outputs, and keep the tensors that the backward pass needs."""
         ...
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        """Compute the outputs by operators that autograd records and differentiates itself, or return None.
+        """Compute the outputs with operators that autograd records and differentiates itself, or return None.
 
-        For kernels that are PyTorch's own: their graph costs less than a function around the explicit passes. Called
-        with autograd on, instead of `forward` and `backward`, where nothing stands between the caller and the kernel;
-        without masks: dropout is drawn as PyTorch draws it there.
+        This is for the kernels that are PyTorch's own, whose autograd graph costs less than a custom function around
+        the explicit passes. It is called instead of `forward` and `backward` while autograd is on, if no conversion is
+        needed between the caller's arguments and the kernel's. It takes no masks: these operators draw the dropout
+        themselves, as PyTorch does.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""One LSTM call as shapes, dtypes and flags, without any tensor.
+"""The description of one call of a recurrent layer by sizes, dtypes and flags, without any tensor.
 
-The legend used everywhere in gatewise (shapes in brackets, `[T, B, I]`):
+These letters are used everywhere in gatewise (shapes are in brackets, `[T, B, I]`):
 
 | letter | meaning |
 |---|---|
@@ -17,7 +17,7 @@ The legend used everywhere in gatewise (shapes in brackets, `[T, B, I]`):
 | `N` | tokens of a packed batch: the sum of the lengths |
 | `h`, `c` | hidden state, cell state |
 
-Gates stand in the order of PyTorch and cuDNN: `i f g o` for the LSTM (input, forget, cell candidate, output), `r z n`
+The order of gates is that of PyTorch and cuDNN: `i f g o` for the LSTM (input, forget, cell candidate, output), `r z n`
 for the GRU (reset, update, candidate).
 """
 
@@ -32,45 +32,45 @@ from gatewise.cells import LSTM, Cell
 from gatewise.contract.hashing import hash_once
 
 NORMAL, LEAN = "normal", "lean"
-"""What a call may keep for its backward pass, the argument `memory`: whatever makes it fastest, or little."""
+"""The values of the argument `memory`: keep whatever makes the backward pass fastest, or keep little and recompute."""
 
 
 class Layout(enum.Enum):
-    """How the sequences of a batch lie in memory."""
+    """The way in which the lengths of sequences are given."""
 
-    DENSE = "dense"  # [T, B, I], every sequence T steps long
-    HOST_LENGTHS = "lengths on the CPU"  # [T, B, I] padded at the end, lengths readable without a device sync
-    DEVICE_LENGTHS = "lengths on the GPU"  # [T, B, I] padded at the end, lengths readable only by kernels
-    PACKED = "packed"  # [N, I] as torch's PackedSequence: longest first, batch_sizes on the CPU
+    DENSE = "dense"  # [T, B, I]; every sequence has T steps
+    HOST_LENGTHS = "lengths on the CPU"  # [T, B, I], padded at the end; the lengths are read without a device sync
+    DEVICE_LENGTHS = "lengths on the GPU"  # [T, B, I], padded at the end; only GPU kernels read the lengths
+    PACKED = "packed"  # [N, I] as in PackedSequence: longest sequence first, batch_sizes on the CPU
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked of a kernel: hashable, so that choices can be cached and tested without a GPU.
+    """The description of one call: hashable, so that choices can be cached, and tested without a GPU.
 
     Attributes:
-        time: T, the number of time steps (the longest sequence's).
+        time: T, the number of time steps of the longest sequence.
         batch: B, the number of sequences.
-        input_size: I, features of the input.
-        hidden_size: H, hidden units.
-        proj_size: P, features of the projected hidden state; 0 for none.
-        num_layers: L.
-        bidirectional: Whether D is 2.
-        bias: Whether both bias vectors exist.
-        dtype: Of input, state and weights.
-        layout: How sequences of different length are given.
-        dropout: Probability of dropping an output between layers in this call; 0 when not training.
-        needs_grad: Whether a backward pass may follow, so that something must be kept for it.
-        allow_tf32: Whether float32 products may be rounded to TF32 in this call (the user's PyTorch settings).
-        traced: Whether the call is being compiled, so that only tensors can be kept for backward.
-        projected: Whether x holds the first layer's input products `W_ih x` already, D * G * H features, instead of its
-            input; `input_size` is 0 then.
-        lean: Whether a forward pass that keeps something for backward must keep little: nothing that can be computed
-            again from x, the outputs and the cell states.
-        captured: Whether the call is recorded in a CUDA graph, whose replays cost the CPU nothing.
-        announced: Whether the calls that warm up the capture choose as it does (`gatewise.for_cuda_graph`), so that the
-            kernel it takes has been set up by then, whichever it is.
-        cell: The cell.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        proj_size: P, the number of features of the projected hidden state; 0 without a projection.
+        num_layers: L, the number of layers.
+        bidirectional: Whether there are two directions (D = 2).
+        bias: Whether the two bias vectors exist.
+        dtype: The dtype of input, states and weights.
+        layout: The way in which the lengths of sequences are given.
+        dropout: The probability of dropping an output between layers in this call; 0 in evaluation mode.
+        needs_grad: Whether a backward pass may follow, for which tensors must be kept.
+        allow_tf32: Whether the user's PyTorch settings allow TF32 in float32 products.
+        traced: Whether the call is compiled, so that only tensors can be kept for the backward pass.
+        projected: Whether x already contains the products `W_ih x` of the first layer, with D * G * H features;
+            `input_size` is 0 then.
+        lean: Whether the forward pass must keep only tensors that cannot be recomputed from x, the outputs and the cell
+            states (gradient checkpointing); without effect if `needs_grad` is False.
+        captured: Whether the call is captured in a CUDA graph, whose replay takes almost no CPU time.
+        announced: Whether the warm-up calls of the capture choose their kernel in the same way
+            (`gatewise.for_cuda_graph`), so that the chosen kernel has been initialised before the capture.
+        cell: The cell, which states the equations of one step.
     """
 
     time: int
@@ -91,7 +91,7 @@ class Problem:
     lean: bool = False
     captured: bool = False
     announced: bool = False
-    cell: Cell = LSTM()  # noqa: RUF009  an immutable statement
+    cell: Cell = LSTM()  # noqa: RUF009  cells are immutable
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -99,46 +99,46 @@ class Problem:
 
     @property
     def num_directions(self) -> int:
-        """D: 2 when bidirectional, otherwise 1."""
+        """D, the number of directions: 2 if bidirectional, otherwise 1."""
         return 2 if self.bidirectional else 1
 
     @property
     def state_size(self) -> int:
-        """R: features of the hidden state that travels between steps and layers."""
+        """R, the number of features of the hidden state."""
         return self.proj_size or self.hidden_size
 
     @property
     def output_size(self) -> int:
-        """Features of the output, D * R."""
+        """The number of features of the output, D * R."""
         return self.num_directions * self.state_size
 
     @property
     def gate_rows(self) -> int:
-        """Rows of the weight matrices, G * H."""
+        """The number of rows of the weight matrices, G * H."""
         return len(self.cell.gates) * self.hidden_size
 
     @property
     def states_size(self) -> int:
-        """Features of the states beside the hidden state, S * H."""
+        """The number of features of the states other than the hidden state, S * H."""
         return len(self.cell.states) * self.hidden_size
 
     def layer_input_size(self, layer: int) -> int:
-        """Features that layer `layer` (from 0) reads."""
+        """Return the number of input features of a layer, counted from 0."""
         return self.input_size if layer == 0 else self.output_size
 
     @property
     def x_size(self) -> int:
-        """Features of x: I, or those of its products with the input weights."""
+        """The number of features of x: I, or those of its products with the input weights."""
         return self.gate_rows * self.num_directions if self.projected else self.input_size
 
     @property
     def weights_per_direction(self) -> int:
-        """How many tensors one direction of one layer has: 2, +2 with bias, +1 with projection."""
+        """The number of tensors of one direction of one layer: 2, plus 2 with bias, plus 1 with projection."""
         return 2 + 2 * self.bias + (self.proj_size > 0)
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all the weights."""
+        """The number of elements of all weights."""
         per_direction = [
             self.gate_rows * (self.layer_input_size(layer) + self.state_size + 2 * self.bias)
             + self.proj_size * self.hidden_size
@@ -148,26 +148,26 @@ class Problem:
 
     @property
     def matmul_flops(self) -> float:
-        """Floating-point operations of every matrix product of a forward pass; a multiply-add counts two."""
+        """The floating-point operations of the matrix products of a forward pass; a multiply-add counts as two."""
         biases = 2 * self.gate_rows * self.num_layers * self.num_directions * self.bias
         return 2.0 * self.time * self.batch * (self.parameter_count - biases)
 
     @property
     def rebuilds_gates(self) -> bool:
-        """Whether a backward pass computes gates again that the forward pass did not keep: `lean`, in training."""
+        """Whether the backward pass recomputes gates that the forward pass did not keep: `lean`, in training."""
         return self.lean and self.needs_grad
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of `dtype`."""
+        """The size of one element of `dtype` in bytes."""
         return self.dtype.itemsize
 
     def replace(self, **changes: object) -> Problem:
-        """Return a copy with some fields changed."""
+        """Return a copy with the given fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        """One line: sizes, dtype and every flag that differs from the plain case."""
+        """Return one line: the sizes, the dtype, and every flag that differs from its default."""
         sizes = f"T {self.time}, B {self.batch}, I {self.input_size}, H {self.hidden_size}"
         extras = [
             f"P {self.proj_size}" if self.proj_size else "",

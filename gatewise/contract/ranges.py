@@ -1,7 +1,7 @@
-"""Ranges of numbers, declared where an option is: `batch_size: Annotated[int, COUNT] = 20`.
+"""Ranges of numbers, declared with the field that they restrict: `batch_size: Annotated[int, COUNT] = 20`.
 
-What is infinite or no number is in no range. `check_ranges` holds every field of a dataclass to the range that its
-annotation declares, so that a recipe, an option of the command line and a call from Python are refused in one sentence.
+No range contains infinity or NaN. `check_ranges` checks every field of a dataclass against the range in its annotation,
+so that a recipe, a command-line option and a call from Python raise the same error.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gatewise.contract.errors import ArgumentError, sentence
 
 
 class Rule(Protocol):
-    """What an annotation may demand of a value."""
+    """The interface of an annotation that checks a value."""
 
     def check(self, name: str, value: Any) -> None:
-        """Raise `ArgumentError` for a value that is not allowed."""
+        """Raise `ArgumentError` if the value is not allowed."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two limits.
+    """An interval of numbers.
 
     Attributes:
-        words: How it is named in an error.
+        words: The description of the interval in an error.
         least: The lower limit.
         most: The upper limit.
-        above: Whether the lower limit itself is left out.
-        below: Whether the upper limit itself is left out.
+        above: Whether the interval is open at the lower limit.
+        below: Whether the interval is open at the upper limit.
 
     Example:
         >>> Range("a probability in [0, 1)", 0, 1, below=True).check("dropout", 0.5)
@@ -45,7 +45,7 @@ class Range:
     below: bool = False
 
     def check(self, name: str, value: float) -> None:
-        """Refuse a number outside of the range.
+        """Check that a number is in the range.
 
         Raises:
             ArgumentError: The number is outside of the range, infinite, or NaN.
@@ -55,13 +55,14 @@ class Range:
         if value < self.least or (self.above and value == self.least):
             raise ArgumentError(sentence(name, self.words, value))
         if value > self.most or (self.below and value == self.most):
-            # A limit that is no part of the words is one of the machine's.
+            # An upper limit that the description does not mention is technical, such as that of an index; the error
+            # states it.
             in_words = self.below or f"{self.most:g}" in self.words
             raise ArgumentError(sentence(name, self.words if in_words else f"at most {self.most:,}", value))
 
 
 LARGEST = 2**31 - 1
-"""The largest count of anything: what libraries index by 32 bits does not overflow."""
+"""The largest allowed count: libraries that use 32-bit indices do not overflow below it."""
 
 NUMBER = Range("a finite number")
 AMOUNT = Range("0 or more", 0)
@@ -77,10 +78,10 @@ SEED = Range("0 or more", 0, 2**32 - 1)
 
 
 def check_ranges(options: Any) -> None:
-    """Hold every field of a dataclass to what its annotation declares.
+    """Check every field of a dataclass against the rules in its annotation.
 
     Raises:
-        ArgumentError: A value is not allowed; the sentence names the field.
+        ArgumentError: A value is not allowed; the message names the field.
     """
     for name, rules in _rules(type(options)).items():
         for rule in rules:

@@ -1,4 +1,4 @@
-"""What travels into a kernel, out of it, and from its forward pass to its backward pass."""
+"""The inputs and outputs of a kernel, and the value that its forward pass hands to its backward pass."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Versions = tuple[int | None, ...]
 
 
 class Inputs(NamedTuple):
-    """Everything the outputs are a function of: two kernels given the same `Inputs` compute the same thing.
+    """All values that determine the outputs of a call.
 
     Attributes:
-        x: Input [T, B, I], any strides; [N, I] when packed. When the problem is projected, what the first layer's input
-            weights make of it, [T, B, D*4H], and those weights are [4H, 0].
-        h0: Initial hidden state [L*D, B, R].
-        c0: Initial cell state [L*D, B, H].
-        weights: All weights in torch's flat order.
-        lengths: Sequence lengths [B], int64 in [0, T], on x's device or the CPU; None when dense or packed.
-        batch_sizes: Sequences alive at each step [T], int64 on the CPU, not increasing; None unless packed.
-        masks: For each gap between layers, which outputs survive dropout: L - 1 boolean tensors shaped as a layer's
-            output ([T, B, D*R], or [N, D*R] when packed); empty without dropout. Survivors are scaled by
-            1 / (1 - dropout).
+        x: The input [T, B, I] with any strides; [N, I] if packed. If `Problem.projected` is set, the products of the
+            input with the first layer's input weights [T, B, D*G*H]; these weights are then [G*H, 0].
+        h0: The initial hidden state [L*D, B, R].
+        c0: The initial cell state [L*D, B, H].
+        weights: All weights in PyTorch's flat order.
+        lengths: The lengths of the sequences [B], int64 in [0, T], on x's device or the CPU; None if dense or packed.
+        batch_sizes: The number of running sequences at each step [T], int64 on the CPU, not increasing; None unless
+            packed.
+        masks: The dropout masks between the layers: L - 1 boolean tensors of the shape of a layer's output ([T, B,
+            D*R], or [N, D*R] if packed), True where an output is kept; empty without dropout. Outputs that are kept are
+            scaled by 1 / (1 - dropout).
     """
 
     x: Tensor
@@ -41,16 +42,16 @@ class Inputs(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a kernel's forward pass returns.
+    """The result of a kernel's forward pass.
 
     Attributes:
-        y: Output of the last layer [T, B, D*R] ([N, D*R] when packed), zero after each sequence's end.
-        h_n: Final hidden state of every layer and direction [L*D, B, R], each at its own sequence's end. In
-            memory of its own, because callers write over it. A backward pass does not read it, and may find another
-            tensor in its place.
-        c_n: Final cell state [L*D, B, H]; the same holds for it.
-        kept: What the same kernel's backward pass needs besides inputs and outputs; private to the kernel, and
-            shaped as its `kept()` says. Empty when the problem needs no gradient.
+        y: The output of the last layer [T, B, D*R] ([N, D*R] if packed), zero after the end of each sequence.
+        h_n: The final hidden state of every layer and direction [L*D, B, R], at the end of each sequence. It does not
+            share memory with other tensors, because callers modify it in place. A backward pass does not read it, and
+            another tensor may be in its place by then.
+        c_n: The final cell state [L*D, B, H]; the same is true of it.
+        kept: The tensors that the same kernel's backward pass needs besides inputs and outputs, with the shapes that
+            its `kept()` states. They are private to the kernel. Empty if the problem needs no gradient.
     """
 
     y: Tensor
@@ -60,7 +61,7 @@ class Result(NamedTuple):
 
 
 class OutputGradients(NamedTuple):
-    """Gradients of the loss with respect to the outputs; None stands for zero."""
+    """The gradients of the loss with respect to the outputs; None means zero."""
 
     y: Tensor | None
     h_n: Tensor | None
@@ -68,7 +69,7 @@ class OutputGradients(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which gradients the caller wants."""
+    """Which gradients the caller needs."""
 
     x: bool = True
     state: bool = True
@@ -76,7 +77,7 @@ class Needs(NamedTuple):
 
 
 class InputGradients(NamedTuple):
-    """Gradients with respect to the inputs, in the shapes of `Inputs`; None where not wanted."""
+    """The gradients with respect to the inputs, in the shapes of `Inputs`; None for gradients that are not needed."""
 
     x: Tensor | None
     h0: Tensor | None
@@ -89,15 +90,16 @@ class Saved:
     """The opaque value that a forward pass hands to its backward pass.
 
     Attributes:
-        kernel: Name of the kernel whose forward made it; its backward reads `result.kept` as only it can.
-        problem: What was computed.
-        inputs: The inputs, shared with the caller, not copied; lengths and batch sizes are.
-        result: The outputs and what the kernel kept.
-        spent: Whether a single-use `kept` (cuDNN's reserve) has been consumed; the next backward repeats the forward.
-        versions: How often autograd had counted a change in place of x, h0, c0, y and each weight when this was made;
-            None for tensors of the inference mode, which count none.
-        form: The weights in the nesting the caller gave them in, so that their gradients come back in the same; None
-            for the flat order.
+        kernel: The name of the kernel that ran the forward pass and whose backward pass can read `result.kept`.
+        problem: The description of the call.
+        inputs: The inputs; tensors are shared with the caller, except for copies of lengths and batch sizes.
+        result: The outputs, and the tensors that the kernel kept.
+        spent: Whether a `kept` that can be used only once (cuDNN's reserve space) has been used, so that the next
+            backward pass must repeat the forward pass.
+        versions: The version counters of x, h0, c0, y and each weight when this value was made; None for inference
+            tensors, which have no counter.
+        form: The weights in the nesting that the caller gave, so that their gradients are returned in the same nesting;
+            None for the flat order.
     """
 
     kernel: str
@@ -109,27 +111,27 @@ class Saved:
     versions: Versions | None = None
 
     def __post_init__(self) -> None:
-        """Note how often every tensor has been changed until now."""
+        """Read the version counters of all tensors."""
         if self.versions is None:
             self.versions = self._read_versions()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a file is made from: the tensors there have versions of their own."""
+        """Return the state for pickling and copying, without version counters: those of the copies are different."""
         self.check_unmodified()
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names} | {"versions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was copied or read."""
+        """Restore the state, and read the version counters of the new tensors."""
         for name, value in state.items():
             setattr(self, name, value)
         self.__post_init__()
 
     def check_unmodified(self) -> None:
-        """Raise unless the inputs and the output are as they were when this value was made.
+        """Check that the inputs and the output have not been modified since the forward pass.
 
         Raises:
-            ModifiedInPlace: A tensor was changed in place; the message names it.
+            ModifiedInPlace: A tensor was modified in place; the message names it.
         """
         found = self._read_versions()
         if found == self.versions:
@@ -156,7 +158,7 @@ class Saved:
         tensors = (inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights)
         try:
             return tuple(map(_version, tensors))
-        except RuntimeError:  # there are tensors of the inference mode among them
+        except RuntimeError:  # some are inference tensors
             return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""The weights of one direction of one layer, and the flat order they travel in."""
+"""The weights of one direction of one layer, and PyTorch's flat order of all weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gatewise.contract.errors import ShapeError, sentence
 
 
 class DirectionWeights(NamedTuple):
-    """The weights of one direction of one layer, gates stacked in the order `i f g o`.
+    """The weights of one direction of one layer, in PyTorch's order of gates (`i f g o`, or `r z n` for the GRU).
 
     Attributes:
-        w_ih: Input weights [4H, I].
-        w_hh: Recurrent weights [4H, R].
-        b_ih: First bias [4H], or None.
-        b_hh: Second bias [4H], or None.
-        w_hr: Projection [P, H], or None.
+        w_ih: The input weights [G*H, I].
+        w_hh: The recurrent weights [G*H, R].
+        b_ih: The input bias [G*H], or None.
+        b_hh: The recurrent bias [G*H], or None.
+        w_hr: The projection [P, H], or None.
     """
 
     w_ih: Tensor
@@ -30,15 +30,15 @@ class DirectionWeights(NamedTuple):
     w_hr: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that exist, in torch's order."""
+        """Return the tensors that are not None, in PyTorch's order."""
         return tuple(tensor for tensor in self if tensor is not None)
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor]) -> DirectionWeights:
-        """Name the tensors of one direction by how many there are.
+        """Return the weights in a sequence of 2 to 5 tensors, in the order of `torch.nn.LSTM.all_weights`.
 
-        Two are the matrices, a third the projection, four matrices and biases, a fifth the projection: the order of
-        `torch.nn.LSTM.all_weights`.
+        Two tensors are the matrices, a third is the projection; four are matrices and biases, a fifth is the
+        projection.
         """
         match len(tensors):
             case 2:
@@ -57,11 +57,11 @@ class DirectionWeights(NamedTuple):
 
 
 def by_direction(flat: Sequence[Tensor], per_direction: int) -> list[DirectionWeights]:
-    """Split torch's flat order into one `DirectionWeights` for each layer and direction.
+    """Split weights in PyTorch's flat order into one `DirectionWeights` for each layer and direction.
 
     Args:
-        flat: All weights, layer by layer, forward direction before reverse.
-        per_direction: Tensors of one direction (`Problem.weights_per_direction`).
+        flat: All weights, layer by layer, the forward direction before the reverse one.
+        per_direction: The number of tensors of one direction (`Problem.weights_per_direction`).
     """
     return [
         DirectionWeights.from_tensors(flat[start : start + per_direction])
@@ -70,10 +70,10 @@ def by_direction(flat: Sequence[Tensor], per_direction: int) -> list[DirectionWe
 
 
 def cudnn_order(flat: Sequence[Tensor]) -> list[Tensor]:
-    """Return weights in the order of cuDNN's buffer: every matrix of the stack, then every bias.
+    """Return the weights in the order of cuDNN's buffer: all matrices, then all biases.
 
     Args:
-        flat: All weights in torch's flat order.
+        flat: All weights in PyTorch's flat order.
     """
     matrices = [tensor for tensor in flat if tensor.dim() == 2]
     biases = [tensor for tensor in flat if tensor.dim() == 1]
@@ -81,23 +81,24 @@ def cudnn_order(flat: Sequence[Tensor]) -> list[Tensor]:
 
 
 def cudnn_buffer_size(flat: Sequence[Tensor], per_direction: int) -> int:
-    """Return the elements of cuDNN's buffer, which has room for two biases a direction even where there are none."""
+    """Return the number of elements of cuDNN's buffer, which has room for two biases per direction in any case."""
     return _places(tuple(tensor.shape for tensor in flat), per_direction, 1)[1]
 
 
 def in_one_buffer(flat: Sequence[Tensor], per_direction: int) -> bool:
-    """Tell whether the weights are views of one storage, as `torch.nn.LSTM.flatten_parameters` lays them.
+    """Return whether the weights are views of one storage, as `torch.nn.LSTM.flatten_parameters` makes them.
 
     Args:
-        flat: Weights in torch's flat order.
-        per_direction: Tensors of one direction of one layer.
+        flat: All weights in PyTorch's flat order.
+        per_direction: The number of tensors of one direction of one layer.
     """
     first = flat[0]
     storage = first.untyped_storage()
     pointer = storage.data_ptr()
     places, needed = _places(tuple([tensor.shape for tensor in flat]), per_direction, first.element_size())
-    # Separate tensors can be neighbours in memory by chance; then the first one's storage ends before the last one.
-    # Where there are no biases, the buffer ends with zeros in their place; elsewhere other layers' weights lie there.
+    # Separate tensors can be adjacent in memory by chance, but then the first tensor's storage ends before the last
+    # tensor. Without biases, zeros follow the matrices in the buffer; in a larger storage, other weights are at that
+    # place.
     if storage.nbytes() < needed or (per_direction < 4 and storage.nbytes() > needed):
         return False
     if [tensor.data_ptr() - pointer for tensor in flat] != places:
@@ -107,7 +108,7 @@ def in_one_buffer(flat: Sequence[Tensor], per_direction: int) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _places(shapes: tuple[Sequence[int], ...], per_direction: int, element_bytes: int) -> tuple[Sequence[int], int]:
-    """Return at which byte of cuDNN's buffer each weight begins, and the bytes of the whole buffer."""
+    """Return the offset of each weight in cuDNN's buffer, and the size of the buffer, in bytes."""
     places, end = [0] * len(shapes), 0
     for index in sorted(range(len(shapes)), key=lambda index: len(shapes[index]) == 1):
         places[index] = end

@@ -1,4 +1,4 @@
-"""The layers, and how a finished model gets them."""
+"""The layers, and the functions that replace and check the layers of an existing model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> type[Attention]:
-    # Most programs have no attention, and need not wait for its import.
+    # Most programs use no attention and should not have to wait for its import.
     if name == "Attention":
         from gatewise.nn.attention import Attention
 

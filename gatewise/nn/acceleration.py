@@ -1,4 +1,4 @@
-"""Exchanging the LSTM layers of a finished model."""
+"""Replace the `torch.nn.LSTM` layers of an existing model with `gatewise.LSTM`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
 
-# What torch.nn.LSTM remembers about its parameters; gatewise.LSTM looks them up in every call instead.
-_BOOKKEEPING = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
+# Attributes in which torch.nn.LSTM stores references to its parameters; gatewise.LSTM looks them up in every call.
+_REFERENCES = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Swap:
-    """What `accelerate` would do with one `torch.nn.LSTM` of a model.
+    """What `accelerate` does with one `torch.nn.LSTM` of a model.
 
     Attributes:
-        names: Every dotted name the module is registered under; "" is the model itself.
+        names: All dotted names under which the module is registered; "" is the model itself.
         module: The module.
-        obstacle: Why it stays; empty when it is exchanged.
+        obstacle: The reason why the module is not replaced; empty if it is.
     """
 
     names: tuple[str, ...]
@@ -38,27 +38,26 @@ class Swap:
     obstacle: str = ""
 
     def __str__(self) -> str:
-        """One line: where it is, and what happens to it."""
+        """Return one line with the names of the module and what happens to it."""
         where = ", ".join(name or "the model itself" for name in self.names)
         return f"{where}: {f'stays: it {self.obstacle}' if self.obstacle else 'becomes gatewise.LSTM'}"
 
 
 def accelerate(model: Model, *, verbose: bool = True) -> Model:
-    """Exchange every `torch.nn.LSTM` in a model for a `gatewise.LSTM`, in place, and return the model.
+    """Replace every `torch.nn.LSTM` in a model with a `gatewise.LSTM`, in place, and return the model.
 
-    The new layers hold the very same Parameter objects, so optimizers made before keep working and `state_dict` stays.
-    The training flag, hooks, frozen parameters and other attributes stay as well, and a layer registered in two places
-    stays one layer. A model that is itself a `torch.nn.LSTM` is returned as a new module. Running it again changes
-    nothing.
+    The new layers hold the same Parameter objects, so existing optimizers keep working and the `state_dict` is
+    unchanged. The training flag, hooks, frozen parameters and other attributes are kept as well, and a layer that is
+    registered in two places stays one layer. If the model itself is a `torch.nn.LSTM`, a new module is returned.
+    Calling the function again changes nothing.
 
-    What was exchanged, and what was left and why, is printed. Left alone, each named with its reason in one warning as
-    well and listed by `planned_swaps`: subclasses of `torch.nn.LSTM`, layers with parametrizations, with a `forward` of
-    their own, already compiled, or in TorchScript. Layers that are not registered as submodules (in a plain list, say)
-    are not found.
+    The following are not replaced: subclasses of `torch.nn.LSTM`, and layers that have parametrizations or their own
+    `forward`, are compiled, or are in TorchScript. One warning names all of them with the reasons, and `planned_swaps`
+    returns them. Layers that are not registered as submodules (for example, in a plain list) are not found.
 
     Args:
         model: Any module.
-        verbose: Whether to print; the warning comes in any case.
+        verbose: Whether to print the report; the warning is issued in any case.
 
     Returns:
         The model.
@@ -85,7 +84,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
 
 
 def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
-    """Tell what `accelerate` would exchange and what it would leave, without changing anything.
+    """Return what `accelerate` would do with each `torch.nn.LSTM` of a model, without changing anything.
 
     Args:
         model: Any module.
@@ -110,9 +109,9 @@ def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
     if not swaps:
         already = sum(isinstance(module, LSTM) for module in model.modules())
         found = f"; {already} gatewise.LSTM already" if already else ""
-        return f"accelerate: no torch.nn.LSTM to exchange{found}"
-    exchanged = sum(not swap.obstacle for swap in swaps)
-    lines = [f"accelerate: {exchanged} of {len(swaps)} torch.nn.LSTM exchanged"]
+        return f"accelerate: no torch.nn.LSTM to replace{found}"
+    replaced = sum(not swap.obstacle for swap in swaps)
+    lines = [f"accelerate: {replaced} of {len(swaps)} torch.nn.LSTM replaced"]
     for swap in swaps:
         lines += textwrap.wrap(str(swap), _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
@@ -137,9 +136,9 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _converted(module: nn.Module) -> LSTM:
-    # One dictionary of parameters, hooks and attributes serves both, so handles of hooks keep working too.
+    # Sharing one dictionary of parameters, hooks and attributes keeps the handles of hooks working too.
     replacement = LSTM.__new__(LSTM)
-    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in _BOOKKEEPING})
+    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in _REFERENCES})
     for hook in replacement._load_state_dict_pre_hooks.values():
         if hook.with_module:  # pyright: ignore[reportFunctionMemberAccess] - the stub takes the wrapper for its function
             hook.module = weakref.ref(replacement)  # pyright: ignore[reportFunctionMemberAccess] - likewise

@@ -1,4 +1,4 @@
-"""What the layers say of arguments that no shape or dtype describes: sizes, options, no tensors, TorchScript."""
+"""Checks of the layers' arguments other than shapes and dtypes: sizes, options, non-tensors, TorchScript."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatewise.functional.arguments import check_dropout, check_memory, check_nam
 
 
 def check_sizes(input_size: int, hidden_size: int, num_layers: int = 1, proj_size: int = 0) -> None:
-    """Check that the sizes of a layer are positive integers, and that a projection is smaller than the layer."""
+    """Check that the sizes of a layer are positive integers, and that a projection is smaller than the hidden size."""
     sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
@@ -29,7 +29,7 @@ def check_layer_options(
     for name, value in {"bias": bias, "batch_first": batch_first}.items():
         if not isinstance(value, bool):
             raise ArgumentError(sentence(name, "True or False", repr(value)))
-    if not isinstance(bidirectional, int):  # PyTorch's layers take 0 and 1 too, and programs give them
+    if not isinstance(bidirectional, int):  # PyTorch's layers accept 0 and 1 too, and some programs pass them
         raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
     check_dropout(dropout)
     check_name(kernel, "kernel")
@@ -37,14 +37,14 @@ def check_layer_options(
 
 
 def check_input(input: object) -> None:
-    """Check that the input is a tensor at all."""
+    """Check that the input is a tensor."""
     if not isinstance(input, Tensor):
         advice = "torch.as_tensor makes one of an array or a list."
         raise ArgumentError(sentence("input", "a tensor", type(input).__name__, advice))
 
 
 def check_pair(hx: object) -> None:
-    """Check that an initial state is two tensors."""
+    """Check that the initial states are a pair of tensors."""
     if not (isinstance(hx, tuple | list) and len(hx) == 2 and isinstance(hx[0], Tensor) and isinstance(hx[1], Tensor)):
         advice = "Give zeros for a state that is not known."
         raise ArgumentError(sentence("hx", "None or a pair of tensors (h_0, c_0)", _words(hx), advice))
@@ -61,19 +61,19 @@ def check_state(hx: object) -> None:
 def check_step(
     x: object, states: tuple[Tensor, ...] | None, input_size: int, hidden_size: int, dtype: torch.dtype
 ) -> None:
-    """Check the input and the states of a single step.
+    """Check the input and the states of a single time step.
 
     Args:
-        x: The input, which must be [B, I], or [I] without a batch.
-        states: The states, which must be [B, H] or [H] each; or None.
-        input_size: I.
-        hidden_size: H.
-        dtype: The dtype of the parameters, which the input must have outside of autocast.
+        x: The input [B, I], or [I] without a batch.
+        states: The states, [B, H] or [H] each; None for zeros.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        dtype: The dtype of the parameters, which the input must have too unless autocast is on.
 
     Raises:
-        ArgumentError: The input is no tensor.
+        ArgumentError: The input is not a tensor.
         ShapeError: A rank or size does not fit.
-        DtypeError: The dtype of the input is another one.
+        DtypeError: The dtype of the input differs from that of the parameters.
     """
     check_input(x)
     assert isinstance(x, Tensor)
@@ -94,10 +94,10 @@ def check_step(
 
 
 def refuse_script(layer: str, way: str = "script") -> NoReturn:
-    """Raise what TorchScript cannot say itself.
+    """Raise the error for layers in TorchScript, because TorchScript's own message would be misleading.
 
-    Its compiler stops at some line of ours, and its tracer takes the kernel that this call would run, with this call's
-    sizes, for the layer.
+    The compiler of TorchScript fails at an arbitrary line of gatewise, and its tracer records the kernel and the sizes
+    of this one call as if they were the layer.
     """
     advice = f"For TorchScript, load its state_dict into a torch.nn.{layer}."
     how = "compiled by torch.compile or torch.export"

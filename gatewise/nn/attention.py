@@ -1,4 +1,4 @@
-"""Attention as a layer: the projections around `gatewise.attention.attend`."""
+"""Attention as a layer: `gatewise.attention.attend` with the projections of queries and keys."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Attention(nn.Module):
     | general | $q \cdot W x$, computed as $(q W) \cdot x$ |
     | dot | $q \cdot x$ |
 
-    The products with the source are the same at every decoder step: compute them once with `keys(source)` and pass
-    them to each call, or pass the source alone and they are computed in the call.
+    The projection of the source is the same at every decoder step: compute it once with `keys(source)` and pass it to
+    each call. If only the source is passed, the call computes it.
 
     Args:
-        query_size: Features of a query (the decoder's state).
-        source_size: Features of a source position (the encoder's output).
-        hidden_size: H of the additive score. Default: query_size.
-        score: "additive", "dot" (query_size and source_size are equal) or "general".
-        layer_norm: Whether the additive score is normalised before its tanh.
-        kernel: As in `gatewise.attention.attend`.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+        query_size: The number of features of a query (the decoder's state).
+        source_size: The number of features of a source position (the encoder's output).
+        hidden_size: H, the number of features of the additive score. Default: query_size.
+        score: "additive", "general", or "dot" (which needs query_size = source_size).
+        layer_norm: Whether the additive score has a layer norm before its tanh.
+        kernel: The name of the kernel, or "auto"; see `gatewise.attention.attend`.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
-        ArgumentError: An argument is of the wrong type or out of its range.
+        ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No attention kernel is named `kernel`.
 
     Example:
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         >>> context, weights = attention(torch.randn(5, 2, 8), source, [7, 4], need_weights=True)
         >>> context.shape, weights.shape
         (torch.Size([5, 2, 6]), torch.Size([5, 2, 7]))
-        >>> keys = attention.keys(source)  # once a sequence; then any number of steps
+        >>> keys = attention.keys(source)  # once per sequence; then any number of steps
         >>> attention(torch.randn(2, 8), source, [7, 4], keys=keys).shape
         torch.Size([2, 6])
     """
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights as `torch.nn.Linear` does, v as a layer of one output; zero shifts, unit gains."""
+        """Initialise weights as `torch.nn.Linear` does (v as a layer with one output), biases to 0 and gains to 1."""
         bounds = {
             "weight_query": self.query_size,
             "weight_key": self.source_size,
@@ -119,13 +119,13 @@ class Attention(nn.Module):
                 nn.init.constant_(parameter, float(name == "norm_weight"))
 
     def keys(self, source: Tensor) -> Tensor:
-        """Return what every decoder step compares its query with.
+        """Return the keys, with which every decoder step compares its query.
 
         Args:
-            source: [S, B, source_size].
+            source: The outputs of the encoder [S, B, source_size].
 
         Returns:
-            [S, B, H] for the additive score; the source itself for the others.
+            The projected source [S, B, H] for the additive score; the source itself for the others.
         """
         if self.score != "additive":
             return source
@@ -140,17 +140,17 @@ class Attention(nn.Module):
         keys: Tensor | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the context, and with need_weights the weights.
+        """Return the context, and the attention weights if `need_weights` is True.
 
         Args:
-            query: [T, B, query_size], or [B, query_size] for one step.
-            source: [S, B, source_size].
-            lengths: Source lengths [B]; see `gatewise.attention.attend`.
-            keys: What `keys(source)` returned; None computes it.
-            need_weights: Whether the weights are returned too.
+            query: The queries [T, B, query_size], or [B, query_size] for one step.
+            source: The outputs of the encoder [S, B, source_size].
+            lengths: The lengths of the source sequences [B]; see `gatewise.attention.attend`.
+            keys: The result of `keys(source)`; None computes it in the call.
+            need_weights: Whether the attention weights are returned too.
 
         Returns:
-            The context [T, B, source_size] ([B, source_size]); the weights [T, B, S] ([B, S]).
+            The context [T, B, source_size] ([B, source_size]); the attention weights [T, B, S] ([B, S]).
         """
         if self.score == "additive":
             query = nn.functional.linear(query, self.weight_query)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Sizes and score, as they were given."""
+        """Return the sizes and the score."""
         norm = ", layer_norm=True" if self.layer_norm else ""
         hidden = f", {self.hidden_size}" if self.score == "additive" else ""
         return f"{self.query_size}, {self.source_size}{hidden}, score={self.score!r}{norm}"

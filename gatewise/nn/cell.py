@@ -1,4 +1,4 @@
-"""One step of an LSTM as a layer."""
+"""One time step of an LSTM as a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatewise.nn.arguments import check_pair, check_sizes, check_step, refuse_sc
 
 
 class LSTMCell(nn.Module):
-    r"""One step of one LSTM layer, a drop-in for `torch.nn.LSTMCell`.
+    r"""One time step of one LSTM layer, a drop-in for `torch.nn.LSTMCell`.
 
     $$\begin{aligned}
     i &= \sigma(W_{ii} x + b_{ii} + W_{hi} h + b_{hi}) & f &= \sigma(W_{if} x + b_{if} + W_{hf} h + b_{hf}) \\
@@ -20,18 +20,18 @@ class LSTMCell(nn.Module):
     c' &= f \odot c + i \odot g & h' &= o \odot \tanh(c')
     \end{aligned}$$
 
-    Computed by PyTorch's own fused operator (`torch.lstm_cell`): a single step leaves nothing to choose. Programs that
-    loop over time are faster with `gatewise.LSTM`.
+    The step is computed by PyTorch's own fused operator (`torch.lstm_cell`), since there are no faster kernels for a
+    single step. Programs that loop over time are faster with `gatewise.LSTM`.
 
     Args:
-        input_size: I, features of the input.
-        hidden_size: H, hidden units.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
         bias: Whether the two bias vectors exist.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
-        ArgumentError: An argument is of the wrong type or out of its range.
+        ArgumentError: An argument has a wrong type or is out of range.
     """
 
     bias_ih: nn.Parameter | None
@@ -64,21 +64,22 @@ class LSTMCell(nn.Module):
         input: Tensor,
         hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute one step.
+        """Compute one time step.
 
         Args:
-            input: [B, I], or [I] without a batch.
-            hx: Hidden and cell state, [B, H] or [H] each; zeros when None.
+            input: The input [B, I], or [I] without a batch.
+            hx: The hidden state and the cell state, [B, H] or [H] each; zeros if None.
 
         Returns:
-            The next hidden and cell state, shaped like `hx`.
+            The next hidden state and cell state, in the shapes of `hx`.
 
         Raises:
             ShapeError: A rank or size does not fit.
-            DtypeError: A dtype differs from the parameters', outside of autocast.
-            ArgumentError: `input` is no tensor, or `hx` no pair of tensors.
+            DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
+            ArgumentError: `input` is not a tensor, or `hx` is not a pair of tensors.
         """
-        # Looked up in every call, as in `LSTM`; by name, a module finds a parameter only after an AttributeError.
+        # Weights are looked up in every call, as in `LSTM`. Attribute access finds a parameter only after an
+        # AttributeError.
         found = self._parameters
         try:
             weights = found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
@@ -103,9 +104,9 @@ class LSTMCell(nn.Module):
         refuse_script("LSTMCell")
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew from U(-1/sqrt(H), 1/sqrt(H))."""
+        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
         init.uniform_(self.parameters(), self.hidden_size)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and the bias when there is none."""
+        """Return the sizes, and `bias` if it is False."""
         return f"{self.input_size}, {self.hidden_size}{'' if self.bias else ', bias=False'}"

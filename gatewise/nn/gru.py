@@ -1,4 +1,4 @@
-"""The GRU layer and one step of it."""
+"""The GRU layer, and one time step of it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _CELL = CELL()
 class GRU(nn.RNNBase):
     r"""A stack of GRU layers, a drop-in for `torch.nn.GRU`.
 
-    For every call the fastest way to compute it is chosen; `gatewise.explain(module, input)` says which and why. For
-    each layer and time step
+    The fastest kernel is chosen for every call; `gatewise.explain(module, input)` shows which one and why. For each
+    layer and time step
 
     $$\begin{aligned}
     r &= \sigma(W_{ir} x + b_{ir} + W_{hr} h + b_{hr}) & z &= \sigma(W_{iz} x + b_{iz} + W_{hz} h + b_{hz}) \\
@@ -38,26 +38,27 @@ class GRU(nn.RNNBase):
     \end{aligned}$$
 
     Parameters have the names, shapes, order and initial values of `torch.nn.GRU`: `weight_ih_l{k}` [3H, I or D*H],
-    `weight_hh_l{k}` [3H, H], `bias_ih_l{k}` [3H], `bias_hh_l{k}` [3H], and the same with `_reverse`; gates stand in the
-    order `r z n`. In float16 and bfloat16 the kernels of gatewise carry the hidden state of a unit in float32 from step
-    to step, so that increments smaller than the last bit of the dtype are not lost.
+    `weight_hh_l{k}` [3H, H], `bias_ih_l{k}` [3H], `bias_hh_l{k}` [3H], and the same with `_reverse`; the order of the
+    gates is `r z n`. In float16 and bfloat16, gatewise's own kernels carry the hidden state from step to step in
+    float32, so that increments smaller than the last bit of the dtype are not lost.
 
     Args:
         input_size: I, the number of input features.
         hidden_size: H, the number of hidden units.
         num_layers: L, the number of layers, each reading the output of the one below.
         bias: Whether the two bias vectors exist.
-        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; states never are.
+        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; the states never are.
         dropout: The probability of dropping each output of every layer but the last, in training mode.
-        bidirectional: Whether a second set of weights reads the sequence from its end; D is then 2.
+        bidirectional: Whether there is a second direction, which reads the sequence from its end; D is then 2.
         device: The device of the parameters.
         dtype: The dtype of the parameters.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
-        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps nothing that can be
-            computed again from the input and the outputs: a training step takes less memory, and longer.
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps only tensors that cannot be
+            recomputed from the input and the outputs (gradient checkpointing): a training step takes less memory, and
+            more time.
 
     Raises:
-        ArgumentError: An argument is of the wrong type or out of its range.
+        ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
 
     Example:
@@ -108,11 +109,11 @@ class GRU(nn.RNNBase):
         """Run the layers over a batch of sequences.
 
         Args:
-            input: [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
-            hx: The initial hidden state [L*D, B, H], without B for one sequence; zeros when None.
-            lengths: How many steps of each sequence count: B integers in [0, T], in any order, on any device. What
-                follows a sequence's end is not read, `output` is zero there, and final states are those at the end.
-                Lengths on the GPU are never copied to the CPU.
+            input: The input [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
+            hx: The initial hidden state [L*D, B, H], without B for one sequence; zeros if None.
+            lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
+                padding after the end of a sequence is not read, `output` is zero there, and the final states are those
+                at the end. Lengths on the GPU are never copied to the CPU.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final hidden state of every
@@ -120,11 +121,11 @@ class GRU(nn.RNNBase):
 
         Raises:
             ShapeError: A rank, size or length does not fit.
-            DtypeError: A dtype differs from the parameters', outside of autocast.
-            DeviceError: Tensors are on devices that do not go together.
-            ArgumentError: `input` or `hx` is no tensor, or `lengths` is given with a `PackedSequence` or with one
+            DtypeError: A dtype differs from that of the parameters, and autocast is off.
+            DeviceError: Tensors are on incompatible devices.
+            ArgumentError: `input` or `hx` is not a tensor, or `lengths` is given with a `PackedSequence` or with one
                 sequence.
-            KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
+            KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
         states = None
         if hx is not None:
@@ -158,7 +159,7 @@ class GRU(nn.RNNBase):
             if h0.dim() != 3:
                 raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
             state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
-        # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
+        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         y, (h_n, _) = call(
             x,
             state,
@@ -187,20 +188,20 @@ class GRU(nn.RNNBase):
         refuse_script("GRU")
 
     def _slow_forward(self, *given: object, **options: object) -> NoReturn:
-        # What a module runs in the place of `forward` while it is traced.
+        # TorchScript's tracer calls this method instead of `forward`.
         refuse_script("GRU", "trace")
 
 
 class GRUCell(nn.GRUCell):
-    r"""One step of one GRU layer, a drop-in for `torch.nn.GRUCell`.
+    r"""One time step of one GRU layer, a drop-in for `torch.nn.GRUCell`.
 
     $$\begin{aligned}
     r &= \sigma(W_{ir} x + b_{ir} + W_{hr} h + b_{hr}) & z &= \sigma(W_{iz} x + b_{iz} + W_{hz} h + b_{hz}) \\
     n &= \tanh(W_{in} x + b_{in} + r \odot (W_{hn} h + b_{hn})) & h' &= (1 - z) \odot n + z \odot h
     \end{aligned}$$
 
-    Computed by PyTorch's own fused operator (`torch.gru_cell`): a single step leaves nothing to choose. Programs that
-    loop over time are faster with `gatewise.GRU`.
+    The step is computed by PyTorch's own fused operator (`torch.gru_cell`), since there are no faster kernels for a
+    single step. Programs that loop over time are faster with `gatewise.GRU`.
 
     Args:
         input_size: I, the number of input features.
@@ -210,7 +211,7 @@ class GRUCell(nn.GRUCell):
         dtype: The dtype of the parameters.
 
     Raises:
-        ArgumentError: An argument is of the wrong type or out of its range.
+        ArgumentError: An argument has a wrong type or is out of range.
     """
 
     def __init__(
@@ -225,19 +226,19 @@ class GRUCell(nn.GRUCell):
         super().__init__(input_size, hidden_size, bool(bias), device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Compute one step.
+        """Compute one time step.
 
         Args:
-            input: [B, I], or [I] without a batch.
-            hx: The hidden state [B, H] or [H]; zeros when None.
+            input: The input [B, I], or [I] without a batch.
+            hx: The hidden state [B, H] or [H]; zeros if None.
 
         Returns:
-            The next hidden state, shaped like `hx`.
+            The next hidden state, in the shape of `hx`.
 
         Raises:
             ShapeError: A rank or size does not fit.
-            DtypeError: The dtype of the input differs from that of the parameters, outside of autocast.
-            ArgumentError: `input` or `hx` is no tensor.
+            DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
+            ArgumentError: `input` or `hx` is not a tensor.
         """
         if hx is not None:
             check_state(hx)

@@ -1,4 +1,4 @@
-"""How the weights of recurrent layers start."""
+"""The initialisation of recurrent layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def uniform_(parameters: Iterable[Tensor], hidden_size: int) -> None:
     same seed gives the same numbers as PyTorch.
 
     Args:
-        parameters: Weights and biases.
-        hidden_size: H, hidden units.
+        parameters: The weights and biases.
+        hidden_size: H, the number of hidden units.
     """
     bound = 1.0 / math.sqrt(hidden_size) if hidden_size > 0 else 0.0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""The LSTM layer: parameters, the shapes users give, and the call."""
+"""The LSTM layer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gatewise.nn.sequences import run_one, run_packed
 
 _CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
-# Attributes that did not exist when a module was pickled, and what they stood at then.
+# Attributes that are missing in modules pickled by older versions, and the values that they had implicitly.
 _DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL}
 
 
 class LSTM(nn.Module):
     r"""A stack of LSTM layers, a drop-in for `torch.nn.LSTM`.
 
-    For every call the fastest way to compute it is chosen; `gatewise.explain(module, input)` says which and why. For
-    each layer and time step
+    The fastest kernel is chosen for every call; `gatewise.explain(module, input)` shows which one and why. For each
+    layer and time step
 
     $$\begin{aligned}
     i &= \sigma(W_{ii} x + b_{ii} + W_{hi} h + b_{hi}) & f &= \sigma(W_{if} x + b_{if} + W_{hf} h + b_{hf}) \\
@@ -38,27 +38,28 @@ class LSTM(nn.Module):
 
     and with a projection $h' = W_{hr} (o \odot \tanh(c'))$. Parameters have the names, shapes and order of
     `torch.nn.LSTM`: `weight_ih_l{k}` [4H, I or D*R], `weight_hh_l{k}` [4H, R], `bias_ih_l{k}` [4H], `bias_hh_l{k}`
-    [4H], `weight_hr_l{k}` [P, H], and the same with `_reverse`; gates stand in the order `i f g o`. A `state_dict` of
+    [4H], `weight_hr_l{k}` [P, H], and the same with `_reverse`; the order of the gates is `i f g o`. A `state_dict` of
     either class loads into the other, and the same seed initialises both to the same numbers.
 
     Args:
-        input_size: I, features of the input.
-        hidden_size: H, hidden units.
-        num_layers: L, layers, each reading the output of the one below.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers, each reading the output of the one below.
         bias: Whether the two bias vectors exist.
-        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; states never are.
-        dropout: Probability of dropping each output of every layer but the last, in training mode.
-        bidirectional: Whether a second set of weights reads the sequence from its end; D is then 2.
-        proj_size: P, features of the projected hidden state; 0 for none. R is P with a projection, otherwise H.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; the states never are.
+        dropout: The probability of dropping each output of every layer but the last, in training mode.
+        bidirectional: Whether there is a second direction, which reads the sequence from its end; D is then 2.
+        proj_size: P, the number of features of the projected hidden state; 0 for no projection. R is P with a
+            projection, otherwise H.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
-        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps the cell states and nothing
-            that can be computed again from them, the input and the outputs: a training step takes less memory, and
-            longer.
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps the cell states and
+            otherwise only tensors that cannot be recomputed from them, the input and the outputs (gradient
+            checkpointing): a training step takes less memory, and more time.
 
     Raises:
-        ArgumentError: An argument is of the wrong type or out of its range.
+        ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
 
     Example:
@@ -112,7 +113,7 @@ class LSTM(nn.Module):
             for name, shape in zip(names, shapes, strict=True):
                 self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
-        self.flatten_parameters()  # it copies, so values come first
+        self.flatten_parameters()  # after the initialisation, because it copies the values
 
     def forward(
         self,
@@ -123,12 +124,12 @@ class LSTM(nn.Module):
         """Run the layers over a batch of sequences.
 
         Args:
-            input: [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
-            hx: Initial hidden state [L*D, B, R] and cell state [L*D, B, H], without B for one sequence; zeros when
+            input: The input [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
+            hx: The initial hidden state [L*D, B, R] and cell state [L*D, B, H], without B for one sequence; zeros if
                 None.
-            lengths: How many steps of each sequence count: B integers in [0, T], in any order, on any device. What
-                follows a sequence's end is not read, `output` is zero there, and final states are those at the end.
-                Lengths on the GPU are never copied to the CPU.
+            lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
+                padding after the end of a sequence is not read, `output` is zero there, and the final states are those
+                at the end. Lengths on the GPU are never copied to the CPU.
 
         Returns:
             The output of the last layer, [T, B, D*R] in the arrangement of `input`, and the final states of every layer
@@ -136,11 +137,11 @@ class LSTM(nn.Module):
 
         Raises:
             ShapeError: A rank, size or length does not fit.
-            DtypeError: A dtype differs from the parameters', outside of autocast.
-            DeviceError: Tensors are on devices that do not go together.
-            ArgumentError: `input` is no tensor, `hx` no pair of tensors, or `lengths` is given with a
+            DtypeError: A dtype differs from that of the parameters, and autocast is off.
+            DeviceError: Tensors are on incompatible devices.
+            ArgumentError: `input` is not a tensor, `hx` is not a pair of tensors, or `lengths` is given with a
                 `PackedSequence` or with one sequence.
-            KernelRefused: `kernel` names one that cannot run this call, or that does not exist.
+            KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
         if hx is not None:
             check_pair(hx)
@@ -169,7 +170,7 @@ class LSTM(nn.Module):
         *,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        # Weights are looked up in every call: parametrizations compute them, functional_call replaces them.
+        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         found = self._parameters
         try:
             weights = [found[name] for name in self._flat_names]
@@ -178,7 +179,7 @@ class LSTM(nn.Module):
         y, (h_n, c_n) = call(
             x,
             state,  # type: ignore[arg-type] - a pair
-            tuple(weights),  # pyright: ignore[reportArgumentType] - there is a parameter of each of these names
+            tuple(weights),  # pyright: ignore[reportArgumentType] - none of these parameters is None
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,
@@ -190,20 +191,20 @@ class LSTM(nn.Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The weights, one list for each direction of each layer: what `gatewise.functional.lstm` takes."""
+        """The weights, one list for each direction of each layer, as `gatewise.functional.lstm` takes them."""
         return [[getattr(self, name) for name in names] for names in self._weight_names]
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew from U(-1/sqrt(H), 1/sqrt(H))."""
+        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
         init.uniform_(self.parameters(), self.hidden_size)
 
     def flatten_parameters(self) -> None:
-        """Move the parameters into one buffer in cuDNN's order, which spares cuDNN a copy in every call.
+        """Move the parameters into one buffer in cuDNN's order, so that cuDNN need not copy them in every call.
 
-        Done by itself when the layer is made, moved, converted, copied or unpickled; worth calling after parameters
-        were replaced, as `load_state_dict(assign=True)` does. The Parameter objects and their values stay. Nothing
-        happens off CUDA, without cuDNN, or when weights are parametrised, tied to each other, of a tensor subclass or
-        of several dtypes.
+        This is done automatically when the layer is created, moved, converted, copied or unpickled. Call it after
+        replacing parameters, as `load_state_dict(assign=True)` does. The Parameter objects and their values do not
+        change. Nothing happens on other devices than CUDA, without cuDNN, or if weights are parametrised, tied to each
+        other, of a tensor subclass or of several dtypes.
         """
         found = [self._parameters.get(name) for name in self._flat_names]
         weights: list[Tensor] = [weight for weight in found if type(weight) is nn.Parameter and _uses_cudnn(weight)]
@@ -216,7 +217,7 @@ class LSTM(nn.Module):
         per_direction = len(self._weight_names[0])
         if in_one_buffer(weights, per_direction) or not torch._use_cudnn_rnn_flatten_weight():
             return
-        # The operator writes the new storage into the parameters, which autograd must not see.
+        # The operator replaces the storage of the parameters, which autograd must not record.
         with torch.cuda.device_of(weights[0]), torch.no_grad():
             torch._cudnn_rnn_flatten_weight(
                 weights,
@@ -249,7 +250,7 @@ class LSTM(nn.Module):
         refuse_script("LSTM")
 
     def _slow_forward(self, *given: object, **options: object) -> NoReturn:
-        # What a module runs in the place of `forward` while it is traced.
+        # TorchScript's tracer calls this method instead of `forward`.
         refuse_script("LSTM", "trace")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
@@ -288,6 +289,6 @@ class LSTM(nn.Module):
 
 
 def _uses_cudnn(weight: Tensor) -> bool:
-    # torch.backends.cudnn.is_acceptable leaves bfloat16 out, which PyTorch's cuDNN LSTM does take.
+    # torch.backends.cudnn.is_acceptable returns False for bfloat16, which PyTorch's cuDNN LSTM does support.
     cudnn = torch.backends.cudnn
     return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()

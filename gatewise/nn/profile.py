@@ -1,4 +1,4 @@
-"""What a profile says about single calls of single layers: every operator and GPU kernel, forward and backward."""
+"""The operators and GPU kernels of single layer calls in a profile, for the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGE = "gatewise.verify call"
 
 
 class Range:
-    """A stretch of the forward pass: from `open` to `close`, on one thread."""
+    """A part of the forward pass in the profile, from `open` to `close`, on one thread."""
 
     def __init__(self, number: int) -> None:
         self.name = f"{_RANGE} {number}"
@@ -24,28 +24,28 @@ class Range:
         self._first = self._last = 0
 
     def open(self) -> Self:
-        """Begin."""
+        """Begin the range."""
         self._first = _next_node()
         self._marker.__enter__()
         return self
 
     def close(self) -> None:
-        """End."""
+        """End the range."""
         self._marker.__exit__(None, None, None)
         self._last = _next_node()
 
     def made(self, event: FunctionEvent) -> bool:
-        """Whether an event of the backward pass belongs to an autograd node that was made in the range."""
+        """Return whether an event of the backward pass belongs to an autograd node that was created in the range."""
         return self._first < event.sequence_nr < self._last
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passes:
-    """The names that a profile has for one range.
+    """The names in a profile that belong to one range.
 
     Attributes:
-        forward: Operators and GPU kernels of the forward pass, with how often each was there.
-        backward: Those of the backward pass; empty when there was none.
+        forward: The operators and GPU kernels of the forward pass, with their numbers of calls.
+        backward: Those of the backward pass; empty if there was none.
     """
 
     forward: Counter[str]
@@ -53,17 +53,17 @@ class Passes:
 
 
 def profiler(on_gpu: bool) -> torch.profiler.profile:
-    """Return a profiler for operators, and for GPU kernels too."""
+    """Return a profiler that records operators, and GPU kernels if `on_gpu` is True."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     return torch.profiler.profile(activities=activities, acc_events=True)
 
 
 def read(events: Sequence[FunctionEvent], ranges: Sequence[Range]) -> list[Passes]:
-    """Return what the profile has for each range, in order.
+    """Return the names in the profile for each range, in order.
 
     Args:
-        events: Of `torch.profiler.profile.events()`.
-        ranges: Closed.
+        events: The result of `torch.profiler.profile.events()`.
+        ranges: The ranges, all of them closed.
     """
     on_cpu = sorted((event for event in events if event.device_type.name == "CPU"), key=_start)
     launches = dict(_launches(events, on_cpu))
@@ -81,7 +81,7 @@ def _start(event: FunctionEvent) -> float:
 
 
 def _next_node() -> int:
-    # Autograd numbers its nodes by thread; a node of our own reads the counter.
+    # Autograd numbers the nodes of each thread consecutively; a new node shows the value of the counter.
     with torch.enable_grad():
         node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
     return node._sequence_nr()
@@ -106,9 +106,9 @@ def _inside(
 
 
 def _launches(events: Sequence[FunctionEvent], on_cpu: Sequence[FunctionEvent]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the place in `on_cpu` of every call that launched GPU kernels, and their names: a graph has several."""
-    # A call of the CUDA runtime or driver and the kernels that it launched have one number; operators have numbers of
-    # their own, which may be the same.
+    """Yield the index in `on_cpu` of every call that launched GPU kernels, and the names of these kernels."""
+    # A call of the CUDA runtime or driver and the kernels that it launched have the same correlation number. Operators
+    # have numbers of their own, which can be equal to these.
     kernels: dict[int, list[str]] = {}
     for event in events:
         if event.device_type.name == "CUDA" and not event.is_user_annotation:

@@ -1,4 +1,4 @@
-"""What every recurrent layer does with one sequence and with a packed batch, around its call for a batch [T, B, I]."""
+"""The handling of single sequences and packed batches, which is the same for all recurrent layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ States = tuple[Tensor, ...]
 """The initial or final states of a layer: the hidden state, and the cell state of an LSTM."""
 
 Run = Callable[[Tensor, States | None, Tensor | None], tuple[Tensor, States]]
-"""The call of a layer, from x [T, B, I] or [N, I], initial states and batch sizes to the output and final states."""
+"""The call of a layer: x [T, B, I] or [N, I], initial states and batch sizes; returns output and final states."""
 
 
 def run_one(
@@ -22,15 +22,15 @@ def run_one(
     """Run a layer over one sequence.
 
     Args:
-        run: The call of the layer.
+        run: The function that runs the layer.
         x: The sequence [T, I].
-        states: The initial states without a batch, or None.
-        lengths: The argument of that name, which must be None.
-        form: The form of the states, for an error.
+        states: The initial states without a batch dimension, or None.
+        lengths: The user's argument `lengths`, which must be None.
+        form: The expected shape of the states, for the error.
 
     Raises:
         ArgumentError: `lengths` is given.
-        ShapeError: A state has another rank.
+        ShapeError: A state has the wrong rank.
     """
     if lengths is not None:
         advice = "Cut the sequence instead: input[:length]."
@@ -45,18 +45,18 @@ def run_one(
 def run_packed(
     run: Run, packed: PackedSequence, states: States | None, lengths: Tensor | Sequence[int] | None, form: str
 ) -> tuple[PackedSequence, States]:
-    """Run a layer over a packed batch; states are in the order of the batch before it was sorted.
+    """Run a layer over a packed batch; the states are in the order of the batch before sorting.
 
     Args:
-        run: The call of the layer.
-        packed: The batch.
+        run: The function that runs the layer.
+        packed: The packed batch.
         states: The initial states, or None.
-        lengths: The argument of that name, which must be None.
-        form: The form of the states, for an error.
+        lengths: The user's argument `lengths`, which must be None.
+        form: The expected shape of the states, for the error.
 
     Raises:
         ArgumentError: `lengths` is given.
-        ShapeError: A state is of another rank or batch size.
+        ShapeError: A state has the wrong rank or batch size.
     """
     if lengths is not None:
         advice = "The packed batch has its own lengths; give the padded tensor to use others."

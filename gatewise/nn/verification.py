@@ -1,4 +1,4 @@
-"""Holding one real call of a model to the decision: which kernels truly ran, by their traces in a profile."""
+"""Check with a profile that a real call of a model ran the kernels of the decisions."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ _COLUMNS = 80
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassRun:
-    """What ran in one pass of one layer.
+    """The kernels that ran in one pass of one layer.
 
     Attributes:
-        kernels: The kernels that left traces, and the traces.
-        names: Every operator and GPU kernel of the pass, with how often each was there.
+        kernels: The names of the kernels with traces in the profile, and these traces.
+        names: All operators and GPU kernels of the pass, with their numbers of calls.
     """
 
     kernels: Mapping[str, tuple[str, ...]]
     names: Mapping[str, int]
 
     def __str__(self) -> str:
-        """The kernels with their traces, or what was seen instead."""
+        """Return the kernels with their traces, or the most frequent names if there are no traces."""
         if self.kernels:
             return "; ".join(f"{kernel} ({', '.join(traces)})" for kernel, traces in self.kernels.items())
         seen = ", ".join(name for name, _ in Counter(self.names).most_common(5))
-        return f"no kernel's traces; seen were {seen or 'no operators'}"
+        return f"no known kernel; the most frequent names are {seen or 'none'}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerRun:
-    """One layer's calls that were decided alike.
+    """The calls of one layer that have the same decision.
 
     Attributes:
-        name: The layer's dotted name in the model; "" is the model itself.
-        decision: What was to run.
-        calls: How many calls these are.
-        forward: What ran in the forward pass.
-        backward: What ran in the backward pass; None when there was none.
+        name: The dotted name of the layer in the model; "" is the model itself.
+        decision: The decision for these calls.
+        calls: The number of calls.
+        forward: The kernels that ran in the forward pass.
+        backward: The kernels that ran in the backward pass; None if there was none.
     """
 
     name: str
@@ -65,7 +65,7 @@ class LayerRun:
 
     @property
     def agrees(self) -> bool:
-        """Whether the chosen kernel ran, and no other."""
+        """Whether the chosen kernel ran, and no other kernel."""
         passes = [self.forward] if self.backward is None else [self.forward, self.backward]
         if self.decision.problem.time * self.decision.problem.batch == 0:
             return all(set(ran.kernels) <= {self.decision.chosen} for ran in passes)
@@ -74,11 +74,11 @@ class LayerRun:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verification:
-    """What one real call of a model ran, against what was decided.
+    """The result of `verify`: which kernels ran in a call of a model, and the decisions.
 
     Attributes:
-        layers: One record for each layer and decision, in the order of the calls.
-        idle: Names of LSTM layers that the call did not use.
+        layers: One entry for each layer and decision, in the order of the calls.
+        idle: The names of LSTM layers that the call did not use.
     """
 
     layers: tuple[LayerRun, ...]
@@ -86,11 +86,11 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether every layer ran as decided."""
+        """Whether every layer ran the kernel of its decision."""
         return all(layer.agrees for layer in self.layers)
 
     def __str__(self) -> str:
-        """A report of at most 80 columns."""
+        """Return a report of at most 80 columns."""
         wrong = sum(not layer.agrees for layer in self.layers)
         count = len(self.layers)
         head = f"{wrong} of {count} ran otherwise than decided" if wrong else "every layer ran as decided"
@@ -103,29 +103,29 @@ class Verification:
 
 
 def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
-    """Run a model once under PyTorch's profiler, and hold every LSTM layer to the decision about its kernel.
+    """Run a model once under PyTorch's profiler, and check that every LSTM layer runs the kernel of its decision.
 
-    For each call of a `gatewise.LSTM` or `torch.nn.LSTM` in the model, the operators and GPU kernels that truly ran in
-    its forward pass and, where gradients are on, in its backward pass are compared with the traces that each kernel
-    states. The decision is that of `gatewise.explain` for the very tensors of the call; for `torch.nn.LSTM` it is
-    PyTorch's own rule.
+    For each call of a `gatewise.LSTM` or `torch.nn.LSTM` in the model, the profile shows the operators and GPU kernels
+    that ran in its forward pass and, if gradients are on, in its backward pass. They are compared with the traces that
+    each kernel states. The decision is that of `gatewise.explain` for the tensors of the call; for `torch.nn.LSTM` it
+    is PyTorch's own choice.
 
-    The call is a real one: hooks run, and buffers such as running means move. Parameters, their `.grad` and the random
-    state stay as they are; the backward pass starts from the sum of all outputs. A compiled model runs uncompiled: a
-    graph shows no layers.
+    The call is a real one: hooks run, and buffers such as running means are updated. Parameters, their `.grad` and the
+    random state are unchanged. The backward pass starts from the sum of all outputs. A compiled model runs uncompiled,
+    because a compiled graph has no layers.
 
     Args:
         model: Any module with LSTM layers, or such a layer.
-        *inputs: What the model is called with.
-        **options: Keywords it is called with.
+        *inputs: The positional arguments of the call.
+        **options: The keyword arguments of the call.
 
     Returns:
-        The report; print it.
+        The report, which can be printed.
 
     Raises:
-        UnexpectedKernel: A layer ran on another kernel than decided, or on none that is known; the message says which,
-            and is followed by the report.
-        ArgumentError: `model` is no module, has no LSTM layer, or the call used none.
+        UnexpectedKernel: A layer ran a different kernel than the decision says, or an unknown one; the message names
+            it, and the report follows.
+        ArgumentError: `model` is not a module, has no LSTM layer, or the call used none of them.
 
     Example:
         >>> import torch, gatewise
@@ -135,7 +135,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     """
     layers = _layers(model)
     calls: list[_Call] = []
-    handles = [handle for name, layer in layers.items() for handle in _watched(name, layer, calls)]
+    handles = [handle for name, layer in layers.items() for handle in _hooked(name, layer, calls)]
     on_gpu = any(tensor.is_cuda for tensor in _tensors((inputs, options, list(model.parameters()))))
     devices = range(torch.cuda.device_count()) if on_gpu else ()
     try:
@@ -151,9 +151,9 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
         raise ArgumentError(message)
     passes = profile.read(profiler.events() or (), [call.span for call in calls])
     used = {call.name for call in calls}
-    found = Verification(tuple(_merged(calls, passes)), tuple(name for name in layers if name not in used))
+    found = Verification(tuple(_by_decision(calls, passes)), tuple(name for name in layers if name not in used))
     if not found.agrees:
-        raise UnexpectedKernel(f"{_complaint(found)}\n\n{found}")
+        raise UnexpectedKernel(f"{_error_text(found)}\n\n{found}")
     return found
 
 
@@ -176,12 +176,12 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _watched(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[Any]:
-    """Hook a layer so that each of its calls is decided beforehand and marked in the profile."""
+def _hooked(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[Any]:
+    """Register hooks that make the decision for each call of a layer and mark the call in the profile."""
     running: list[profile.Range] = []
 
     def before(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        # Deciding may time kernels (policy "measure"): outside of the range.
+        # Outside of the range, because the decision can time kernels (policy "measure").
         decision = _decision(module, *arguments, **keywords)
         span = profile.Range(len(calls))
         calls.append(_Call(name, decision, span))
@@ -201,7 +201,7 @@ def _decision(
     hx: tuple[Tensor, Tensor] | None = None,
     lengths: Any = None,
 ) -> Decision:
-    """Return the decision about a layer's call, from the arguments of its `forward`."""
+    """Return the decision for a call of a layer, from the arguments of its `forward`."""
     batch_sizes = None
     if isinstance(input, PackedSequence):
         x, batch_sizes = input.data, input.batch_sizes
@@ -225,7 +225,7 @@ def _decision(
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    # Without the compiler loaded there is nothing compiled, and loading it takes seconds.
+    # Without `torch._dynamo` nothing is compiled, and importing it takes seconds.
     loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
 
@@ -244,7 +244,7 @@ def _tensors(nested: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
 
 
-def _merged(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterator[LayerRun]:
+def _by_decision(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterator[LayerRun]:
     together: dict[tuple[str, Decision], list[profile.Passes]] = {}
     for call, found in zip(calls, passes, strict=True):
         together.setdefault((call.name, call.decision), []).append(found)
@@ -252,7 +252,11 @@ def _merged(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterato
         forward = [_pass_run(found.forward, backward=False) for found in several]
         backward = [_pass_run(found.backward, backward=True) for found in several if found.backward]
         yield LayerRun(
-            name, decision, len(several), _worst(forward, decision), _worst(backward, decision) if backward else None
+            name,
+            decision,
+            len(several),
+            _worst_run(forward, decision),
+            _worst_run(backward, decision) if backward else None,
         )
 
 
@@ -260,12 +264,12 @@ def _pass_run(names: Counter[str], *, backward: bool) -> PassRun:
     return PassRun(kernels_among(names, backward=backward), names)
 
 
-def _worst(runs: list[PassRun], decision: Decision) -> PassRun:
-    # One call that ran otherwise is not made good by the others.
+def _worst_run(runs: list[PassRun], decision: Decision) -> PassRun:
+    # A wrong kernel in one call must be reported even if all other calls ran the right one.
     return max(runs, key=lambda run: set(run.kernels) != {decision.chosen})
 
 
-def _complaint(found: Verification) -> str:
+def _error_text(found: Verification) -> str:
     sentences = []
     for layer in found.layers:
         if not layer.agrees:
@@ -275,7 +279,7 @@ def _complaint(found: Verification) -> str:
                 for name, run in passes.items()
                 if run is not None and set(run.kernels) != {layer.decision.chosen}
             )
-            sentences.append(f"`{layer.name or 'the model itself'}` was decided to run {layer.decision.chosen}: {ran}")
+            sentences.append(f"`{layer.name or 'the model itself'}` should have run {layer.decision.chosen}: {ran}")
     return "\n".join(sentences)
 
 

@@ -44,7 +44,7 @@ class Plan:
         choice = self.choice
         lines = [*_wrapped("memory plan  ", self._headline()), ""]
         lines += _wrapped("  at rest    ", f"{_size(sum(count for _, count in choice.step.at_rest))}  {_items(choice)}")
-        lines.append(f"  {'part':<9}  {'keeps':>9}  {'works in':>9}  how")
+        lines.append(f"  {'part':<9}  {'kept':>9}  {'workspace':>9}  how")
         for part, way in zip(choice.step.parts, choice.ways, strict=True):
             room = max(way.forward_scratch, way.backward_scratch)
             lead = f"  {part.name:<9}  {_size(way.kept)}  {_size(room)}  "

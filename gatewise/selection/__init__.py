@@ -1,4 +1,4 @@
-"""The choice: which kernel computes a problem, and why."""
+"""The choice of the kernel that computes a problem."""
 
 from gatewise.selection.admit import kernel_named, kernel_names
 from gatewise.selection.choose import choose, decide

@@ -1,4 +1,4 @@
-"""Showing a problem to every kernel: refusals, stated work, predicted time and memory."""
+"""The verdicts of kernels on a problem: refusals, or work, predicted time and predicted memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_NAME = {kernel.name: kernel for kernel in ALL}
 
 
 def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
-    """Return what one kernel says to a problem."""
+    """Return the verdict of one kernel on a problem."""
     checks = (criterion.check(problem, device) for criterion in kernel.criteria())
     refusals = tuple(refusal for refusal in checks if refusal is not None)
     if refusals:
@@ -30,15 +30,15 @@ def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
 
 
 def verdicts(problem: Problem, device: Device) -> tuple[Verdict, ...]:
-    """Return what every kernel says to a problem."""
+    """Return the verdicts of all kernels on a problem."""
     return tuple(verdict(kernel, problem, device) for kernel in ALL)
 
 
 def kernel_names() -> tuple[str, ...]:
-    """Return the names of all kernels, in the order they are asked."""
+    """Return the names of all kernels, in the order of their verdicts."""
     return tuple(kernel.name for kernel in ALL)
 
 
 def kernel_named(name: str) -> Kernel:
-    """Return a kernel by its name; the caller has checked the name."""
+    """Return a kernel by its name, which must exist."""
     return _BY_NAME[name]

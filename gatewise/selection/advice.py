@@ -1,6 +1,6 @@
-"""What would make a call faster, and how large it could be: a small search over neighbouring problems.
+"""Advice on faster calls and on the largest batch: a small search over problems similar to the given one.
 
-Everything here is predicted: nothing runs, and the answer is a pure function of problem and device.
+Everything here is predicted: nothing runs, and the result depends only on the problem and the device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.selection.choose import decide_by_prediction
 from gatewise.selection.preference import AUTO
 
-_WORTH_SAYING = 1.05  # smaller gains are within what predictions miss
-_USABLE = 0.9  # of a device's memory; the rest goes to the CUDA context, the allocator's gaps and libraries
+_WORTH_SAYING = 1.05  # smaller gains are within the error of the predictions
+_USABLE = 0.9  # of the device's memory; the rest is for the CUDA context, fragmentation and libraries
 _LARGEST_BATCH = 1 << 24
 
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -32,13 +32,13 @@ _NARROWER = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between a call and a neighbouring one.
+    """One difference between a call and a similar one.
 
     Attributes:
-        quantity: What changes: "batch", "hidden_size", "dtype", ...
-        text: The change as it is shown: "B 20 -> 24".
-        problem: Fields of the problem, and their new values.
-        device: Fields of the device, and their new values.
+        quantity: The quantity that changes: "batch", "hidden_size", "dtype", ...
+        text: The change as it is printed: "B 20 -> 24".
+        problem: The fields of the problem that change, with their new values.
+        device: The fields of the device that change, with their new values.
     """
 
     quantity: str
@@ -49,12 +49,13 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advice:
-    """A neighbouring call that is predicted to be faster.
+    """A change of a call that is predicted to make it faster.
 
     Attributes:
-        changes: What to change, all of it together.
-        decision: The decision on the changed call.
-        gain: Sequences per second against the call as it is; infinite where the named kernel refused that one.
+        changes: The changes, to be made together.
+        decision: The decision for the changed call.
+        gain: The number of sequences per second, relative to the original call; infinite if the named kernel refused
+            the original call.
     """
 
     changes: tuple[Change, ...]
@@ -63,22 +64,22 @@ class Advice:
 
     @property
     def quantities(self) -> frozenset[str]:
-        """What changes."""
+        """The quantities that change."""
         return frozenset(change.quantity for change in self.changes)
 
     def __str__(self) -> str:
-        """The changes: "B 20 -> 24, fp32 -> bf16"."""
+        """Return the changes as text: "B 20 -> 24, fp32 -> bf16"."""
         return ", ".join(change.text for change in self.changes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """Predicted memory of a call, in bytes.
+    """The predicted memory of a call, in bytes.
 
     Attributes:
-        weights: The parameters.
-        inputs: x and the initial states.
-        peak: What the call adds at its peak: outputs, what is kept for backward, workspace, gradients.
+        weights: The size of the parameters.
+        inputs: The size of x and of the initial states.
+        peak: The peak of all other memory: outputs, tensors kept for the backward pass, workspace, gradients.
     """
 
     weights: int
@@ -87,24 +88,25 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all sizes."""
         return self.weights + self.inputs + self.peak
 
 
 def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice, ...]:
-    """Return the changes of shape, dtype or layout that are predicted to help most.
+    """Return the changes of shape, dtype or layout with the largest predicted gains.
 
-    Looked at are the neighbours of a problem: sizes rounded to what hardware likes, narrower dtypes, other layouts, a
-    package that is missing, and some of these together. A larger batch counts by its sequences per second; a smaller
-    hidden size must gain more than it gives up in work.
+    The search tries sizes rounded to multiples that suit the hardware, narrower dtypes, other layouts, the installation
+    of a missing package, and combinations of these. The gain of a larger batch is that in sequences per second; the
+    gain of a smaller hidden size must exceed the reduction of the work.
 
     Args:
-        problem: The call.
-        device: Where it runs.
-        kernel: The kernel that is insisted on, or "auto".
+        problem: The description of the call.
+        device: The device of the call.
+        kernel: The name of the kernel that must run, or "auto".
 
     Returns:
-        Changes that help alone, the best first; then at most two sets of changes that help only together, or much more.
+        The single changes with a gain, the largest gain first; then at most two combinations of changes that have no
+        gain, or a much smaller one, alone.
     """
     if problem.time * problem.batch == 0:
         return ()
@@ -117,7 +119,7 @@ def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice
         (pair for pair in itertools.combinations(leading, 2) if pair[0].quantity != pair[1].quantity),
         _all_aligned(changes, problem),
     )
-    # Changes are worth naming together only where fewer kinds of them do much less.
+    # A combination is reported only if its parts alone gain much less.
     tried, combined = list(singles), []
     for found in _tried(together, problem, device, kernel, now):
         if found.gain > 1.1 * max((one.gain for one in tried if one.quantities < found.quantities), default=1.0):
@@ -127,7 +129,7 @@ def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice
 
 
 def memory(decision: Decision) -> Memory | None:
-    """Return the predicted memory of the kernel that was chosen; None when none was."""
+    """Return the predicted memory of the chosen kernel; None if no kernel was chosen."""
     if decision.chosen is None:
         return None
     problem = decision.problem
@@ -140,18 +142,18 @@ def memory(decision: Decision) -> Memory | None:
 
 
 def largest_batch(problem: Problem, device: Device, kernel: str = AUTO) -> int:
-    """Return the largest batch whose predicted memory fits on the device, with the kernel that would be chosen there.
+    """Return the largest batch whose predicted memory fits on the device, with the kernel that would be chosen for it.
 
-    90 % of the device's memory count as usable, for this layer alone: a model has other layers, and an optimizer's
-    state.
+    At most 90 % of the device's memory is used, and only this layer is counted: other layers and the optimizer's state
+    are not.
 
     Args:
-        problem: The call; its batch is where the search starts.
-        device: Where it runs.
-        kernel: The kernel that is insisted on, or "auto".
+        problem: The description of the call; its batch is the start of the search.
+        device: The device of the call.
+        kernel: The name of the kernel that must run, or "auto".
 
     Returns:
-        The batch; 0 when not even one sequence fits, or the device's memory is unknown.
+        The batch size; 0 if not even one sequence fits, or if the memory size of the device is unknown.
     """
     room = _USABLE * device.memory_bytes
 
@@ -192,7 +194,7 @@ def _tried(
         if needed is None or (device.memory_bytes and needed.total > _USABLE * device.memory_bytes):
             continue
         gain = now / _seconds_a_sequence(decision, changed)
-        # A smaller layer is faster by its smaller work alone; that is no advice.
+        # A smaller layer takes less time because it does less work; that alone is no gain.
         less_work = (problem.matmul_flops / problem.batch) / (changed.matmul_flops / changed.batch)
         if gain >= _WORTH_SAYING * max(1.0, less_work):
             found.append(Advice(tuple(changes), decision, gain))
@@ -200,7 +202,7 @@ def _tried(
 
 
 def _best_of_each(found: Sequence[Advice]) -> list[Advice]:
-    # Of every kind of change the best, and of larger batches the nearest as well.
+    # The best change of each kind; for larger batches also the smallest change.
     kinds: dict[frozenset[str], list[Advice]] = {}
     for advice in found:
         kinds.setdefault(advice.quantities, []).append(advice)
@@ -245,7 +247,7 @@ def _resized(quantity: str, letter: str, before: int, after: int, largest: int) 
 
 
 def _all_aligned(changes: Sequence[Change], problem: Problem) -> Iterator[tuple[Change, ...]]:
-    # Library kernels with a list of demands want all of them met at once: every size rounded up to what they like.
+    # Kernels of libraries with several conditions need all of them met: round up all sizes together.
     largest: dict[str, Change] = {}
     for change in changes:
         name, value = change.problem[0] if change.problem else ("", 0)

@@ -1,4 +1,4 @@
-"""The policy "measure": time every kernel that accepts, once for each kind of problem, and remember the times."""
+"""The policy "measure": time all kernels that accept, once for each kind of problem, and store the times."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gatewise.selection.timing import time_callable
 def measured(problem: Problem, device: Device) -> Decision:
     """Choose the kernel with the least measured time.
 
-    Times are remembered in `cache_folder()` by bucketed problem (time and batch rounded up to a power of two), device
-    and versions, so that a new batch size seldom measures again. Nothing can be measured while a CUDA graph is
-    captured: a call in one goes by what its warm-up calls measured, or by prediction.
+    Times are stored in `cache_folder()` by device, versions and problem, with time and batch rounded up to a power of
+    two, so that a new batch size seldom requires a new measurement. Nothing can be measured while a CUDA graph is
+    captured; calls in a capture use the times that the warm-up calls measured, or predicted times.
     """
     kind = bucketed(problem)
     if problem.captured and not _known(kind, problem, device):
@@ -37,7 +37,7 @@ def measured(problem: Problem, device: Device) -> Decision:
 
 
 def bucketed(problem: Problem) -> Problem:
-    """Return the problem that stands for its kind: time and batch rounded up to a power of two, outside of a graph."""
+    """Return the problem under which times are stored: time and batch rounded up to a power of two, not captured."""
     return problem.replace(
         time=_power_of_two(problem.time), batch=_power_of_two(problem.batch), captured=False, announced=False
     )
@@ -99,7 +99,7 @@ def _time(name: str, kind: Problem, device: Device) -> float:
 
 
 def _readable_layout(layout: Layout, readable: frozenset[Layout]) -> Layout:
-    # Lengths are measured at their full length: what a kernel does with the layout it would be given.
+    # The measured sequences all have the full length, in the layout that the kernel would receive.
     if layout in readable:
         return layout
     return Layout.PACKED if Layout.PACKED in readable else Layout.HOST_LENGTHS
@@ -141,7 +141,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    # Whatever is not a table of times is measured anew.
+    # Any other content of the file is ignored, and measured again.
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -150,7 +150,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
-    # A cache that cannot be written costs a measurement in the next process, nothing else.
+    # A failure to write the cache only means that the next process measures again.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(known, indent=1))

@@ -1,4 +1,4 @@
-"""From a problem and a preference to a decision."""
+"""The decision for a problem and a preference."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _log = logging.getLogger(__name__)
 def decide(
     problem: Problem, device: Device, kernel: str | Preference = AUTO, memory_budget: float | None = None
 ) -> Decision:
-    """Return the decision for a problem under the user's preference; never raises for a refusal.
+    """Return the decision for a problem and the user's preference, without raising if a kernel refuses.
 
     Args:
-        problem: What is to be computed.
-        device: Where.
+        problem: The description of the call.
+        device: The device of the call.
         kernel: The argument of the call: a name, or "auto"; or the preference that was read for it.
-        memory_budget: Bytes that a kernel may need, by prediction; None for no limit. A name is not held to it.
+        memory_budget: The largest predicted memory of the call in bytes; None for no limit. It is ignored if a kernel
+            is named.
     """
     wanted = preference(kernel)
     if wanted.kernel != AUTO:
@@ -42,11 +43,11 @@ def decide(
 
 
 def decide_by_prediction(problem: Problem, device: Device, kernel: str | Preference = AUTO) -> Decision:
-    """Return the decision that the policy "predict" makes, whichever policy is set: for devices that are not at hand.
+    """Return the decision of the policy "predict" regardless of the policy in use, for devices that this machine lacks.
 
     Args:
-        problem: What is to be computed.
-        device: Where.
+        problem: The description of the call.
+        device: The device of the call.
         kernel: The argument of the call: a name, or "auto".
     """
     return decide(problem, device, kernel) if preference(kernel).kernel != AUTO else predicted(problem, device)
@@ -55,14 +56,14 @@ def decide_by_prediction(problem: Problem, device: Device, kernel: str | Prefere
 def choose(
     problem: Problem, device: Device, kernel: str | Preference = AUTO, memory_budget: float | None = None
 ) -> Decision:
-    """Return the decision for a problem, or raise when the kernel that was named, or none within budget, can run it.
+    """Return the decision for a problem; raise if the named kernel refuses it or no kernel fits into the budget.
 
-    A kernel that is passed over for its memory is named in one line of the log, with the figure.
+    If the budget excludes the fastest kernel, the log has one line with its name and its memory.
 
     Raises:
-        KernelRefused: With the printed decision as its text.
-        OutOfMemoryPredicted: With the printed decision as its text.
-        ArgumentError: The budget is no positive number.
+        KernelRefused: The named kernel refuses; the message is the printed decision.
+        OutOfMemoryPredicted: No kernel fits into the budget; the message is the printed decision.
+        ArgumentError: The budget is not a positive number.
     """
     check_memory_budget(memory_budget)
     decision = decide(problem, device, kernel, memory_budget)
@@ -77,11 +78,11 @@ def choose(
 
 
 def within(decision: Decision, memory_budget: float) -> Decision:
-    """Return the decision among the kernels whose predicted memory keeps to a budget.
+    """Return the decision among the kernels whose predicted memory is within a budget.
 
     Args:
-        decision: The decision without one.
-        memory_budget: Bytes.
+        decision: The decision without a budget.
+        memory_budget: The budget in bytes.
     """
     accepted = sorted(
         (verdict for verdict in decision.verdicts if verdict.accepted), key=lambda verdict: verdict.seconds or 0.0

@@ -1,4 +1,4 @@
-"""Seconds from stated work: the only place that knows how fast devices are."""
+"""Prediction of times from stated work: only this file depends on the speed of devices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
     """Predict the time of a call.
 
     The CPU issues operators and launches while the device works through launches, exchanges, arithmetic and memory
-    traffic; the slower of the two decides. In a CUDA graph the device's time is all there is. On a CPU device there is
-    no overlap: the times add up.
+    traffic; the larger of the two times counts. In a CUDA graph, only the device's time counts. On a CPU device,
+    nothing overlaps and the times add up.
 
     Args:
-        work: What the kernel states.
-        problem: Gives the dtype, whether TF32 is allowed, and whether the call is in a CUDA graph.
-        device: Gives the speeds.
+        work: The work that the kernel states.
+        problem: The problem; its dtype, and whether it allows TF32 and is captured in a CUDA graph, are read.
+        device: The device, with its speeds.
     """
     issue = work.operators * device.operator_seconds + work.launches * device.issue_seconds
     arithmetic = work.matmul_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
@@ -29,9 +29,9 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
 
 
 def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:
-    """Predict the peak memory of a call beyond its inputs and weights.
+    """Predict the peak memory of a call in addition to its inputs and weights.
 
-    The outputs, what is kept for backward and the workspace; in training also the gradients of input and weights.
+    It consists of outputs, kept tensors and workspace; in training, also of the gradients of input and weights.
     """
     states = problem.num_layers * problem.num_directions * problem.batch * (problem.state_size + problem.hidden_size)
     outputs = problem.time * problem.batch * problem.output_size + states

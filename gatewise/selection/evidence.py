@@ -1,4 +1,4 @@
-"""Which kernels a profile proves to have run."""
+"""The kernels that ran, according to the names in a profile."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gatewise.kernels import ALL
 
 
 def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[str, ...]]:
-    """Return the kernels that left traces among the names of a profile, each with the traces found.
+    """Return the kernels with traces among the names in a profile, each with the traces found.
 
     Args:
-        names: Operators and GPU kernels of one pass of one layer.
-        backward: Which pass.
+        names: The names of operators and GPU kernels in one pass of one layer.
+        backward: Whether the pass is the backward pass.
 
     Example:
         >>> kernels_among(["aten::lstm", "aten::_cudnn_rnn", "aten::view"], backward=False)

@@ -1,4 +1,4 @@
-"""`gatewise.explain`: the decision for a call that need not be made."""
+"""`gatewise.explain`: the decision for a call, without making the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
 
-# The cell of each `mode` that PyTorch's layers have; those of gatewise that have none are LSTMs.
+# The cell for each `mode` of PyTorch's layers; layers of gatewise without a `mode` are LSTMs.
 _CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 
@@ -48,29 +48,29 @@ def explain(
     kernel: str | None = None,
     captured: bool | None = None,
 ) -> Decision:
-    """Say which kernel a call would run, what every other one says, and what it would cost; run nothing.
+    """Return which kernel a call would run, why the others would not, and the predicted time and memory; run nothing.
 
     Args:
-        module: A `gatewise.LSTM` or `gatewise.GRU` (or a `torch.nn.LSTM`: the decision is the one after
-            `gatewise.accelerate`).
+        module: A `gatewise.LSTM` or `gatewise.GRU`, or a `torch.nn.LSTM`, for which the decision is that after
+            `gatewise.accelerate`.
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
-        lengths: Lengths, or True when there would be some on x's device.
-        device: Where it would run: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
-            `Device` of your own. Default: x's device, otherwise that of the module's weights.
-        dtype: Of input and weights. Default: x's, otherwise that of the module's weights.
+        lengths: The lengths of the sequences, or True for lengths on x's device.
+        device: The device of the call: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
+            `Device`. Default: x's device, otherwise that of the module's weights.
+        dtype: The dtype of input and weights. Default: x's, otherwise that of the module's weights.
         training: Whether a backward pass follows. Default: the module's mode.
-        kernel: As the argument of a call. Default: the module's own.
-        captured: Whether the call is recorded in a CUDA graph, where only the device's time counts, inside
-            `gatewise.for_cuda_graph`. Default: as it would be here and now; False for a device that is named.
+        kernel: The kernel, as in the argument of a call. Default: the module's own.
+        captured: Whether the call is captured in a CUDA graph inside `gatewise.for_cuda_graph`, so that only the
+            device's time counts. Default: the current state; False for a device given by name.
 
     Returns:
-        A `Decision`; print it. `decision.chosen` is None when a kernel was named that refuses.
+        The `Decision`, which can be printed. `decision.chosen` is None if the named kernel refuses.
 
     Raises:
-        ArgumentError: `module` is no LSTM layer, or a size is no integer from 0 up.
+        ArgumentError: `module` is not an LSTM or GRU layer, or a size is not a non-negative integer.
         ShapeError: The shape does not fit the module.
-        DtypeError: `dtype` is no floating-point type of PyTorch.
-        DeviceError: The device cannot be probed (a meta tensor): name one.
+        DtypeError: `dtype` is not a floating-point type of PyTorch.
+        DeviceError: The device cannot be probed (for example "meta"); give the name of a GPU instead.
 
     Example:
         >>> import gatewise
@@ -117,7 +117,7 @@ def explain(
         announced=capture == "announced",
     )
     wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
-    # A described device cannot be measured, whatever the policy says.
+    # A device that is only described cannot be measured, whatever the policy is.
     return decide_by_prediction(problem, where, wanted) if _described(device) else decide(problem, where, wanted)
 
 
@@ -142,7 +142,7 @@ def _device(device: Device | torch.device | str) -> Device:
 
 
 def _described(device: Device | torch.device | str | None) -> bool:
-    # "cpu" is the machine's own, as it is for torch.
+    # "cpu" is the CPU of this machine, as in PyTorch.
     return isinstance(device, Device) or (
         isinstance(device, str) and device != "cpu" and device.lower() in Device.names()
     )

@@ -1,4 +1,4 @@
-"""The policy "predict": the kernel whose stated work takes least time."""
+"""The policy "predict": choose the kernel with the least predicted time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatewise.selection import admit
 
 @functools.lru_cache(maxsize=4096)
 def predicted(problem: Problem, device: Device) -> Decision:
-    """Choose the kernel with the least predicted time; equal times go to the earlier kernel."""
+    """Choose the kernel with the least predicted time; among equal times, the first one."""
     verdicts = admit.verdicts(problem, device)
     accepted = able = [verdict for verdict in verdicts if verdict.seconds is not None]
     if problem.captured and not problem.announced:

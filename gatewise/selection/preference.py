@@ -1,4 +1,4 @@
-"""What the user asked for: by argument, by `use_kernel`, by environment."""
+"""The user's choice of a kernel: by argument, by `use_kernel`, or by environment variable."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _POLICIES = ("predict", "measure")
 
 
 class Preference(NamedTuple):
-    """A kernel's name or "auto", the policy for "auto", and who asked."""
+    """A kernel's name or "auto", the policy for "auto", and where the user named the kernel."""
 
     kernel: str
     policy: str
     source: str
 
 
-# What applies where nobody asked for anything.
+# The preference if the user named nothing.
 _FREE = Preference(AUTO, _POLICIES[0], "")
 
-# Our variables, and their names as the mapping of `os.environ` has them.
+# The environment variables, and their keys in the mapping inside `os.environ`.
 _KERNEL, _POLICY = "GATEWISE_KERNEL", "GATEWISE_POLICY"
 _KEYS = {name: os.environ.encodekey(name) for name in (_KERNEL, _POLICY)}
 
-# The one piece of state: what `use_kernel` set for the running context.
+# The argument of the innermost `use_kernel` block of the running context.
 _context: ContextVar[tuple[str, str | None] | None] = ContextVar("gatewise_preference", default=None)
 
 
 @contextlib.contextmanager
 def use_kernel(kernel: str, *, policy: str | None = None) -> Iterator[None]:
-    """Run every LSTM in the block on one kernel; a kernel that cannot run a call raises instead of falling back.
+    """Run every recurrent layer in the block on one kernel; if it cannot run a call, raise instead of falling back.
 
     Args:
-        kernel: One of `gatewise.kernel_names()`, or "auto" to choose freely again inside another block.
-        policy: How "auto" chooses: "predict" (from stated work; pure, reproducible) or "measure" (times the kernels
-            that accept once for each kind of problem, and remembers). Default: the surrounding policy.
+        kernel: One of `gatewise.kernel_names()`, or "auto", which cancels a surrounding block.
+        policy: The policy of "auto": "predict" (by predicted time; deterministic) or "measure" (time all kernels that
+            accept, once for each kind of problem, and store the times). Default: the surrounding policy.
 
     Raises:
-        KernelRefused: No kernel has that name (at once), or the kernel refuses a call (there, with the decision).
+        KernelRefused: No kernel has that name (raised at once), or the kernel refuses a call (raised by the call).
         ArgumentError: The policy is unknown.
 
     Example:
@@ -65,21 +65,21 @@ def use_kernel(kernel: str, *, policy: str | None = None) -> Iterator[None]:
 
 
 def preference(argument: str | Preference = AUTO) -> Preference:
-    """Return what applies to a call: argument, then `use_kernel`, then GATEWISE_KERNEL, then "auto".
+    """Return the preference for a call: the argument, otherwise `use_kernel`, GATEWISE_KERNEL, or "auto".
 
     Args:
-        argument: Of the call; or a preference that was read before, which is returned.
+        argument: The argument of the call; a preference that was read before is returned unchanged.
     """
     if isinstance(argument, Preference):
         return argument
     context = _context.get()
     if context is None and argument == AUTO:
-        # The usual call, in as few steps as can be.
+        # The most frequent case, in as few operations as possible.
         try:
             known = os.environ._data  # type: ignore[attr-defined]
             if _KEYS[_KERNEL] not in known and _KEYS[_POLICY] not in known:
                 return _FREE
-        except AttributeError:  # os.environ was exchanged for another mapping
+        except AttributeError:  # os.environ was replaced by another mapping
             pass
     policy = (context and context[1]) or _environment(_POLICY) or _POLICIES[0]
     if policy not in _POLICIES:
@@ -103,23 +103,23 @@ def _named(name: str, policy: str, argument: str, source: str) -> Preference:
 
 
 def _environment(name: str) -> str | None:
-    # Read in every call, so that a change counts at once. For a name that is not set, os.environ.get raises and catches
-    # two errors, which takes longer than all other checks of a call; its mapping of encoded names is asked first.
+    # Read in every call, so that changes take effect at once. For a variable that is not set, os.environ.get raises and
+    # catches two errors, which takes longer than all other checks of a call; so its inner mapping is asked first.
     environment = os.environ
     try:
         if _KEYS[name] not in environment._data:  # type: ignore[attr-defined]
             return None
-    except AttributeError:  # os.environ was exchanged for another mapping
+    except AttributeError:  # os.environ was replaced by another mapping
         pass
     return environment.get(name)
 
 
 def check_name(name: object, argument: str) -> None:
-    """Raise unless this is "auto" or the name of a kernel.
+    """Check that a name is "auto" or the name of a kernel.
 
     Raises:
-        ArgumentError: It is no name at all.
-        KernelRefused: No kernel has this name; the message lists those that are known.
+        ArgumentError: The name is not a string.
+        KernelRefused: No kernel has this name; the message lists all names.
     """
     if not isinstance(name, str):
         advice = "gatewise.kernel_names() lists them."

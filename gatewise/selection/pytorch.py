@@ -1,4 +1,4 @@
-"""What `torch.nn.LSTM` itself runs, as a decision."""
+"""The decision that PyTorch makes for `torch.nn.LSTM`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LIBRARY, _OTHERWISE = "cudnn", "aten"
 
 
 def decide_as_pytorch(problem: Problem, device: Device) -> Decision:
-    """Return the decision that PyTorch's own layer makes: cuDNN wherever it takes the call.
+    """Return the decision of PyTorch's own layer: cuDNN if it can run the call.
 
     Args:
-        problem: The call; lengths become a packed batch, which is all that `torch.nn.LSTM` knows of them.
-        device: Where it runs.
+        problem: The description of the call; lengths become a packed batch, the only form that `torch.nn.LSTM` takes.
+        device: The device of the call.
     """
-    problem = problem.replace(lean=False)  # it keeps what it keeps
+    problem = problem.replace(lean=False)  # torch.nn.LSTM has no such option
     if problem.layout is not Layout.DENSE:
         problem = problem.replace(layout=Layout.PACKED)
     verdicts = admit.verdicts(problem, device)

@@ -1,4 +1,4 @@
-"""The kernel that takes every problem, and whose passes autograd can differentiate again."""
+"""The reference kernel: it runs every problem, and autograd can differentiate its passes again."""
 
 from gatewise.kernels.eager import differentiable, eager
 

@@ -1,9 +1,9 @@
-"""The one stopwatch: autotune and benchmarks read the same clock, so that they cannot disagree.
+"""Timing of functions, for the policy "measure" and for benchmarks alike.
 
-A sample is `calls` consecutive calls, timed together and divided by their number. The device is idle when a sample
-starts and has finished when it ends, so a sample is what a caller waits for: on a GPU the larger of the time the CPU
-takes to issue the work and the time the device takes to do it. Several functions are sampled in turn (A B A B ...), so
-that a clock that drifts or a machine that gets busy hits all of them.
+A sample is the time of `calls` consecutive calls, divided by their number. The device is idle at the start of a sample
+and has finished all work at its end, so a sample is the time that a caller waits: on a GPU, the larger of the CPU's
+time to issue the work and the device's time to do it. Several functions are sampled in turn (A B A B ...), so that
+changes of the clock rate and of other load affect all of them equally.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from gatewise.contract.errors import ArgumentError, DeviceError, sentence
 
-_SHORTEST_SAMPLE = 1e-3  # seconds; shorter samples are lost in the cost of reading the clock
+_SHORTEST_SAMPLE = 1e-3  # seconds; in shorter samples, reading the clock takes a noticeable part
 _MOST_CALLS = 1000
 _LEAST_RUNS = 3
 
@@ -28,13 +28,13 @@ Function = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """How long one call takes, over several samples.
+    """The time of one call, from several samples.
 
     Attributes:
-        median: Seconds a call.
-        q20: The 20 % quantile, seconds.
-        q80: The 80 % quantile, seconds.
-        runs: How many samples there are.
+        median: The median, in seconds per call.
+        q20: The 20 % quantile, in seconds per call.
+        q80: The 80 % quantile, in seconds per call.
+        runs: The number of samples.
     """
 
     median: float
@@ -44,10 +44,10 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
-        """Summarise samples, in seconds a call.
+        """Return the quantiles of samples, which are in seconds per call.
 
         Raises:
-            ArgumentError: There is no sample.
+            ArgumentError: There are no samples.
         """
         if not samples:
             raise ArgumentError(sentence("samples", "at least one time", "none"))
@@ -56,25 +56,25 @@ class Timing:
 
 
 class Clock(Protocol):
-    """What a sample is timed with."""
+    """The clock that times a sample."""
 
     def start(self) -> None:
-        """Begin a sample, once all earlier work is done."""
+        """Start a sample, after all earlier work has finished."""
         ...
 
     def stop(self) -> float:
-        """Return the seconds since `start`, once all work in between is done."""
+        """Return the seconds since `start`, after all work in between has finished."""
         ...
 
 
 class WallClock:
-    """The clock of the CPU, whose work is done when a call returns."""
+    """The clock of the CPU, whose work has finished when a call returns."""
 
     def __init__(self) -> None:
         self._began = 0.0
 
     def start(self) -> None:
-        """Begin a sample."""
+        """Start a sample."""
         self._began = time.perf_counter()
 
     def stop(self) -> float:
@@ -83,7 +83,7 @@ class WallClock:
 
 
 class EventClock:
-    """The clock of a CUDA device: two events on the current stream, read when the stream has passed both."""
+    """The clock of a CUDA device: two events on the current stream, read after the stream has passed both."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -91,19 +91,19 @@ class EventClock:
         self._ended = torch.cuda.Event(enable_timing=True)
 
     def start(self) -> None:
-        """Wait for earlier work, then begin a sample."""
+        """Wait for earlier work, then start a sample."""
         torch.cuda.synchronize(self._device)
         self._began.record(torch.cuda.current_stream(self._device))
 
     def stop(self) -> float:
-        """Wait for the work since `start` and return its seconds."""
+        """Wait for the work since `start`, and return its time in seconds."""
         self._ended.record(torch.cuda.current_stream(self._device))
         self._ended.synchronize()
         return self._began.elapsed_time(self._ended) * 1e-3
 
 
 def clock_for(device: torch.device | str) -> Clock:
-    """Return the clock that knows when work on a device is done.
+    """Return the clock for a device.
 
     Raises:
         DeviceError: The device is neither a CPU nor a CUDA device.
@@ -129,16 +129,17 @@ def time_callable(
     """Time one function.
 
     Args:
-        function: What is timed; its result is dropped.
-        device: Where it works.
-        runs: Samples wanted.
-        warmups: Calls before the first sample, not timed.
-        calls: Calls a sample; None for as many as last a millisecond.
-        budget: Seconds after which no further sample begins once there are three; None for all `runs`.
-        clock: What to time with; None for the device's own clock.
+        function: The function; its result is ignored.
+        device: The device on which the function works.
+        runs: The number of samples.
+        warmups: The number of warm-up calls before the first sample, which are not timed.
+        calls: The number of calls per sample; None for as many as take a millisecond.
+        budget: The time in seconds after which no further sample starts, if there are at least three; None for no
+            limit.
+        clock: The clock; None for the device's own.
 
     Returns:
-        Median and 20 and 80 % quantiles, in seconds a call.
+        The median and the 20 and 80 % quantiles, in seconds per call.
     """
     timings = time_side_by_side(
         {"": function}, device=device, runs=runs, warmups=warmups, calls=calls, budget=budget, clock=clock
@@ -156,7 +157,7 @@ def time_side_by_side(
     budget: float | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Timing]:
-    """Time several functions in turn; arguments as in `time_callable`, the budget for all of them together.
+    """Time several functions in turn; the arguments are those of `time_callable`, with one budget for all functions.
 
     Example:
         >>> timings = time_side_by_side({"sum": lambda: sum(range(99)), "len": lambda: len(range(99))}, runs=3)
@@ -184,24 +185,24 @@ def sample_in_turn(
 ) -> Iterator[tuple[str, float]]:
     """Yield samples of several functions in turn, for callers that show progress or may be interrupted.
 
-    Every function is warmed up first, in the same order. Arguments as in `time_side_by_side`, and:
+    The warm-up calls of all functions come first, in the same order.
 
     Args:
-        functions: What is timed, by name.
-        device: Where they work.
-        runs: Samples of each.
-        warmups: Calls of each before the first sample.
-        calls: Calls a sample, of all functions or of each by its name.
-        leads: Calls of a function right before each of its samples, not timed, by its name; 0 for those not named. The
-            first calls after those of other functions find memory and caches as those left them.
-        budget: Seconds of samples after which no further ones begin.
-        clock: What to time with.
+        functions: The functions, by name.
+        device: The device on which the functions work.
+        runs: The number of samples of each function.
+        warmups: The number of warm-up calls of each function before the first sample.
+        calls: The number of calls per sample, for all functions or by name; None for as many as take a millisecond.
+        leads: The number of untimed calls right before each sample, by the function's name; 0 for other functions. The
+            first calls after those of other functions find memory and caches in the state that those left.
+        budget: The time of all samples in seconds after which no further ones start; None for no limit.
+        clock: The clock; None for the device's own.
 
     Yields:
-        The name of a function and the seconds a call of it took.
+        The name of a function, and the seconds per call in one sample of it.
 
     Raises:
-        ArgumentError: A count is out of its range.
+        ArgumentError: A number is out of range.
     """
     if runs < 1:
         raise ArgumentError(sentence("runs", "at least 1", runs))
@@ -230,20 +231,20 @@ def sample_in_turn(
 
 
 def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
-    """Capture a function's CUDA work in a graph and return what replays it.
+    """Capture a function's work in a CUDA graph, and return a function that replays the graph.
 
-    The function must not wait for the GPU, and must read and write the same tensors at every call. Gradients that it
-    accumulates must exist before, or be set to None before, so that the graph makes them in its own memory.
+    The function must not synchronise with the GPU, and must read and write the same tensors in every call. Gradients
+    that it accumulates must exist before, or must be None, so that they are allocated in the graph's memory.
 
     Args:
-        function: What is captured; it is called `warmups` times on a side stream first.
-        warmups: Calls before the capture, so that libraries and caches are ready.
+        function: The function; it is first called `warmups` times on a side stream.
+        warmups: The number of warm-up calls before the capture, which initialise libraries and caches.
 
     Returns:
-        A function without arguments that replays the graph on the current stream; the graph lives as long as it.
+        A function without arguments that replays the graph on the current stream; it keeps the graph alive.
 
     Raises:
-        DeviceError: There is no CUDA device.
+        DeviceError: This machine has no CUDA device.
     """
     if not torch.cuda.is_available():
         raise DeviceError("A CUDA graph needs a CUDA device, and this machine has none that PyTorch can use.")
@@ -260,14 +261,15 @@ def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
 
 
 def peak_memory(function: Function, device: torch.device | str) -> int | None:
-    """Return the bytes a call allocates at its peak, beyond what was allocated before it.
+    """Return the peak of the memory that a call allocates, in bytes.
 
     Args:
-        function: What is called, once.
-        device: Where it works.
+        function: The function, which is called once.
+        device: The device on which the function works.
 
     Returns:
-        Bytes of PyTorch's CUDA allocator; None on a CPU, where PyTorch does not count them (the function still runs).
+        The bytes of PyTorch's CUDA allocator beyond those allocated before the call; None on a CPU, where PyTorch does
+        not count them (the function is called nevertheless).
     """
     device = torch.device(device)
     if device.type != "cuda":

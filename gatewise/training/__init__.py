@@ -1,7 +1,7 @@
-"""Training that can be stopped at any moment: loop, checkpoints, schedules, processes.
+"""Training that can be interrupted and resumed at any time: loop, checkpoints, schedules, distributed processes.
 
-Nothing here knows what is being trained. A model is any `torch.nn.Module` with a method ``loss(batch, state)`` (see
-`Trainable`); data is anything with batches (see `Batches`).
+This package does not depend on what is trained. A model is any `torch.nn.Module` with a method ``loss(batch, state)``
+(see `Trainable`); the data is any object with batches (see `Batches`).
 """
 
 from gatewise.training.checkpoint import read_tensors, write_tensors

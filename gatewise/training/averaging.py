@@ -1,4 +1,4 @@
-"""Averages of weights over steps, which often generalise better than the last weights."""
+"""Averages of weights over steps, which often generalise better than the weights of the last step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatewise.training.options import TrainingOptions
 
 
 class AverageFacts(TypedDict):
-    """What must be remembered of a mean beside its values, as JSON."""
+    """The state of an average, other than its values, as JSON values."""
 
     count: int
     running: bool
@@ -24,13 +24,13 @@ class AverageFacts(TypedDict):
 class WeightAverage:
     """A running mean of weights, computed by the functions of `torch.optim.swa_utils`.
 
-    ``average += (weights - average) * max(1 / n, 1 - decay)`` at the n-th step: exact for the first steps, exponential
-    afterwards; with ``"tail"`` the decay is 1 and the mean exact throughout. With ``"last"`` it is the mean of the
-    weights at the last few evaluations, this one included.
+    ``average += (weights - average) * max(1 / n, 1 - decay)`` at the n-th step: an exact mean for the first steps, an
+    exponential average afterwards. With ``"tail"`` the decay is 1, so that the mean is always exact. With ``"last"`` it
+    is the mean of the weights at the last few evaluations, including the current one.
 
     Args:
         parameters: The weights.
-        options: Those whose names begin with `average` are read.
+        options: The options; those whose names start with `average` are read.
 
     References:
         Polyak, Juditsky: Acceleration of Stochastic Approximation by Averaging, 1992.
@@ -39,13 +39,13 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], options: TrainingOptions) -> None:
-        # By hand: `AveragedModel` copies its count to the device, and so waits for it, at every step; nor has it a mean
-        # of the last few evaluations.
+        # Not `AveragedModel`: it copies its counter to the device in every step, which synchronises, and it cannot
+        # compute the mean of the last few evaluations.
         self._parameters: list[torch.Tensor] = list(parameters)
         self._decay = options.average_decay if options.average == "ema" else 1.0
         self._waits = options.average == "tail"
         self._patience = options.average_patience
-        # Room for the evaluations before this one, which are written in turn.
+        # The number of stored earlier evaluations, whose memory is reused in turn.
         self._room = options.average_last - 1 if options.average == "last" else 0
         self._losses: list[float] = []
         self.count = 0
@@ -55,7 +55,7 @@ class WeightAverage:
         self.values = [parameter.detach().clone() for _ in range(copies) for parameter in self._parameters]
 
     def update(self) -> None:
-        """Take the weights of this step into the mean."""
+        """Update the average with the weights of this step."""
         if not self.running:
             return
         take = self._take_equally if 1 / (self.count + 1) > 1 - self._decay else self._take_recent
@@ -64,7 +64,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def evaluated(self, loss: float) -> None:
-        """Take notice of an evaluation: of its loss for the ``"tail"``, of the weights for the ``"last"``."""
+        """Update the average after an evaluation: with its loss for ``"tail"``, with the weights for ``"last"``."""
         if self._waits and not self.running:
             earlier = self._losses[: len(self._losses) - self._patience]
             self.running = bool(earlier) and loss > min(earlier)
@@ -75,7 +75,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the mean in place of the weights for a while; without a mean, do nothing."""
+        """Replace the weights by their average inside the context; without an average, do nothing."""
         if not self.count:
             yield
             return
@@ -115,9 +115,9 @@ class WeightAverage:
             value.copy_(kept)
 
     def facts(self) -> AverageFacts:
-        """Return what must be remembered beside `values`, as JSON."""
+        """Return the state other than `values`, as JSON values."""
         return {"count": self.count, "running": self.running, "losses": self._losses}
 
     def restore(self, facts: AverageFacts) -> None:
-        """Go on from `facts()`."""
+        """Restore the state that `facts()` returned."""
         self.count, self.running, self._losses = facts["count"], facts["running"], list(facts["losses"])

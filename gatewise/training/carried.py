@@ -1,4 +1,4 @@
-"""State that a model hands from batch to batch: None, a tensor, or tuples of these."""
+"""The state that a model passes from batch to batch: None, a tensor, or tuples of these."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 def detach(state: Any) -> Any:
-    """Cut the state off from the graph that made it; a named tuple becomes a tuple."""
+    """Detach the tensors of a state from the autograd graph; a named tuple becomes a tuple."""
     if isinstance(state, torch.Tensor):
         return state.detach()
     return None if state is None else tuple(detach(part) for part in state)
 
 
 def flatten(state: Any) -> tuple[list[torch.Tensor], Any]:
-    """Return the tensors of a state, and its shape as JSON: an index, null, or lists of these."""
+    """Return the tensors of a state, and its structure as JSON values: an index, null, or lists of these."""
     leaves: list[torch.Tensor] = []
 
     def visit(part: Any) -> Any:
@@ -32,14 +32,14 @@ def flatten(state: Any) -> tuple[list[torch.Tensor], Any]:
 
 
 def indices_of(shape: Any) -> list[int]:
-    """Return the indices of the tensors in a shape that `flatten` returned."""
+    """Return the indices of the tensors in a structure that `flatten` returned."""
     if shape is None:
         return []
     return [shape] if isinstance(shape, int) else [index for part in shape for index in indices_of(part)]
 
 
 def unflatten(leaves: Mapping[int, torch.Tensor], shape: Any) -> Any:
-    """Rebuild a state of this shape from its tensors by index."""
+    """Rebuild a state with this structure from its tensors by index."""
     if shape is None:
         return None
     if isinstance(shape, int):

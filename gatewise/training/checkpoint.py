@@ -1,7 +1,7 @@
-"""Files of named tensors: written in one piece or not at all, read without running anything they contain.
+"""Files of named tensors, which are written atomically, and read without executing any code in them.
 
-The format is safetensors: a JSON header and raw numbers. Pickles are recognised and refused, because loading one may
-run any program that is in it.
+The format is safetensors: a JSON header and raw numbers. Pickles are detected and refused, because loading one can run
+any program that it contains.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from gatewise.training.json_values import finite_values
 
 _HEADER = "gatewise"
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""First bytes of what torch.save writes: a zip archive, or in old versions a bare pickle."""
+"""The first bytes of a file written by torch.save: a zip archive, or a bare pickle in old versions."""
 _AFTER_SHORT_LENGTH = b"\0\0\0\0{"
-"""Bytes 4 to 8 of safetensors: the length of the header, whose first bytes may be anything, ends; the header begins."""
+"""Bytes 4 to 8 of a safetensors file: the upper bytes of the header's length, and the first byte of the header."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, facts: Mapping[str, Any]) -> None:
-    """Write tensors and facts so that `path` holds either the old content or the new, whatever happens meanwhile.
+    """Write tensors and facts atomically, so that `path` has either the old or the new content after any failure.
 
-    The content goes to a temporary file, is forced to the disk, and then takes the name; see `gatewise.files`.
+    The content is written to a temporary file and flushed to the disk; the file is then renamed. See `gatewise.files`.
 
     Args:
-        path: Where to.
-        tensors: By name; copied to the CPU, made contiguous.
-        kind: What the file is, asked for again when it is read.
-        facts: Anything that JSON can hold; floating-point numbers come back in the same bits, those that are not finite
-            as None.
+        path: The file to write.
+        tensors: The tensors by name; they are copied to the CPU and made contiguous.
+        kind: The kind of the file, which is checked when it is read.
+        facts: Metadata as JSON values; floating-point numbers keep their bits, except that numbers that are not finite
+            are read as None.
 
-    The same tensors and facts make the same bytes.
+    The same tensors and facts give the same bytes.
 
     Raises:
-        CheckpointError: The disk is full or the folder cannot be written; `path` is as it was.
+        CheckpointError: The disk is full or the folder cannot be written; `path` is unchanged.
     """
     save = _safetensors().torch.save
     content = save(
         {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
-        # A single key: their order in the file is random.
+        # A single key, because safetensors writes several keys in random order.
         {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)},
     )
     write_bytes(path, content)
 
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], Any]:
-    """Read what `write_tensors` wrote.
+    """Read a file that `write_tensors` wrote.
 
     Args:
         path: The file.
-        kind: What it must be.
-        device: Where the tensors go.
+        kind: The expected kind of the file.
+        device: The device of the tensors.
 
     Returns:
         The tensors by name, and the facts.
@@ -66,7 +66,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
     """
     library = _safetensors()
     try:
-        # One look at the file: a run that is still training may put a new one in its place at any moment.
+        # Read at once: a run that is still training can replace the file at any time.
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
@@ -79,7 +79,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         tensors = {name: tensor.to(device) for name, tensor in library.torch.load(content).items()}
     except library.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is truncated or not a safetensors file ({error}). Take another copy, or train again."
+            f"{path} is truncated or not a safetensors file ({error}). Use another copy, or train again."
         ) from error
     metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     if _HEADER not in metadata:
@@ -90,7 +90,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         header = json.loads(metadata[_HEADER])
         found, facts = header["kind"], header["facts"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its header cannot be read. Take another copy.") from error
+        raise CheckpointError(f"{path} is damaged: its header cannot be read. Use another copy.") from error
     if found != kind:
         raise CheckpointError(f"{path} holds a {found}, not a {kind}. Give the right file.")
     return tensors, facts

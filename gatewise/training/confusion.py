@@ -1,4 +1,4 @@
-"""Answers against the truth, as a picture."""
+"""Plots of predictions against targets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gatewise.contract.errors import MissingExtra
 from gatewise.training.pictures import save_picture
 
 _MOST_NUMBERS = 20
-"""Classes up to which each cell shows its count."""
+"""The largest number of classes for which each cell shows its count."""
 
 
 def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> None:
-    """Draw a confusion matrix into a PNG: rows are the truth, colours its share of the row.
+    """Plot a confusion matrix to a PNG file; rows are the true classes, colours the fraction of the row.
 
     Args:
-        path: Where to.
-        counts: As `sklearn.metrics.confusion_matrix` counts them, int64 [C, C].
-        classes: Their names.
+        path: The file.
+        counts: The counts, int64 [C, C], as `sklearn.metrics.confusion_matrix` returns them.
+        classes: The names of the classes.
     """
-    # By hand: scikit-learn's ConfusionMatrixDisplay writes either counts or shares, and colours by what it writes.
+    # Not scikit-learn's ConfusionMatrixDisplay: it cannot print counts and choose colours by fractions.
     figure, axes = _figure(size=max(4.5, min(14.0, 2 + 0.45 * len(classes))))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -40,17 +40,17 @@ def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> No
     save_picture(figure, path, dpi=120)
 
 
-def plot_numbers(path: Path, targets: np.ndarray, answers: np.ndarray) -> None:
-    """Draw numbers over what they should have been into a PNG; the diagonal is perfect.
+def plot_numbers(path: Path, targets: np.ndarray, predicted: np.ndarray) -> None:
+    """Plot predicted numbers against their targets to a PNG file; correct predictions are on the diagonal.
 
     Args:
-        path: Where to.
-        targets: What should have been answered, [N].
-        answers: What was, [N].
+        path: The file.
+        targets: The targets [N].
+        predicted: The predictions [N].
     """
     figure, axes = _figure(size=5.0)
-    axes.scatter(targets, answers, s=8, alpha=0.5, color="#1d4ed8", linewidths=0)
-    low, high = min(targets.min(), answers.min()), max(targets.max(), answers.max())
+    axes.scatter(targets, predicted, s=8, alpha=0.5, color="#1d4ed8", linewidths=0)
+    low, high = min(targets.min(), predicted.min()), max(targets.max(), predicted.max())
     axes.plot([low, high], [low, high], color="#666666", linestyle=":", linewidth=1)
     axes.set(xlabel="true", ylabel="answered")
     axes.grid(alpha=0.3)
@@ -62,6 +62,6 @@ def _figure(size: float):  # noqa: ANN202 - the types are those of an optional m
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise MissingExtra.for_package("matplotlib", "plotting answers", "train") from None
+        raise MissingExtra.for_package("matplotlib", "plotting predictions", "train") from None
     figure = Figure(figsize=(size, size), layout="constrained")
     return figure, figure.subplots()

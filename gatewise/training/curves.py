@@ -1,4 +1,4 @@
-"""The curves of a run as a picture."""
+"""The plot of a run's learning curves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def plot_curves(
     floor: float | None = None,
     measure: Measure = PERPLEXITY,
 ) -> None:
-    """Draw losses, the score if there is one, and speed over epochs into a PNG.
+    """Plot losses, the score if there is one, and speed by epoch to a PNG file.
 
     Args:
-        path: Where to.
+        path: The file.
         history: The evaluations, at least one.
-        unit: What one token is, in the plural.
-        floor: A perplexity to compare with, drawn as a dotted line: that of token frequencies alone.
-        measure: How losses are shown.
+        unit: The unit of tokens, in the plural.
+        floor: The perplexity of a unigram model, drawn as a dotted line for comparison.
+        measure: The format of losses.
     """
     try:
         from matplotlib.figure import Figure
@@ -50,11 +50,11 @@ def plot_curves(
         color="#c2410c",
     )
     if floor is not None:
-        left.axhline(floor, color="#666666", linestyle=":", linewidth=1, label="token frequencies alone")
+        left.axhline(floor, color="#666666", linestyle=":", linewidth=1, label="unigram model")
     left.set(title=measure.name, xlabel="epoch", yscale="log")
-    left.margins(y=0.12)  # room for the figure below the best epoch
+    left.margins(y=0.12)  # space for the number below the best epoch
     low, high = left.get_ylim()
-    if high < _DECADE * low:  # otherwise the labels would cover each other
+    if high < _DECADE * low:  # otherwise the labels would overlap
         left.yaxis.set_major_formatter(ScalarFormatter())
         left.yaxis.set_minor_formatter(ScalarFormatter())
     left.legend(frameon=False)

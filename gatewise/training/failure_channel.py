@@ -1,9 +1,9 @@
-"""How processes that train together hear that one of them failed, whatever they are waiting for.
+"""Notification of all processes of a distributed training when one of them fails, whatever they are waiting for.
 
-A process that fails leaves the others in a collective that never ends: over NCCL they wait for a GPU that waits for
-another GPU. So each process has a connection to the first one beside its collectives, and a thread that reads it. A
-process that fails says why before it goes; one that is killed says nothing, but the system closes its connection at
-once. Nothing is asked for in intervals, so a process that is busy for minutes is not taken for dead.
+When a process fails, the others hang in a collective; with NCCL, their GPUs wait for the missing GPU. So each process
+has a separate connection to the first one, and a thread that reads from it. A process that fails sends the reason
+before it exits. If a process is killed, the system closes its connection immediately. Nothing depends on a timeout, so
+a process that is busy for minutes is not mistaken for dead.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import Any, NamedTuple
 from gatewise.contract.errors import GatewiseError, ProcessFailed
 
 GRACE_SECONDS = 15.0
-"""How long a process may take to end by itself after another one failed; then its thread ends it."""
+"""The time in seconds in which a process must exit by itself after another one failed; then its thread ends it."""
 
 _CONNECT_SECONDS = 60.0
 _FAREWELL_SECONDS = 5.0
 _NEWS_SECONDS = 2.5
-"""How long the news of a failure may take after its first consequence."""
+"""The largest time in seconds between the first effect of a failure and its message."""
 
 _LONGEST_LINE = 1 << 20
 
 
 class Failure(NamedTuple):
-    """What was heard.
+    """A failure of another process.
 
     Attributes:
-        rank: Which process failed.
-        reason: What it said.
+        rank: The rank of the process that failed.
+        reason: The reason that it sent.
     """
 
     rank: int
     reason: str
 
     def __str__(self) -> str:
-        """Return what the others say of it."""
+        """Return the failure as a sentence."""
         return f"process {self.rank} failed: {self.reason}"
 
 
@@ -54,9 +54,10 @@ class FailureChannel:
     """The connections between the first process and the others.
 
     Args:
-        rank: The number of this process.
-        connections: To the first process; in that one, to each of the others by rank.
-        release: Called in the channel's thread when another process has failed: ends what the main thread waits for.
+        rank: The rank of this process.
+        connections: The connection to the first process; in the first process, the connections to all others by rank.
+        release: A function that ends collectives for which the main thread waits; it is called in the channel's thread
+            after a failure of another process.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], release: Callable[[], None]) -> None:
@@ -70,18 +71,18 @@ class FailureChannel:
         self._thread.start()
 
     def heard(self, seconds: float = 0.0) -> Failure | None:
-        """Return the failure of another process; wait for the news of one."""
+        """Return the failure of another process, or None; wait for it for at most the given time."""
         self._known.wait(seconds)
         return self._heard
 
     def tell(self, reason: str) -> None:
-        """Tell the others that this process failed; its connections stay open for as long as it lives."""
+        """Tell the other processes that this process failed; the connections stay open until it exits."""
         self._failed_itself = True
         self._left.set()
         self._send({"failed": self._rank, "reason": reason[: _LONGEST_LINE // 8]})
 
     def leave(self) -> None:
-        """Tell the others that this process is done, and close the connections."""
+        """Tell the other processes that this process is done, and close the connections."""
         self._left.set()
         self._send({"done": self._rank})
         for connection in self._connections.values():
@@ -90,7 +91,7 @@ class FailureChannel:
         self._thread.join(_FAREWELL_SECONDS)
 
     def give_way(self) -> None:
-        """Let the process that failed end first, so that it is what a launcher reports."""
+        """Let the failed process exit first, so that the launcher reports that one."""
         self._left.set()
         self._gone.wait(_FAREWELL_SECONDS)
 
@@ -99,7 +100,7 @@ class FailureChannel:
         with self._lock:
             for rank, connection in self._connections.items():
                 if rank != without:
-                    with contextlib.suppress(OSError):  # it has gone already
+                    with contextlib.suppress(OSError):  # that process has exited already
                         connection.sendall(line)
 
     def _read(self) -> None:
@@ -125,7 +126,7 @@ class FailureChannel:
         selector.close()
 
     def _hear(self, message: dict[str, Any], sender: int) -> bool:
-        """Take notice of a message; return whether its sender has nothing more to say."""
+        """Handle a message; return whether its sender will send nothing more."""
         if "failed" in message:
             self._note(Failure(message["failed"], message["reason"]), sender)
         elif "gone" in message and self._heard is not None and message["gone"] == self._heard.rank:
@@ -133,10 +134,10 @@ class FailureChannel:
         return "done" in message
 
     def _lost(self, rank: int) -> None:
-        """Take notice that a connection was closed."""
+        """Handle a closed connection."""
         if self._left.is_set() and self._heard is None:
             return
-        self._note(Failure(rank, "it ended without a word, as a process does that is killed"), rank)
+        self._note(Failure(rank, "it exited without a message, as if it was killed"), rank)
         if self._heard is not None and rank in (self._heard.rank, 0):
             self._gone.set()
         if self._rank == 0:
@@ -149,39 +150,39 @@ class FailureChannel:
         if self._rank == 0:
             self._send({"failed": failure.rank, "reason": failure.reason}, without=sender)
         if not self._failed_itself:
-            # At once: a launcher ends all processes as soon as it sees that one has ended.
+            # Print at once, because a launcher ends all processes as soon as one has exited.
             print(f"error: {failure}", file=sys.stderr, flush=True)
             threading.Thread(target=self._end, name="gatewise end", daemon=True).start()
         self._known.set()
 
     def _end(self) -> None:
-        """End the process if its main thread does not."""
+        """End the process if its main thread does not exit in time."""
         threading.Thread(target=self._release, name="gatewise release", daemon=True).start()
         if not self._left.wait(GRACE_SECONDS):
             os._exit(1)
 
 
 @contextlib.contextmanager
-def failures_told(
-    rank: int, count: int, told: Callable[[Any], Any], release: Callable[[], None], abort: Callable[[], None]
+def notifying_failures(
+    rank: int, count: int, broadcast: Callable[[Any], Any], release: Callable[[], None], abort: Callable[[], None]
 ) -> Iterator[None]:
-    """Tell the other processes if the block fails, and hear of their failures.
+    """Notify the other processes if the block fails, and react to their failures.
 
     Args:
-        rank: The number of this process.
-        count: How many there are.
-        told: Returns the first process's value in all of them.
-        release: Ends what the main thread waits for, called from another thread.
-        abort: Lets go of the other processes, in the main thread.
+        rank: The rank of this process.
+        count: The number of processes.
+        broadcast: A function that returns the first process's value in all processes.
+        release: A function that ends collectives for which the main thread waits; it is called in another thread.
+        abort: A function that leaves the process group; it is called in the main thread.
 
     Raises:
-        ProcessFailed: Another process failed, which this one has already printed.
+        ProcessFailed: Another process failed; this process has already printed the reason.
     """
-    channel = FailureChannel(rank, _connections(rank, count, told), release)
+    channel = FailureChannel(rank, _connections(rank, count, broadcast), release)
     try:
         yield
     except BaseException as error:
-        # What a collective raises when a peer is gone is no failure of this process: there will be news of that one.
+        # Collectives raise a RuntimeError if another process is gone; the reason is the message of that process.
         of_a_peer = isinstance(error, RuntimeError) and not isinstance(error, GatewiseError)
         failure = channel.heard(_NEWS_SECONDS if of_a_peer else 0.0)
         if failure is not None and of_a_peer:
@@ -194,26 +195,26 @@ def failures_told(
     channel.leave()
 
 
-def _connections(rank: int, count: int, told: Callable[[Any], Any]) -> dict[int, socket.socket]:
-    """Connect the first process with each of the others; a token, told by way of the group, keeps strangers out."""
+def _connections(rank: int, count: int, broadcast: Callable[[Any], Any]) -> dict[int, socket.socket]:
+    """Connect the first process with all others; a token, broadcast in the process group, excludes strangers."""
     host = os.environ["MASTER_ADDR"]
     try:
         if rank:
-            port, token = told(None)
+            port, token = broadcast(None)
             connection = socket.create_connection((host, port), _CONNECT_SECONDS)
             connection.sendall(f"{token} {rank}\n".encode())
             connection.settimeout(None)
             return {0: connection}
         with socket.create_server((host if _is_here(host) else "", 0), backlog=count) as server:
             token = secrets.token_hex(16)
-            told((server.getsockname()[1], token))
+            broadcast((server.getsockname()[1], token))
             return _accepted(server, count, token)
     except OSError as error:
         problem = (
             f"process {rank} must be able to connect to process 0 at {host}, on any port, got: {error}. Check the "
             "network and MASTER_ADDR."
         )
-        print(f"error: {problem}", file=sys.stderr, flush=True)  # as every failure of processes
+        print(f"error: {problem}", file=sys.stderr, flush=True)  # like all failures of processes
         raise ProcessFailed(problem) from error
 
 
@@ -225,7 +226,7 @@ def _accepted(server: socket.socket, count: int, token: str) -> dict[int, socket
         connection, _ = server.accept()
         connection.settimeout(_FAREWELL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
-            # Without a buffer: what comes after the line is for the channel.
+            # Unbuffered, because everything after this line belongs to the channel.
             said, number = connection.makefile("rb", buffering=0).readline(100).split()
             if hmac.compare_digest(said, token.encode()) and 0 < int(number) < count:
                 connection.settimeout(None)
@@ -236,5 +237,5 @@ def _accepted(server: socket.socket, count: int, token: str) -> dict[int, socket
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name is that of this machine for itself alone."""
+    """Return whether a host name refers to this machine only locally."""
     return host == "localhost" or host.startswith("127.")

@@ -1,4 +1,4 @@
-"""Who is to blame for a step that was not finite: what computed it, or training that diverged."""
+"""The cause of a step that was not finite: a wrong result of a kernel, or training that diverged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gatewise.training.reference import Reference
 from gatewise.training.step import Measured
 
 Measure = Callable[[Any, Any], Measured]
-"""From batch and state to what they give in this process alone."""
+"""A function that repeats a step in this process alone: from batch and state to its loss and gradients."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Trial:
     """A repetition of a step in one process.
 
     Attributes:
-        measured: What it gave; None where it could not be repeated, or there was nothing to repeat.
-        error: Why it could not be repeated; empty otherwise.
+        measured: The result of the step; None if it could not be repeated, or if there was nothing to repeat.
+        error: The reason why it could not be repeated; empty otherwise.
     """
 
     measured: Measured | None = None
@@ -42,15 +42,15 @@ class Trial:
 
     @property
     def finite(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether the result is finite, or there is none."""
         return not self.error and (self.measured is None or self.measured.finite)
 
     def facts(self) -> dict[str, Any]:
-        """Return it for a report."""
+        """Return the trial for the record of the step, as JSON values."""
         return ({} if self.measured is None else self.measured._asdict()) | {"error": self.error}
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Return the trial in a few words."""
         if self.measured is None:
             return self.error or "nothing to repeat"
         state = "" if math.isfinite(self.measured.state) else f", largest state {self.measured.state:g}"
@@ -59,15 +59,15 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inquiry:
-    """Finds out why a step was not finite.
+    """The search for the cause of a step that was not finite.
 
     Attributes:
-        model: The model, with the weights that the step began with.
-        processes: The processes that train together.
+        model: The model, with the weights before the step.
+        processes: The processes of the distributed training.
         options: The options of the training.
-        reference: What a step is repeated on; None where there is no second implementation.
-        report: The file that a fault is written to.
-        facts: What the report says of the model and the run: JSON values.
+        reference: The reference implementation on which a step is repeated; None if there is none.
+        report: The file for the record of the step.
+        facts: Information about the model and the run for the record, as JSON values.
     """
 
     model: nn.Module
@@ -78,27 +78,27 @@ class Inquiry:
     facts: Mapping[str, Any]
 
     def error(self, what: str, own: RecordedStep | None, measure: Measure, kept: str, **facts: Any) -> NotFinite:
-        """Repeat a step, as it was and on the reference, and return the error to raise; every process must ask.
+        """Repeat a step, first as it ran and then on the reference, and return the error; all processes must call it.
 
         Args:
-            what: Which step, at the beginning of a sentence.
-            own: The step of this process; None where it has nothing to show.
-            measure: Repeats it, launched, without an update.
-            kept: What is left of the run, as a sentence.
-            facts: What else the report says of the step: JSON values.
+            what: The name of the step, as the beginning of a sentence.
+            own: The step of this process; None if it has no part in the failure.
+            measure: A function that repeats the step, without a CUDA graph and without an update.
+            kept: A sentence about the state in which the run was saved.
+            facts: Further information about the step for the record, as JSON values.
         """
         again = self._repeated(own, measure, contextlib.nullcontext)
         if self.reference is None:
             return NotFinite(
                 f"{what} was not finite ({_worst(again)} when it was repeated). There is no `reference` to repeat it "
-                f"on, which would tell whether training diverged or the model's implementation is at fault. "
+                f"on, which would show whether training diverged or the model's implementation is at fault. "
                 f"{self._advice()} {kept}"
             )
         trusted = self._repeated(own, measure, self.reference.context)
         name, running = self.reference.name, self.reference.running
         if any(trial.measured is not None and not trial.measured.finite for trial in trusted):
             return TrainingDiverged(
-                f"{what} was not finite, and as little so when it was repeated on {name} ({_worst(trusted)}): training "
+                f"{what} was not finite, nor was it when it was repeated on {name} ({_worst(trusted)}): training "
                 f"diverged. {self._advice()} {kept}"
             )
         recorded = self._recorded(own, what, again, trusted, facts)
@@ -110,13 +110,13 @@ class Inquiry:
             )
         return KernelFault(
             f"{because}. Repeated on {name}, from the same weights, state, batch and random numbers, it was finite "
-            f"({_worst(trusted)}): not training is at fault, but {running}. {kept} {recorded}\n{self.reference.advice}"
+            f"({_worst(trusted)}), so {running} is at fault. {kept} {recorded}\n{self.reference.advice}"
         )
 
     def _repeated(
         self, own: RecordedStep | None, measure: Measure, context: Callable[[], AbstractContextManager[Any]]
     ) -> Sequence[Trial]:
-        """Return the trials of all processes, by rank; what goes wrong in one of them stops none."""
+        """Return the trials of all processes, by rank; errors in a trial become part of its result."""
         trial = Trial()
         if own is not None:
             buffers = [(each, each.clone()) for each in self.model.buffers()]
@@ -129,7 +129,7 @@ class Inquiry:
             with torch.no_grad():
                 for each, copy in buffers:
                     each.copy_(copy)
-        return self.processes.shared(trial)
+        return self.processes.all_gather(trial)
 
     def _recorded(
         self,
@@ -139,7 +139,7 @@ class Inquiry:
         trusted: Sequence[Trial],
         facts: Mapping[str, Any],
     ) -> str:
-        """Write the report, and say where it is."""
+        """Write the record of the step, and return a sentence about it."""
         assert self.reference is not None
         device = self.processes.device
         found = {
@@ -169,7 +169,7 @@ class Inquiry:
             written = f"The step could not be recorded: {error}"
         else:
             written = f"The step is recorded in {self.report}: please report it with that file."
-        return self.processes.told(written)  # and nobody leaves before it is
+        return self.processes.broadcast(written)  # which also makes all processes wait until the file is written
 
     def _advice(self) -> str:
         rate, clip = self.options.learning_rate, self.options.clip
@@ -178,7 +178,7 @@ class Inquiry:
 
 
 def _worst(trials: Sequence[Trial]) -> str:
-    """Return the first trial that was not finite, otherwise the first that was made, and whose it is."""
+    """Return the first trial that was not finite, otherwise the first one with a result, and its process."""
     made = [rank for rank, trial in enumerate(trials) if trial.measured is not None or trial.error]
     bad = [rank for rank in made if not trials[rank].finite]
     rank = next(iter(bad or made), 0)

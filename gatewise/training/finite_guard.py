@@ -1,12 +1,11 @@
-"""Stopping at the first step whose numbers are not finite, without waiting for the device.
+"""Detection of the first step that is not finite, without synchronising with the device.
 
-The loss of a step on a GPU is known to the host only when the host waits for it, and by then later steps may long have
-made weights, moments and state NaN too. So the device itself remembers: a flag lies there, which every step reads and
-may raise. Once it is raised, the optimizer's update does nothing, and the state that is carried and the buffers stay as
-they were before that step, in a captured graph as well. The host looks at the flag now and then, and finds
-everything that is needed to repeat the step in its place. The alternative, a copy of weights and moments every so many
-steps from which the batches since then are trained on again, takes their memory twice, and finds the step only where
-kernels repeat their bits.
+The host knows the loss of a step on a GPU only after synchronising, and by then later steps can have made weights,
+moments and state NaN as well. So the device itself stores a flag, which every step reads and can set. Once the flag is
+set, the optimizer does not update, and the state and the buffers keep the values that they had before that step, in a
+CUDA graph as well. The host reads the flag from time to time, and finds everything that is needed to repeat the step.
+The alternative, copies of weights and moments every few steps, from which the following batches are repeated, takes
+twice the memory of both, and finds the step only if kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from gatewise.training.carried import flatten, unflatten
 
 
 class FiniteGuard:
-    """Remembers on the device whether a step was not finite.
+    """A flag on the device which is set when a step is not finite.
 
     Args:
-        device: Where the model is.
+        device: The device of the model.
 
     Attributes:
-        raised: float32 []: 1 from the first step that was not finite on, before that 0; a fused optimizer takes it as
-            its `found_inf`.
-        skipped: float32 []: Steps since then that changed nothing, the first one included.
+        raised: The flag, a float32 scalar: 1 from the first step that was not finite, 0 before; fused optimizers take
+            it as `found_inf`.
+        skipped: The number of steps without effect since then, including the first one, as a float32 scalar.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,8 +44,8 @@ class FiniteGuard:
 
     @torch.no_grad()
     def check(self, values: Sequence[torch.Tensor]) -> None:
-        """Raise the flag unless these scalars, one or more, are finite; count the step if the flag is raised."""
-        # Nothing but zero times a number that is not finite differs from zero, and NaN counts as true.
+        """Set the flag if any of the scalars (at least one) is not finite; count the step if the flag is set."""
+        # Zero times a number differs from zero only if the number is not finite, and NaN counts as true.
         wrong = _times_zero(values).any()
         torch.logical_or(self.raised, wrong, out=self._flag)
         self.raised.copy_(self._flag)
@@ -54,7 +53,7 @@ class FiniteGuard:
 
     @torch.no_grad()
     def state(self, before: Any, after: Any) -> Any:
-        """Return the state after a step; that before it once the flag is raised, where both have the same form."""
+        """Return the state after a step, or the state before it if the flag is set and both have the same structure."""
         (old, old_shape), (new, shape) = flatten(before), flatten(after)
         if old_shape != shape or any(one.shape != other.shape for one, other in zip(old, new, strict=True)):
             return after
@@ -63,16 +62,16 @@ class FiniteGuard:
 
     @torch.no_grad()
     def copies(self, buffers: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-        """Return the buffers that a forward pass may write, each with its version and a copy; then see `put_back`.
+        """Return the buffers that a forward pass may modify, each with its version and a copy, for `put_back`.
 
-        The first time these are all of them, then those that were written before.
+        In the first call these are all buffers, later those that were modified before.
         """
         listed = [each for each in buffers if self._written is None or id(each) in self._written]
         return [(each, each._version, each.clone()) for each in listed]
 
     @torch.no_grad()
     def put_back(self, copies: Iterable[tuple[torch.Tensor, int, torch.Tensor]]) -> None:
-        """Write copies back into the buffers that have been written since, if the flag is raised."""
+        """If the flag is set, copy the values back into the buffers that were modified since."""
         written = [(each, copy) for each, version, copy in copies if each._version != version]
         self._written = (self._written or set()) | {id(each) for each, _ in written}
         for each, copy in written:
@@ -81,7 +80,7 @@ class FiniteGuard:
 
 @torch.no_grad()
 def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a scalar that is 0 where all of these are finite, otherwise NaN."""
+    """Return a scalar that is 0 if all given scalars are finite, otherwise NaN."""
     return _times_zero(values).sum()
 
 

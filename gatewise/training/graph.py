@@ -1,4 +1,4 @@
-"""The training step as CUDA graphs, one for each shape of batch that repeats: captured once, replayed from then on."""
+"""Training steps as CUDA graphs, one for each repeated shape of batches, captured once and then replayed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gatewise.training.carried import flatten, unflatten
 from gatewise.training.processes import ALONE, Processes
 
 WARMUPS = 3
-"""Steps of one shape that run as usual before the capture, so that libraries, caches and moments are there."""
+"""The number of steps of a shape before its capture, which initialise libraries, caches and optimizer moments."""
 
 MOST_SHAPES = 64
-"""Shapes that are captured, the first that repeat: those that are frequent. Others run step by step."""
+"""The largest number of captured shapes; steps of further shapes run without a CUDA graph."""
 
 TrainBatch = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 Work = Callable[[], None]
@@ -26,11 +26,11 @@ Signature = tuple[Any, ...]
 
 
 def refusal(wanted: bool, processes: Processes) -> str:
-    """Return why steps are not captured here, or nothing when they can be.
+    """Return the reason why steps cannot be captured; empty if they can.
 
     Args:
-        wanted: `TrainingOptions.cuda_graph`.
-        processes: The processes that train together.
+        wanted: The option `TrainingOptions.cuda_graph`.
+        processes: The processes of the distributed training.
     """
     if processes.device.type != "cuda":
         return f"there are none on a {processes.device.type.upper()}"
@@ -40,15 +40,15 @@ def refusal(wanted: bool, processes: Processes) -> str:
 
 
 def cuda_graph(work: Work, pool: Any = None, mode: str = "global") -> Work:
-    """Record what a function would do on the current CUDA device, without doing it; return what does it.
+    """Capture a function on the current CUDA device without executing its work, and return a function that replays it.
 
     Args:
-        work: What to record.
-        pool: Memory that several graphs share, from `torch.cuda.graph_pool_handle`; None takes memory of its own.
-        mode: As `capture_error_mode` of `torch.cuda.graph`.
+        work: The function to capture.
+        pool: The memory pool from `torch.cuda.graph_pool_handle` that several graphs share; None for a separate pool.
+        mode: The argument `capture_error_mode` of `torch.cuda.graph`.
 
     Raises:
-        RuntimeError: The function does something that cannot be recorded, such as waiting for the device.
+        RuntimeError: The function does something that cannot be captured, such as synchronising with the device.
     """
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -56,55 +56,57 @@ def cuda_graph(work: Work, pool: Any = None, mode: str = "global") -> Work:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             work()
     except RuntimeError:
-        # PyTorch does not tell the generator that a failed capture is over: go on with a copy, which was never told.
+        # PyTorch does not tell the generator that a failed capture has ended, so continue with a copy of its state.
         generator.graphsafe_set_state(generator.clone_state())
         raise
     return graph.replay
 
 
 def cuda_graphs(processes: Processes = ALONE) -> Capture:
-    """Return what records functions that never run at the same time, nor read what another one has left.
+    """Return a function that captures functions which run one at a time and do not read each other's results.
 
-    They share one pool of memory, which grows to what the largest needs, not to the sum of all.
+    Their graphs share one memory pool, whose size is that of the largest graph, not the sum of all.
 
     Args:
-        processes: Those that run the functions together.
+        processes: The processes that run the functions together.
     """
-    # Among several, a thread of PyTorch's looks after their collectives meanwhile, which must not end a capture.
+    # With several processes, PyTorch's watchdog thread calls CUDA functions meanwhile, which must not end the capture.
     mode = "global" if processes.count == 1 else "thread_local"
     return functools.partial(cuda_graph, pool=torch.cuda.graph_pool_handle(), mode=mode)
 
 
 class ReplayedStep:
-    """A step that is captured after a few batches of a shape and replayed for all further batches of that shape.
+    """A training step that is captured after a few batches of a shape, and replayed for further batches of that shape.
 
-    A replay is one call for the CPU instead of hundreds, so that a step takes no longer than its kernels. The numbers
-    are those of the step itself. Each shape that repeats is captured, up to `MOST_SHAPES`; batches of other shapes, and
-    the first one, which has no state yet, run the step itself.
+    A replay is one call for the CPU instead of hundreds, so that a step takes no longer than its kernels. The results
+    are the same as without a CUDA graph. Each repeated shape is captured, up to `MOST_SHAPES` shapes; batches of other
+    shapes, and the first batch, which has no state yet, run without a graph.
 
-    A captured step repeats its device work and none of its Python: the model must do the same work for every batch of
-    a shape.
+    A replay repeats the device work of the captured step, but none of its Python code: the model must do the same work
+    for every batch of a shape.
 
-    Several processes capture and replay at the same steps, as what they exchange within a graph must meet its like:
-    their batches may have different shapes, and what counts as a shape here are those of all of them. They tell each
-    other at every step, from host to host. What one of them cannot capture, none replays.
+    Several processes capture and replay in the same steps, because a collective inside a graph must be matched by the
+    same collective in the graphs of the other processes. Their batches may have different shapes, so a shape here means
+    the shapes of all processes' batches, which they exchange at every step between their hosts. If one process cannot
+    capture a shape, no process replays it.
 
     Args:
-        step: What is captured; what it writes must stay where it is.
-        capture: Records a function and returns what repeats it, as `cuda_graphs` makes it.
-        told: Called with a sentence once it is settled whether steps are replayed, and when shapes are left out.
-        weights: What the step trains; after a replay they hold its gradients, as after the step itself.
-        processes: Who takes the step together.
+        step: The step to capture; it must always write to the same tensors.
+        capture: A function that captures a function and returns the replay, as `cuda_graphs` returns it.
+        notify: A function that is called with a sentence when steps are or are not replayed, and when shapes are left
+            out.
+        weights: The weights that the step trains; after a replay they have gradients, as after the step itself.
+        processes: The processes of the distributed training.
 
     Attributes:
-        refusal: Why a shape could not be captured, after which none is tried; empty when all were, or none was tried.
+        refusal: The reason why a shape could not be captured, after which no other is tried; empty otherwise.
     """
 
     def __init__(
         self,
         step: TrainBatch,
         capture: Capture,
-        told: Callable[[str], None],
+        notify: Callable[[str], None],
         weights: Sequence[torch.nn.Parameter] = (),
         processes: Processes = ALONE,
     ) -> None:
@@ -112,23 +114,23 @@ class ReplayedStep:
         self._processes = processes
         self._gradients = _Gradients(weights)
         self._capture = capture
-        self._told = told
+        self._notify = notify
         self.refusal = ""
         self._seen: dict[Signature, int] = {}
         self._recorded: dict[Signature, _Recorded] = {}
 
     @property
     def shapes(self) -> int:
-        """How many shapes are replayed."""
+        """The number of captured shapes."""
         return len(self._recorded)
 
     def __call__(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Train on a batch; loss and state that come from a replay are overwritten by the next one."""
-        with for_cuda_graph(False):  # a replay has the bits of a step that is launched
+        """Train on a batch; the next replay overwrites the returned loss and state."""
+        with for_cuda_graph(False):  # so that a replay returns the same bits as a step without a graph
             return self._train(batch, state)
 
     def close(self) -> None:
-        """Forget all graphs: NCCL does not let go of processes while a graph holds what they exchange."""
+        """Release all graphs: NCCL cannot leave a process group while a graph contains its collectives."""
         for recorded in self._recorded.values():
             recorded.close()
         self._recorded.clear()
@@ -146,11 +148,11 @@ class ReplayedStep:
         return loss, after
 
     def _together(self, own: Signature) -> Signature:
-        """Return what stands for the signatures of all processes, the same in all of them."""
+        """Return one value for the signatures of all processes, the same in all of them."""
         if self._processes.count == 1:
             return own
         digest = hashlib.blake2b(repr(own).encode(), digest_size=7).digest()
-        return self._processes.numbers(int.from_bytes(digest))
+        return self._processes.all_gather_number(int.from_bytes(digest))
 
     def _may_record(self, signature: Signature) -> bool:
         return not self.refusal and signature not in self._recorded and len(self._recorded) < MOST_SHAPES
@@ -162,26 +164,26 @@ class ReplayedStep:
         except RuntimeError as error:
             reason = _first_cause(error)
         if self._processes.any(recorded is None):
-            self.refusal = _first_of(self._processes.shared(reason))
+            self.refusal = _first_of(self._processes.all_gather(reason))
             if recorded is not None:
                 recorded.close()
             if not self._recorded:
                 self._gradients.forget()
             which = "steps of further shapes" if self._recorded else "steps"
-            self._told(f"{which} are not captured as a CUDA graph: {self.refusal}")
+            self._notify(f"{which} are not captured as a CUDA graph: {self.refusal}")
             return
         assert recorded is not None
         self._recorded[signature] = recorded
         if len(self._recorded) == 1:
-            self._told("steps are replayed as one CUDA graph")
+            self._notify("steps are replayed as one CUDA graph")
         elif len(self._recorded) == MOST_SHAPES:
-            self._told(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
+            self._notify(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
 
 
 class _Gradients:
-    """Where weights hold their gradients after a replay: in the same memory after all of them.
+    """The memory in which weights have their gradients after a replay, which is the same for all graphs.
 
-    The first recording made it; the others copy theirs there, so that not each of them has room for all gradients.
+    The first captured step allocates it; the others copy their gradients there, instead of one copy for each graph.
     """
 
     def __init__(self, weights: Sequence[torch.nn.Parameter]) -> None:
@@ -189,7 +191,7 @@ class _Gradients:
         self._kept: dict[int, torch.Tensor] = {}
 
     def keep(self) -> list[torch.Tensor | None]:
-        """Bring the gradients of a step that is recorded to their place; return them, weight by weight."""
+        """Copy the gradients of a captured step to their memory; return them in the order of the weights."""
         places: list[torch.Tensor | None] = []
         copied, made = [], []
         for number, weight in enumerate(self._weights):
@@ -207,11 +209,11 @@ class _Gradients:
         return places
 
     def forget(self) -> None:
-        """Let go of the memory, for which nothing was recorded."""
+        """Release the memory, if no step was captured."""
         self._kept.clear()
 
     def hold(self, places: list[torch.Tensor | None]) -> None:
-        """Let the weights hold what `keep` returned."""
+        """Set the gradients of the weights to the tensors that `keep` returned."""
         for weight, gradient in zip(self._weights, places, strict=True):
             if weight.grad is not gradient:
                 weight.grad = gradient
@@ -232,7 +234,7 @@ class _Recorded:
         self._places: list[torch.Tensor | None] = []
         leaves, shape = flatten(state)
         device = _device_of(batch)
-        # What outlives a replay is made here, outside of the graph's own memory.
+        # Tensors that outlive a replay are allocated outside of the graph's memory pool.
         parts = [torch.empty_like(tensor) for tensor in batch]
         kept = [torch.empty_like(leaf) for leaf in leaves]
         self._inputs = [*parts, *kept]
@@ -249,11 +251,11 @@ class _Recorded:
         self._replay = capture(work)
 
     def close(self) -> None:
-        """Forget the graph, also where an error's traceback still knows of this."""
+        """Release the graph, even if the traceback of an error refers to this object."""
         self._replay = _forgotten
 
     def replay(self, batch: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        """Train on a batch of the recorded shape, from a state of the recorded shape."""
+        """Train on a batch and a state that have the captured shapes."""
         _copy([*batch, *leaves], self._inputs)
         self._replay()
         self._gradients.hold(self._places)
@@ -265,23 +267,23 @@ def _forgotten() -> None:
 
 
 def _first_of(reasons: Sequence[str]) -> str:
-    """Return the first reason there is, and whose it is where there are several processes."""
+    """Return the first reason, and its process if there are several."""
     rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
     return f"{reason} (process {rank})" if len(reasons) > 1 else reason
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return what went wrong first, in a line: ending a capture after an error is an error too."""
+    """Return the first error in one line; ending a capture after an error raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _device_of(batch: Any) -> torch.device:
-    """Return where a batch lies.
+    """Return the device of a batch.
 
     Raises:
-        RuntimeError: It is no named tuple of tensors on one device, so that it cannot be held still.
+        RuntimeError: The batch is not a named tuple of tensors on one device, so that it cannot be copied for a replay.
     """
     devices = {each.device if isinstance(each, torch.Tensor) else None for each in batch} if _named(batch) else {None}
     (device, *others) = devices
@@ -309,10 +311,10 @@ def _signature(batch: Any, leaves: list[torch.Tensor], shape: Any) -> Signature:
 
 
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
-    """Copy each source into its target, as if all were read before any is written."""
+    """Copy each source to its target, as if all sources were read first."""
     written = {target.untyped_storage().data_ptr() for target in targets}
     pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if target is not source]
     apart = [each.clone() if each.untyped_storage().data_ptr() in written else each for _, each in pairs]
-    # One by one: PyTorch's kernel for several tensors gives a small one a single multiprocessor.
+    # One by one: PyTorch's kernel for several tensors uses only one multiprocessor for a small tensor.
     for (target, _), source in zip(pairs, apart, strict=True):
         target.copy_(source)

@@ -1,4 +1,4 @@
-"""What a run has measured so far."""
+"""The measurements of a training run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import math
 from collections.abc import Callable
 
 _OVERFLOWS = 709.0
-"""Nats from which on the exponential is no float64 any more, rounded down."""
+"""The loss in nats above which its exponential overflows float64, rounded down."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One look at the validation data.
+    """An evaluation on the validation data.
 
     Attributes:
-        epoch: Epochs done, counting parts.
-        step: Optimizer steps done.
-        train_loss: Mean training loss since the evaluation before, nats a token, with dropout.
-        valid_loss: Validation loss, nats a token.
-        learning_rate: Of the last step.
-        tokens_per_second: Training tokens since the evaluation before, over the time spent on training.
-        seconds: Time spent on training and evaluation so far.
-        best: Whether no earlier evaluation was as good.
-        scores: What else was measured on the validation data, by name; NaN where there is no number for it.
+        epoch: The number of epochs so far, with fractions.
+        step: The number of optimizer steps so far.
+        train_loss: The mean training loss since the previous evaluation, in nats per token, with dropout.
+        valid_loss: The validation loss, in nats per token.
+        learning_rate: The learning rate of the last step.
+        tokens_per_second: The training tokens since the previous evaluation, divided by the training time.
+        seconds: The time of training and evaluation so far, in seconds.
+        best: Whether this evaluation is better than all earlier ones.
+        scores: Other measurements on the validation data, by name; NaN for those that are undefined.
     """
 
     epoch: float
@@ -39,15 +39,15 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training is, told about twice a second.
+    """The progress of training, which is reported about twice a second.
 
     Attributes:
-        epoch: The epoch that runs, from 0.
-        step: Optimizer steps done.
-        total_steps: Steps in the whole run.
-        loss: Mean training loss since the last report, nats a token.
-        learning_rate: Of the last step.
-        tokens_per_second: Since the last report.
+        epoch: The current epoch, counted from 0.
+        step: The number of optimizer steps so far.
+        total_steps: The number of steps in the whole run.
+        loss: The mean training loss since the last report, in nats per token.
+        learning_rate: The learning rate of the last step.
+        tokens_per_second: The training tokens per second since the last report.
     """
 
     epoch: int
@@ -59,23 +59,23 @@ class Progress:
 
 
 def perplexity(loss: float) -> float:
-    """Return ``exp(loss)``, infinity where that overflows, NaN of NaN.
+    """Return ``exp(loss)``; infinity if that overflows, NaN for NaN.
 
     Args:
-        loss: Nats a token.
+        loss: The loss in nats per token.
     """
     return math.exp(loss) if not loss >= _OVERFLOWS else math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """How a loss is shown to people.
+    """The format in which a loss is shown.
 
     Attributes:
-        name: What it is called.
-        short: The same, for headings of columns.
-        of: From the loss to what is shown.
-        digits: Places behind the point.
+        name: The name of the quantity.
+        short: A short name, for column headings.
+        of: A function from the loss to the quantity.
+        digits: The number of digits after the decimal point.
         score: The score that is shown beside it, one of `Evaluation.scores`; empty for none.
     """
 

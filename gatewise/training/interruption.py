@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: finish the step, save, then stop."""
+"""Ctrl-C as a request to finish the step, save, and stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interruption:
-    """Whether somebody asked to stop."""
+    """Whether a stop was requested."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -18,9 +18,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Turn the first SIGINT or SIGTERM into a flag; a second one stops at once, as usual.
+    """Turn the first SIGINT or SIGTERM into a flag; a second one stops the program at once, as usual.
 
-    Outside the main thread, where Python cannot handle signals, the flag stays down.
+    In other threads than the main thread, where Python cannot handle signals, the flag is never set.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():

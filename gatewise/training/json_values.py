@@ -1,4 +1,4 @@
-"""Numbers that JSON has no words for: infinity and what is no number."""
+"""JSON without infinity and NaN, for which it has no representation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def finite_values(value: Any) -> Any:
-    """Return a value with None in the place of each number in it that is not finite."""
+    """Return a value in which None replaces all numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -18,5 +18,5 @@ def finite_values(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON that every program reads: with null for numbers that are not finite."""
+    """Return a value as standard JSON, with null for numbers that are not finite."""
     return json.dumps(finite_values(value), indent=indent, ensure_ascii=False, allow_nan=False)

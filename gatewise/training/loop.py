@@ -1,4 +1,4 @@
-"""The training loop: truncated backpropagation with a carried state, evaluations, checkpoints."""
+"""The training loop: truncated backpropagation through time with a carried state, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ MODEL = "model"
 
 _REPORT_SECONDS = 0.5
 _AGREE_EVERY = 25
-"""Steps between two moments at which several processes agree on stopping or saving."""
+"""The number of steps after which several processes agree on stopping or saving."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The result of a training run.
 
     Attributes:
-        history: Every evaluation, those before an interruption too.
-        step: Optimizer steps done.
-        interrupted: Whether somebody stopped it; it can go on from its checkpoint.
+        history: All evaluations, including those before an interruption.
+        step: The number of optimizer steps.
+        interrupted: Whether the run was stopped by a signal; it can be resumed from its checkpoint.
     """
 
     history: tuple[Evaluation, ...]
@@ -72,39 +72,41 @@ def fit(
     record_step: Capture | None = None,
     reference: Reference | None = None,
 ) -> Outcome:
-    """Train a model, or go on where the folder's checkpoint stopped.
+    """Train a model, or resume from the checkpoint in the folder.
 
-    On a CPU with an unchanged number of threads, a run that was interrupted any number of times, by Ctrl-C or by
-    ``kill -9``, ends in the same bits as one that was not.
+    On a CPU with a constant number of threads, a run that was interrupted any number of times, by Ctrl-C or by ``kill
+    -9``, ends with the same bits as an uninterrupted run.
 
     Args:
         model: A `Trainable` on the device of `processes`.
-        train: What to learn from. With several processes, each reads its own share, all of the same size; they begin
-            with the weights of the first.
-        valid: What the weights are chosen by.
-        options: How to train.
-        folder: Where checkpoints and the best weights go; prepared.
-        processes: This process among those that train together.
-        identity: What must be the same when the run is resumed, by name: JSON values.
-        model_facts: What is saved beside the best weights: JSON values.
-        observers: Who is told; in the first process only.
-        score: Called in every process at each evaluation, with the weights that are evaluated in place; what it
-            returns is kept beside the losses.
-        record_step: Records the work of a step and returns what repeats it; None records CUDA graphs where they are
-            possible and `options` want them.
-        reference: What a step is repeated on whose loss or gradients are not finite, so that the error can say whether
-            training diverged or what computed the step is at fault; None cannot tell.
+        train: The training data. With several processes, each reads its own part, and all parts have the same size;
+            they start with the weights of the first process.
+        valid: The validation data, by which the best weights are chosen.
+        options: The training options.
+        folder: The folder for checkpoints and the best weights; `RunFolder.prepare` has been called.
+        processes: The processes of the distributed training.
+        identity: Values that must be the same when the run is resumed, by name, as JSON values.
+        model_facts: Metadata for the file of the best weights, as JSON values.
+        observers: The objects that are notified, in the first process only.
+        score: A function that is called in every process at each evaluation, with the evaluated weights in the model;
+            its result is stored with the losses.
+        record_step: A function that captures the work of a step and returns its replay; None captures CUDA graphs if
+            this is possible and `options` allow it.
+        reference: The reference implementation, on which a step that is not finite is repeated, so that the error can
+            say whether training diverged or a kernel computed a wrong result; None if there is none.
 
     Returns:
-        What was measured, and whether the run was interrupted.
+        The evaluations, and whether the run was interrupted.
 
     Raises:
-        TrainingDiverged: A loss or a gradient is not finite, on the reference too.
-        KernelFault: It is finite on the reference; the folder holds a report of the step.
-        NotFinite: There is no reference, or the step could not be repeated on it.
-        CheckpointError: The folder's checkpoint cannot be used, or a new one cannot be written.
+        TrainingDiverged: A loss or a gradient is not finite, nor is it on the reference.
+        KernelFault: A loss or a gradient is not finite, but it is on the reference; the folder contains a record of the
+            step.
+        NotFinite: A loss or a gradient is not finite, and there is no reference, or the step could not be repeated on
+            it.
+        CheckpointError: The checkpoint in the folder cannot be used, or a new one cannot be written.
     """
-    processes.spread(weights_of(model).values())
+    processes.broadcast_tensors(weights_of(model).values())
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build_optimizer(parameters, options)
     run = Run(
@@ -126,7 +128,7 @@ def fit(
 
 
 class _Fitting:
-    """The moving parts of one call of `fit`."""
+    """The state of one call of `fit`."""
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class _Fitting:
 
     @contextlib.contextmanager
     def _train_batch(self) -> Iterator[TrainBatch]:
-        """Yield what trains on one batch, captured and replayed where that is possible."""
+        """Yield the function that trains on one batch, captured and replayed if possible."""
         processes, step = self._processes, self._launched
         reason = refusal(self._options.cuda_graph, processes)
         if self._record_step is not None or not reason:
@@ -223,7 +225,7 @@ class _Fitting:
         run.loss_tokens += batch.count
         run.step += 1
         run.batch += 1
-        # The device keeps the state before a step that was not finite only where the state after it has the same form.
+        # The guard can keep the state before a step only if the state after it has the same structure.
         changed = before is not None and _shapes(before) != _shapes(run.carried)
         if skipped := self._watch.skipped_now() if changed else self._watch.skipped(run.step):
             raise self._not_finite(skipped, batch, before if changed else run.carried)
@@ -231,7 +233,7 @@ class _Fitting:
     def _evaluate(self) -> None:
         self._require_finite()
         run = self._run
-        train_loss = self._processes.summed(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
+        train_loss = self._processes.all_reduce_sum(run.loss_sum).item() / (run.loss_tokens * self._processes.count)
         self._tick()
         speed = run.loss_tokens * self._processes.count / run.segment_seconds
         with run.average.in_place():
@@ -263,7 +265,7 @@ class _Fitting:
             observer.evaluated(evaluation)
 
     def _report(self) -> None:
-        """Tell the observers now and then; reading the loss is the only wait for the device between evaluations."""
+        """Notify the observers from time to time; only the reading of the loss synchronises with the device."""
         now = time.perf_counter()
         then, loss_before, tokens_before = self._reported
         if now - then < _REPORT_SECONDS or not self._observers:
@@ -274,7 +276,7 @@ class _Fitting:
         tokens = run.loss_tokens - tokens_before
         loss = (loss_sum - loss_before) / tokens
         if not math.isfinite(loss):
-            return  # the step is found where all processes look for it
+            return  # all processes must find the step at the same point
         self._reported = (now, loss_sum, run.loss_tokens)
         progress = Progress(
             epoch=run.epoch,
@@ -288,20 +290,20 @@ class _Fitting:
             observer.progressed(progress)
 
     def _require_finite(self) -> None:
-        """Wait for the device, and raise if a step was not finite."""
+        """Synchronise with the device, and raise if a step was not finite."""
         if skipped := self._watch.skipped_now():
             raise self._not_finite(skipped, None, self._run.carried)
 
     def _not_finite(self, skipped: int, batch: Batch | None, state: Any) -> NotFinite:
-        """Return the error for the first of the last steps, which changed nothing; `batch` is that of the last."""
+        """Return the error for the first of the `skipped` last steps; `batch` is that of the last step."""
         run = self._run
         number = run.batch - skipped
-        # Every epoch begins without a state, and ends with a look at the flag.
+        # Every epoch starts without a state, and ends with a check of the flag.
         state = state if number else None
         if batch is None or skipped > 1:
             batch = next(iter(self._train.windows(run.epoch, number)))
         if self._replayed is not None:
-            self._replayed.close()  # the memory of its graphs is needed
+            self._replayed.close()  # to release the memory of its graphs
             run.optimizer.zero_grad(set_to_none=True)
         if self._processes.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -319,7 +321,7 @@ class _Fitting:
         )
 
     def _validation_not_finite(self, loss: float) -> NotFinite:
-        """Return the error for a validation loss; the weights that gave it are in place."""
+        """Return the error for a validation loss, while the evaluated weights are in the model."""
         step = self._run.step
         what, kept = f"the validation loss after {step:,} steps", self._kept(f"It was {loss}.")
         return evaluation_error(self._inquiry, self._valid, what, kept, step=step)
@@ -344,7 +346,7 @@ class _Fitting:
         return 0 < patience <= len(history) and not any(evaluation.best for evaluation in history[-patience:])
 
     def _tick(self) -> None:
-        """Add the time since the last tick to the run's."""
+        """Add the time since the last call to the time of the run."""
         now = time.perf_counter()
         self._run.seconds += now - self._clock
         self._run.segment_seconds += now - self._clock

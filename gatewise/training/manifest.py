@@ -1,4 +1,4 @@
-"""Which files of a folder gatewise wrote: a list that lies beside them, and is asked before anything is replaced."""
+"""The list of files in a folder that gatewise wrote, which is read before anything is replaced or deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABOUT = (
     "--overwrite deletes them. No other file in this folder is replaced or deleted."
 )
 _SHOWN = 8
-"""Names of files that an error lists at most."""
+"""The largest number of file names in an error."""
 
 
 class Manifest:
@@ -40,7 +40,7 @@ class Manifest:
             safe = all(_is_within(name) for name in names)
         except FileNotFoundError:
             return []
-        except NotADirectoryError:  # the folder itself is a file, which is said where it is to be written
+        except NotADirectoryError:  # the folder is a file, which is an error when the folder is written
             return []
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}. Check its permissions.") from error
@@ -54,15 +54,15 @@ class Manifest:
         return [self._folder / name for name in names]
 
     def foreign(self, files: Iterable[Path]) -> list[Path]:
-        """Return those of the files that exist and do not belong to the run."""
+        """Return the given files that exist and do not belong to the run."""
         own = set(self.files())
         return [file for file in files if file not in own and (file.exists() or file.is_symlink())]
 
     def claim(self, files: Iterable[Path]) -> None:
-        """Add files to the list, before they are written.
+        """Add files to the list before they are written.
 
         Raises:
-            ArgumentError: Some of them exist and were not written by gatewise; nothing is claimed.
+            ArgumentError: Some of them exist and were not written by gatewise; the list is unchanged.
             CheckpointError: The list cannot be read or written.
         """
         files = list(files)
@@ -76,7 +76,7 @@ class Manifest:
         self.add(files)
 
     def add(self, files: Iterable[Path]) -> None:
-        """Add files to the list that the run has made, whether they exist or not.
+        """Add files that the run has written to the list, whether they exist or not.
 
         Raises:
             CheckpointError: The list cannot be read or written.
@@ -88,6 +88,6 @@ class Manifest:
 
 
 def _is_within(name: object) -> bool:
-    """Return whether a name stays in the folder: a list that came from elsewhere with a folder reaches no further."""
+    """Return whether a name stays in the folder, so that a list from elsewhere cannot refer to files outside."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     return bool(parts) and not {"..", "/"} & set(parts) and "\\" not in str(name) and ":" not in str(name)

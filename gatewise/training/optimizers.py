@@ -1,4 +1,4 @@
-"""The optimizers, in the fastest form that PyTorch has for the device."""
+"""The optimizers, in the fastest implementation that PyTorch has for the device."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gatewise.training.options import TrainingOptions
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], options: TrainingOptions) -> torch.optim.Optimizer:
-    """Return the optimizer that the options name, fused where PyTorch can: one kernel for all parameters.
+    """Return the optimizer that the options name, fused if PyTorch can: one kernel for all parameters.
 
-    Weight decay applies to parameters with two or more dimensions, so not to biases. The learning rate is a tensor on
-    the parameters' device, so that a captured step reads what a schedule writes.
+    Weight decay applies to parameters with two or more dimensions, not to biases. The learning rate is a tensor on the
+    parameters' device, so that a captured step reads the value that a schedule writes.
 
     Args:
-        parameters: What to train; floating point, all on one device.
-        options: `optimizer`, `learning_rate`, `momentum` and `weight_decay` are read.
+        parameters: The parameters to train; floating point, all on one device.
+        options: The options; `optimizer`, `learning_rate`, `momentum` and `weight_decay` are read.
 
     Returns:
-        The optimizer, with two parameter groups: matrices and the rest.
+        The optimizer, with two parameter groups: matrices and all others.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -31,7 +31,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], options: TrainingOptions
     ]
     groups = [group for group in groups if group["params"]]
     rate = torch.tensor(options.learning_rate, device=trained[0].device)
-    # On a CPU, PyTorch's fused SGD leaves most 16-bit parameters as they are (seen in 2.13).
+    # On a CPU, PyTorch's fused SGD does not update most 16-bit parameters (seen in 2.13).
     fused = all(parameter.is_cuda or parameter.dtype.itemsize >= 4 for parameter in trained)
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, fused=fused)
@@ -48,17 +48,17 @@ def clipped_update(
     guard: FiniteGuard | None = None,
     observed: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Update the weights by gradients that are scaled down to a norm, as `torch.nn.utils.clip_grad_norm_` does.
+    """Clip the gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does, and update the weights.
 
-    The fused optimizers divide gradients by a factor while they read them, and where a step is proportional to its
-    gradient the rate is divided instead; both spare passes over memory. Nothing waits for the device.
+    The fused optimizers divide gradients by a factor while they read them. If a step is proportional to its gradient,
+    the learning rate is divided instead. Both avoid a pass over the gradients. Nothing synchronises with the device.
 
     Args:
-        optimizer: As `build_optimizer` makes it, with the gradients in its parameters.
-        clip: Largest norm of all gradients together; 0 does not clip.
-        clip_value: Largest absolute value of each gradient, before their norm is taken; 0 does not clip.
-        guard: Is shown the gradients before they are clipped; once its flag is raised, nothing is updated.
-        observed: Scalars that it is shown besides.
+        optimizer: The optimizer from `build_optimizer`, with the gradients in its parameters.
+        clip: The largest norm of all gradients together; 0 for no clipping.
+        clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
+        guard: The guard that checks the gradients before clipping; once its flag is set, nothing is updated.
+        observed: Further scalars that the guard checks.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     watched = guard is not None or (clip and not clip_value)
@@ -67,7 +67,7 @@ def clipped_update(
         guard.check([*observed, *([] if size is None else [size])])
         if optimizer.defaults["fused"]:
             optimizer.found_inf = guard.raised  # type: ignore[attr-defined]
-        elif guard.raised.item():  # on a CPU, where nothing is waited for
+        elif guard.raised.item():  # on a CPU, where reading a scalar does not synchronise
             return
     if clip_value:
         nn.utils.clip_grad_value_(parameters, clip_value, foreach=True)
@@ -77,7 +77,7 @@ def clipped_update(
         if _is_linear(optimizer):
             _step_shorter(optimizer, excess)
             return
-        # PyTorch's own place for the factor, made for gradients whose loss was scaled up.
+        # The attribute in which PyTorch passes the factor of a gradient scaler.
         optimizer.grad_scale = excess  # type: ignore[attr-defined]
     elif clip and size is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip, size, foreach=True)
@@ -86,10 +86,10 @@ def clipped_update(
 
 @torch.no_grad()
 def gradient_size(optimizer: torch.optim.Optimizer, clip: float, clip_value: float = 0.0) -> torch.Tensor | None:
-    """Return a scalar that is finite if and only if all gradients are; None where there is no gradient.
+    """Return a scalar that is finite if and only if all gradients are; None if there is no gradient.
 
-    It is their norm where that is what they are clipped by, otherwise the largest absolute value, which needs the same
-    time and does not overflow.
+    It is their norm if they are clipped by it, otherwise their largest absolute value, which takes the same time and
+    does not overflow.
     """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     gradients = [each.grad for each in parameters if each.grad is not None and each.grad.numel()]
@@ -98,7 +98,7 @@ def gradient_size(optimizer: torch.optim.Optimizer, clip: float, clip_value: flo
 
 
 def _is_linear(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a shorter gradient is nothing but a shorter step: SGD without momentum and decay."""
+    """Return whether the step is proportional to the gradient: SGD without momentum and decay."""
     groups = optimizer.param_groups
     return isinstance(optimizer, torch.optim.SGD) and not any(
         group["momentum"] or group["weight_decay"] for group in groups
@@ -106,7 +106,7 @@ def _is_linear(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _step_shorter(optimizer: torch.optim.Optimizer, excess: torch.Tensor) -> None:
-    # The fused kernel writes gradients back that it divides; a rate that is divided costs nothing.
+    # The fused kernel would write the divided gradients back; dividing the rate costs nothing.
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] / excess

@@ -1,4 +1,4 @@
-"""Everything about a training run that is neither the model nor the text."""
+"""The options of training, other than those of model and data."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ _DECAY = Range("in [0, 1)", 0, 1, below=True)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How to train.
+    """The options of training.
 
     Attributes:
-        epochs: Passes over the training data.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        epochs: The number of passes over the training data.
+        optimizer: The optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         learning_rate: The largest learning rate of the run.
-        momentum: Momentum of SGD; the first beta of Adam and AdamW.
-        weight_decay: Decay of weights (not of biases): added to the gradient by SGD and Adam, decoupled in AdamW.
-        clip: Largest norm of all gradients together; 0 does not clip.
-        clip_value: Largest absolute value of each gradient, before the norm is looked at; 0 does not clip.
-        schedule: ``"constant"``; ``"cosine"``, down to zero at the last step; or ``"plateau"``, multiplied by
-            `plateau_factor` when the validation loss has not improved for more than `plateau_patience` evaluations.
-        warmup_steps: Steps over which the learning rate rises linearly from zero, under any schedule.
-        plateau_factor: See `schedule`.
-        plateau_patience: See `schedule`.
-        average: Which weights are evaluated and kept: ``"none"``, those of the last step; ``"ema"``, an exponential
-            moving average; ``"tail"``, the mean of all steps since the validation loss was first worse than the best of
-            all but the last `average_patience` evaluations; ``"last"``, the mean of the weights at the last
-            `average_last` evaluations.
-        average_decay: Decay of ``"ema"`` a step.
-        average_patience: See `average`.
-        average_last: See `average`.
-        precision: ``"float32"``; ``"tf32"``, float32 with TensorFloat-32 products on GPUs that have them; or
-            ``"bfloat16"``, autocast to it.
-        cuda_graph: Whether steps on GPUs are captured and replayed as a CUDA graph where that is possible; the
-            numbers are the same.
-        seed: Seed of initial weights, dropout and the order of the data.
-        evaluations_per_epoch: How often the validation loss is measured, at equal distances.
-        patience: Stop after so many evaluations without improvement; 0 never stops early.
-        checkpoint_seconds: Largest time between checkpoints, which are also written at every evaluation.
-        checkpoint_steps: Largest number of steps between checkpoints; 0 leaves it to the time.
+        momentum: The momentum of SGD; the first beta of Adam and AdamW.
+        weight_decay: The decay of weights (not of biases): added to the gradient by SGD and Adam, decoupled in AdamW.
+        clip: The largest norm of all gradients together; 0 for no clipping.
+        clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
+        schedule: The learning rate schedule: ``"constant"``; ``"cosine"``, which falls to zero at the last step; or
+            ``"plateau"``, which multiplies by `plateau_factor` when the validation loss has not improved for more than
+            `plateau_patience` evaluations.
+        warmup_steps: The number of steps in which the learning rate rises linearly from zero, under any schedule.
+        plateau_factor: The factor of ``"plateau"``.
+        plateau_patience: The number of evaluations of ``"plateau"``.
+        average: The weights that are evaluated and saved: ``"none"`` for those of the last step; ``"ema"`` for an
+            exponential moving average; ``"tail"`` for the mean of all steps since the validation loss was first worse
+            than the best of all but the last `average_patience` evaluations; ``"last"`` for the mean of the weights at
+            the last `average_last` evaluations.
+        average_decay: The decay of ``"ema"`` per step.
+        average_patience: The number of evaluations of ``"tail"``.
+        average_last: The number of evaluations of ``"last"``.
+        precision: The precision: ``"float32"``; ``"tf32"`` for float32 with TensorFloat-32 products on GPUs that have
+            them; or ``"bfloat16"`` for autocast to it.
+        cuda_graph: Whether steps on GPUs are captured and replayed as CUDA graphs if possible; the results are the
+            same.
+        seed: The seed of initial weights, dropout and the order of the data.
+        evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
+        patience: The number of evaluations without improvement after which training stops; 0 never stops early.
+        checkpoint_seconds: The largest time between checkpoints, which are also written at every evaluation.
+        checkpoint_steps: The largest number of steps between checkpoints; 0 for no limit on steps.
     """
 
     epochs: Annotated[int, _MORE_THAN_NONE, Option("Passes over the training data.")] = 10
@@ -58,8 +59,8 @@ class TrainingOptions:
     learning_rate: Annotated[float, POSITIVE, Option("The largest learning rate.")] = 2e-3
     momentum: Annotated[float, _DECAY] = 0.9
     weight_decay: Annotated[float, AMOUNT] = 0.0
-    clip: Annotated[float, AMOUNT, Option("The largest norm of all gradients; 0: off.")] = 1.0
-    clip_value: Annotated[float, AMOUNT, Option("The largest value of each gradient, before the norm; 0: off.")] = 0.0
+    clip: Annotated[float, AMOUNT, Option("Largest norm of all gradients; 0: no clipping.")] = 1.0
+    clip_value: Annotated[float, AMOUNT, Option("Largest absolute value of a gradient; 0: no clipping.")] = 0.0
     schedule: Annotated[str, Option("constant, cosine or plateau.")] = "cosine"
     warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
     plateau_factor: Annotated[float, POSITIVE] = 0.25
@@ -69,15 +70,15 @@ class TrainingOptions:
     average_patience: Annotated[int, COUNT_OR_NONE] = 1
     average_last: Annotated[int, _MORE_THAN_NONE] = 5
     precision: Annotated[str, Option("float32, tf32 or bfloat16.")] = "float32"
-    cuda_graph: Annotated[bool, Option("Replay each step as one CUDA graph.")] = True
+    cuda_graph: Annotated[bool, Option("Capture steps as CUDA graphs.")] = True
     seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
-    patience: Annotated[int, COUNT_OR_NONE, Option("Stop so many evaluations after the best; 0: never.")] = 0
+    patience: Annotated[int, COUNT_OR_NONE, Option("Stop after this many evaluations without gain; 0: never.")] = 0
     checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
     checkpoint_steps: Annotated[int, COUNT_OR_NONE] = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, in a sentence."""
+        """Check the values."""
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),

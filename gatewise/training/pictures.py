@@ -1,4 +1,4 @@
-"""Figures of matplotlib as files."""
+"""Writing matplotlib figures to files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def save_picture(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure whole or not at all, in the format that the file's name ends with, otherwise as PNG.
+    """Write a figure atomically, in the format of the file name's suffix, otherwise as PNG.
 
     Args:
         figure: The figure.
         path: The file, device or FIFO to write.
-        **options: As `Figure.savefig` takes them.
+        **options: The options of `Figure.savefig`.
 
     Raises:
-        CheckpointError: The file cannot be written; what it held before is untouched.
+        CheckpointError: The file cannot be written; an existing file is unchanged.
     """
     suffix = path.suffix.lower().removeprefix(".")
     kind = suffix if suffix in figure.canvas.get_supported_filetypes() else "png"

@@ -1,4 +1,4 @@
-"""Number formats of the arithmetic: float32, TensorFloat-32, bfloat16."""
+"""The precisions of training: float32, TensorFloat-32, bfloat16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
-    """Allow or forbid TensorFloat-32 products for a while, as `TrainingOptions.precision` says."""
+    """Allow or forbid TensorFloat-32 products inside the context, as `TrainingOptions.precision` says."""
     allowed = precision != "float32"
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
@@ -21,5 +21,5 @@ def arithmetic(precision: str) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the autocast context of a forward pass; one that does nothing unless the precision is bfloat16."""
+    """Return the autocast context of a forward pass, which does nothing unless the precision is bfloat16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,4 +1,4 @@
-"""The processes that train together, one a device; a single process is the same with one."""
+"""The processes of a distributed training, one per device; without torchrun, a single process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.training.failure_channel import failures_told
+from gatewise.training.failure_channel import notifying_failures
 
 LARGE_BYTES = 1 << 20
-"""Tensors from this size on are exchanged one by one; smaller ones, which would only wait for each other, together."""
+"""The size from which on tensors are averaged one by one; smaller tensors are combined into one collective."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Processes:
-    """This process among its fellows.
+    """This process in the process group.
 
     Attributes:
-        rank: Its number, from 0.
-        count: How many there are.
-        device: Its device.
+        rank: The rank of this process, from 0.
+        count: The number of processes (world size).
+        device: The device of this process.
     """
 
     rank: int
@@ -39,8 +39,8 @@ class Processes:
         return self.rank == 0
 
     @torch.no_grad()
-    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors by those of the first process; all bring the same shapes in the same order."""
+    def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors with those of the first process; all pass the same shapes in the same order."""
         if self.count == 1:
             return
         for tensor in tensors:
@@ -51,12 +51,12 @@ class Processes:
 
     @torch.no_grad()
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite tensors by their means over the processes, which are the same in all of them to the bit.
+        """Overwrite tensors with their means over the processes (all-reduce), which are bitwise equal in all of them.
 
-        Nothing waits for the device, so that a CUDA graph can record it.
+        Nothing synchronises with the device, so a CUDA graph can capture it.
 
         Args:
-            tensors: Floating point; all processes bring the same shapes in the same order.
+            tensors: Floating-point tensors; all processes pass the same shapes in the same order.
         """
         if self.count == 1:
             return
@@ -76,20 +76,20 @@ class Processes:
     def _average(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
             distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
-        else:  # gloo only adds
+        else:  # gloo can only add
             distributed.all_reduce(tensor)
             tensor.div_(self.count)
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
-    def numbers(self, own: int) -> tuple[int, ...]:
-        """Return the numbers of all processes in all of them, by rank; every process must ask at the same step.
+    def all_gather_number(self, own: int) -> tuple[int, ...]:
+        """Return the numbers of all processes, by rank; all processes must call it in the same step.
 
-        The processes wait for each other, but not for their devices.
+        The processes synchronise with each other, but not with their devices.
         """
         if self.count == 1:
             return (own,)
@@ -99,57 +99,57 @@ class Processes:
         return tuple(found.tolist())
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set in any process; every process must ask at the same step."""
-        return any(self.numbers(int(flag)))
+        """Return whether the flag is set in any process; all processes must call it in the same step."""
+        return any(self.all_gather_number(int(flag)))
 
-    def shared(self, value: Any) -> list[Any]:
-        """Return the values of all processes in all of them, by rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank."""
         if self.count == 1:
             return [value]
         values = [None] * self.count
         distributed.all_gather_object(values, value)
         return values
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Return the values of all processes in the first one, an empty list in the others."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes in the first process, an empty list in the others."""
         if self.count == 1:
             return [value]
         values = [None] * self.count if self.first else None
         distributed.gather_object(value, values)
         return values or []
 
-    def told(self, value: Any) -> Any:
-        """Return the first process's value in all of them."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value in all processes."""
         if self.count == 1:
             return value
         values = [value]
         distributed.broadcast_object_list(values)
         return values[0]
 
-    def wait(self) -> None:
-        """Wait until every process is here."""
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
         self.any(False)
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))
-"""A process that has no fellows, to which its device makes no difference."""
+"""A single process; the device makes no difference."""
 
 
 @contextlib.contextmanager
 def join_processes(device: str | None = None) -> Iterator[Processes]:
-    """Join the processes that torchrun started, or be the only one.
+    """Join the process group that torchrun started; without torchrun, this is the only process.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, and for a single process ``"cuda:1"``; None takes a GPU if there is one. Among
-            several processes each takes a GPU of its own.
+        device: ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for a single process; None for a GPU if there is one. With
+            several processes, each uses its own GPU.
 
     Yields:
         This process.
 
     Raises:
-        ArgumentError: The device does not exist here, or is one GPU for several processes.
-        ProcessFailed: Another process failed or was killed. Its reason has been printed when it was heard of; a process
-            that does not leave the block within `failure_channel.GRACE_SECONDS` after that is ended with status 1.
+        ArgumentError: The device does not exist, or is a single GPU for several processes.
+        ProcessFailed: Another process failed or was killed; the reason has already been printed. A process that does
+            not leave the block within `failure_channel.GRACE_SECONDS` after that is ended with status 1.
     """
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -159,28 +159,28 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, chosen)
         return
-    # What is on the host goes from host to host: nobody waits for a GPU to agree on something.
+    # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
         distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
     else:
         distributed.init_process_group("gloo")
     processes = Processes(rank, count, chosen)
     try:
-        with failures_told(rank, count, processes.told, functools.partial(_release, chosen), _abort):
+        with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()
 
 
 def _abort() -> None:
-    """Let go of the other processes: they wait for this one somewhere, and ending in concert would wait for them."""
+    """Leave the process group without synchronising, which would wait for processes that wait for this one."""
     if distributed.group.WORLD is not None:
         with contextlib.suppress(RuntimeError):
             distributed.group.WORLD.abort()
 
 
 def _release(device: torch.device) -> None:
-    """End collectives on a GPU that wait for a process that is gone; those on the host end by themselves."""
+    """Abort collectives on a GPU that wait for a missing process; those on the host end by themselves."""
     if device.type == "cuda" and distributed.group.WORLD is not None:
         with contextlib.suppress(RuntimeError):
             distributed.group.WORLD._get_backend(device).abort()
@@ -198,9 +198,9 @@ def _device(name: str | None, local_rank: int, *, several: bool) -> torch.device
         raise ArgumentError(sentence("device", "cpu, cuda or cuda:N", repr(name)))
     if device.type == "cuda":
         if several and device.index is not None:
-            wanted = "cpu or cuda where several processes train together"
+            wanted = "cpu or cuda for several processes"
             raise ArgumentError(
-                sentence("device", wanted, repr(name), "Leave the number out: each takes a GPU of its own.")
+                sentence("device", wanted, repr(name), "Leave the number out: each process uses its own GPU.")
             )
         if not available:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar with the time left, and a line an evaluation."""
+"""Progress on a terminal: a bar with the remaining time, and one line per evaluation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TerminalProgress:
-    """Shows a bar while training runs and prints a line an evaluation.
+    """An observer that shows a progress bar and prints one line per evaluation.
 
     Args:
-        console: Where to.
-        bars: The live display.
-        epochs: Epochs of the whole run.
-        unit: What one token is, in the plural.
-        measure: How losses are shown.
+        console: The console.
+        bars: The progress display.
+        epochs: The number of epochs of the whole run.
+        unit: The unit of tokens, in the plural.
+        measure: The format of losses.
     """
 
     def __init__(self, console: Console, bars: Bars, epochs: int, unit: str, measure: Measure = PERPLEXITY) -> None:
@@ -33,7 +33,7 @@ class TerminalProgress:
         self._task = bars.add_task(f"epoch 1/{epochs}", total=None, figures="")
 
     def started(self, step: int, history: Sequence[Evaluation]) -> None:
-        """Print the heading, and the evaluations before a resumption."""
+        """Print the heading, and the evaluations before the run was resumed."""
         self._console.print(heading(self._unit, self._measure), highlight=False)
         for evaluation in history:
             self._console.print(f"[dim]{evaluation_line(evaluation, self._measure)}[/dim]", highlight=False)
@@ -41,7 +41,7 @@ class TerminalProgress:
             self._console.print(f"[dim]resumed after {step:,} steps[/dim]", highlight=False)
 
     def progressed(self, progress: Progress) -> None:
-        """Move the bar."""
+        """Update the bar."""
         measure = self._measure
         loss = f"{measure.of(progress.loss):,.{measure.digits - 1}f} {measure.short}"
         self._bars.update(
@@ -53,16 +53,16 @@ class TerminalProgress:
         )
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Print a line."""
+        """Print the evaluation."""
         self._console.print(evaluation_line(evaluation, self._measure), highlight=False)
 
     def remarked(self, sentence: str) -> None:
-        """Print it."""
+        """Print the sentence."""
         self._console.print(sentence, style="dim", markup=False, highlight=False)
 
 
 def heading(unit: str, measure: Measure = PERPLEXITY) -> str:
-    """Return the heading above the lines of `evaluation_line`."""
+    """Return the heading for the lines of `evaluation_line`."""
     train, valid = (f"{part} {measure.short}" for part in ("train", "valid"))
     score = f"{measure.score:>10}" if measure.score else ""
     rate, speed = (10, 14) if score else (12, 16)
@@ -88,7 +88,7 @@ def evaluation_line(evaluation: Evaluation, measure: Measure = PERPLEXITY) -> st
 def terminal_progress(
     console: Console, epochs: int, unit: str, measure: Measure = PERPLEXITY
 ) -> Iterator[TerminalProgress]:
-    """Show progress for as long as the context lasts; the bar disappears at its end."""
+    """Show progress inside the context; the bar disappears at its end."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 

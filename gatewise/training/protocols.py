@@ -1,4 +1,4 @@
-"""What the loop asks of those it works with: batches, a model, and whoever is told how it goes."""
+"""The interfaces of the training loop: batches, models and observers."""
 
 from __future__ import annotations
 
@@ -11,53 +11,52 @@ from gatewise.training.history import Evaluation, Progress
 
 
 class Batch(Protocol):
-    """What the loop needs to know of a batch."""
+    """The interface of a batch."""
 
     @property
     def count(self) -> int:
-        """How many tokens the mean loss of this batch is over."""
+        """The number of tokens over which the mean loss of this batch is computed."""
         ...
 
 
 class Batches(Protocol):
-    """Data that comes in epochs, on the device already."""
+    """The interface of training data: epochs of batches, already on the device."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         ...
 
     def windows(self, epoch: int = 0, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch from number `start` on; the same epoch always yields the same."""
+        """Yield the batches of an epoch, from number `start` on; the same epoch always yields the same batches."""
         ...
 
 
 class Trainable(Protocol):
-    """What the loop needs of a model, which is a `torch.nn.Module` besides."""
+    """The interface of a model, which must also be a `torch.nn.Module`."""
 
     def loss(self, batch: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of a batch, and the state for the next.
+        """Return the mean loss of a batch, and the state for the next batch.
 
-        The state is None, a tensor, or tuples of these; None comes in at the beginning of an epoch. The loop detaches
-        it.
+        The state is None, a tensor, or tuples of these; it is None at the beginning of an epoch. The loop detaches it.
         """
         ...
 
 
 class Observer(Protocol):
-    """Somebody who is told how training goes."""
+    """The interface of an object that is notified about the progress of training."""
 
     def started(self, step: int, history: Sequence[Evaluation]) -> None:
-        """Hear that training begins, or goes on after `step` steps with these evaluations behind it."""
+        """Called when training starts, or is resumed after `step` steps with the given earlier evaluations."""
         ...
 
     def progressed(self, progress: Progress) -> None:
-        """Hear where training is, about twice a second."""
+        """Called about twice a second with the progress."""
         ...
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Hear of a validation loss."""
+        """Called after each evaluation."""
         ...
 
     def remarked(self, sentence: str) -> None:
-        """Hear something about how training runs that is worth a line."""
+        """Called with a remark about the run, for example that its steps are captured as a CUDA graph."""
         ...

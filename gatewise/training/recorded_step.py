@@ -1,4 +1,4 @@
-"""A step in a file: weights, state, batch and random states, so that it can be repeated anywhere."""
+"""Files that record a training step with weights, state, batch and random states, for repeating it elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STEP = "step"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What a step of one process began with, apart from the weights.
+    """The inputs of a step in one process, other than the weights.
 
     Attributes:
-        batch: A named tuple of tensors and JSON values.
-        state: What was carried into it.
+        batch: The batch, a named tuple of tensors and JSON values.
+        state: The state from the previous batch.
         random: The random states; see `gatewise.training.randomness`.
     """
 
@@ -38,19 +38,19 @@ class RecordedStep:
 def write_step(
     path: Path, model: nn.Module, own: RecordedStep | None, processes: Processes, facts: Mapping[str, Any]
 ) -> None:
-    """Write a step of all processes; every process must call it, the first one writes.
+    """Write a step of all processes; all processes must call it, and the first one writes.
 
     Args:
-        path: The file to write.
-        model: Its weights are those before the step.
-        own: The step of this process; None where it has nothing to show.
-        processes: This process among its fellows.
-        facts: What else to say: JSON values.
+        path: The file.
+        model: The model, with the weights before the step.
+        own: The step of this process; None if it has no part in the failure.
+        processes: The processes of the distributed training.
+        facts: Further information, as JSON values.
 
     Raises:
         CheckpointError: The file cannot be written.
     """
-    parts = processes.gathered(None if own is None else _part(own))
+    parts = processes.gather(None if own is None else _part(own))
     if not processes.first:
         return
     tensors = {f"model.{name}": each for name, each in weights_of(model).items()}
@@ -65,18 +65,19 @@ def write_step(
 def read_step(
     path: Path, device: torch.device, kinds: Iterable[type] = ()
 ) -> tuple[dict[int, RecordedStep], dict[str, torch.Tensor], Any]:
-    """Read what `write_step` wrote.
+    """Read a file that `write_step` wrote.
 
     Args:
         path: The file.
-        device: The device that batch and state go to.
-        kinds: Named tuples that a batch may be, found by name; a batch of another kind becomes a plain named tuple.
+        device: The device for batch and state.
+        kinds: The named tuple types that a batch can have, found by name; a batch of an unknown type becomes a plain
+            named tuple.
 
     Returns:
         The step of each process that has one, by rank; the weights by name; the facts.
 
     Raises:
-        CheckpointError: The file is missing, or not such a file.
+        CheckpointError: The file is missing, or is not such a file.
     """
     tensors, facts = read_tensors(path, STEP)
     try:
@@ -85,10 +86,10 @@ def read_step(
             for rank, form in facts["steps"].items()
         }
     except KeyError as error:
-        raise CheckpointError(f"{path} is incomplete: it lacks {error}. Take another copy.") from error
+        raise CheckpointError(f"{path} is incomplete: it lacks {error}. Use another copy.") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is damaged, or was not written by gatewise: {error}. Take another copy."
+            f"{path} is damaged, or was not written by gatewise: {error}. Use another copy."
         ) from error
     return steps, _below("model.", tensors), facts
 
@@ -98,7 +99,7 @@ def _part(step: RecordedStep) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = {f"state.{index}": _copy(leaf) for index, leaf in enumerate(leaves)}
     tensors |= {f"random.{name}": state for name, state in step.random.items()}
     names = getattr(step.batch, "_fields", None)
-    if names is None:  # a batch of another kind, which only its own data can make again
+    if names is None:  # not a named tuple, so that it can be recreated only from its own data
         return tensors, {"state": shape, "batch": None}
     fields = {name: getattr(step.batch, name) for name in names}
     tensors |= {f"batch.{name}": _copy(each) for name, each in fields.items() if isinstance(each, torch.Tensor)}
@@ -115,13 +116,13 @@ def _whole(
         kind, fields = form["batch"]["kind"], form["batch"]["fields"]
         there = {name.removeprefix("batch."): each.to(device) for name, each in tensors.items() if "batch." in name}
         values = [there.get(name, other) for name, other in fields.items()]
-        # The file says which fields there are, but no name in it is imported.
+        # The file names the fields, but nothing is imported by a name in it.
         batch = (kinds.get(kind) or collections.namedtuple("Batch", fields))(*values)
     return RecordedStep(batch, unflatten(leaves, form["state"]), _below("random.", tensors))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    # Parts of a batch may be views of one text, which a file of tensors refuses.
+    # Parts of a batch can be views of one text, which safetensors cannot store.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""What a step that was not finite is repeated on, to tell a fault of its implementation from training that diverged."""
+"""The reference implementation, on which a step that was not finite is repeated to find the cause."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Reference:
     """A slow and simple implementation of the same model, which is trusted.
 
     Attributes:
-        context: Returns a context in which the model is computed by it.
-        name: What it is called in a sentence.
-        running: What computes the model outside of that context, in a sentence.
-        advice: What to do when only the reference gives finite numbers: how to repeat the step, and how to go on.
-        facts: What the report of the step holds about the two: JSON values.
+        context: A function that returns a context in which the model uses the reference implementation.
+        name: The name of the reference, for sentences.
+        running: The name of the implementation that trains the model, for sentences.
+        advice: The advice if only the reference gives finite numbers: how to repeat the step, and how to continue.
+        facts: Information about both implementations for the record of the step, as JSON values.
     """
 
     context: Callable[[], AbstractContextManager[Any]]

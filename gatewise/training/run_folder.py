@@ -1,4 +1,4 @@
-"""The folder of one training run, and whether it can hold what will be written."""
+"""The folder of a training run, and checks that it can hold the files of the run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ROOM_FOR_LOGS = 32 * 2**20
 
 
 class RunFolder:
-    """The files of a run, which alone are ever replaced or deleted, and the lock on their folder.
+    """The folder of a run: its files, the only ones that are ever replaced or deleted, and the lock on it.
 
     Args:
-        path: The folder; made by `prepare` or `locked`.
+        path: The folder; `prepare` and `locked` create it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -45,18 +45,18 @@ class RunFolder:
         self._discarded = path / ".gatewise-discarded"
 
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started in this folder."""
         own = self.manifest.files()
         return any(file in own and file.exists() for file in (self.recipe, self.checkpoint))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing here for as long as the context lasts.
+        """Prevent other processes from writing to the folder inside the context.
 
-        The folder is made when it is missing. What nothing was written into in the end disappears again.
+        The folder is created if it is missing, and removed at the end if nothing was written to it.
 
         Raises:
-            ArgumentError: Another process writes here, or the folder cannot be made or written.
+            ArgumentError: Another process writes to the folder, or it cannot be created or written.
         """
         if holder := self.try_lock():
             advice = "Wait until it ends, stop it, or choose another `--output`."
@@ -68,7 +68,7 @@ class RunFolder:
             self.unlock()
 
     def try_lock(self) -> str:
-        """Lock the folder, or return who has locked it; see `RunLock.acquire`."""
+        """Lock the folder, or return the process that has locked it; see `RunLock.acquire`."""
         try:
             self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def unlock(self) -> None:
-        """Release the lock, and remove the folder if the lock made it and nothing was written into it."""
+        """Release the lock, and remove the folder if the lock created it and nothing was written to it."""
         with contextlib.suppress(OSError, CheckpointError):
             if not any(file.exists() for file in self.manifest.files()):
                 self.manifest.path.unlink(missing_ok=True)
@@ -87,16 +87,16 @@ class RunFolder:
                 self.path.rmdir()
 
     def prepare(self, needed_bytes: int) -> None:
-        """Make the folder, or say before anything is trained that nothing could be saved in it.
+        """Create the folder, and check before training that the run can be saved in it.
 
-        Of several processes, only the first calls it.
+        With several processes, only the first one calls it.
 
         Args:
-            needed_bytes: How much the run will write; see `bytes_of_run`.
+            needed_bytes: The number of bytes that the run will write; see `bytes_of_run`.
 
         Raises:
-            ArgumentError: The folder cannot be made or written, its disk has too little room, or it holds a
-                checkpoint, a model or a report of a fault that gatewise did not write.
+            ArgumentError: The folder cannot be created or written, its disk has too little space, or it contains a
+                checkpoint, a model or a record of a step that gatewise did not write.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ class RunFolder:
         if free < needed_bytes:
             raise ArgumentError(
                 f"`output` must be on a disk with {_mebibytes(needed_bytes)} free for checkpoints, {self.path} has "
-                f"{_mebibytes(free)}. Make room, or choose another folder."
+                f"{_mebibytes(free)}. Free some space, or choose another folder."
             )
         self.manifest.claim((self.checkpoint, self.model, self.fault))
         self._remove_half_written()
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
-        """Put the files of an earlier run aside; they come back if the context ends by an error before `begun`."""
+        """Move the files of an earlier run aside; move them back if the context ends with an error before `begun`."""
         try:
             self._put_aside()
             yield
@@ -126,16 +126,16 @@ class RunFolder:
         self.begun()
 
     def begun(self) -> None:
-        """Delete the files of the run that is replaced: the new one has its first checkpoint."""
+        """Delete the files of the earlier run, because the new run has its first checkpoint."""
         with contextlib.suppress(FileNotFoundError):
             self._replaced.rename(self._discarded)
         shutil.rmtree(self._discarded, ignore_errors=True)
 
     def recover(self) -> None:
-        """Put the files of an earlier run back if what was to replace it was stopped before it had begun."""
+        """Move the files of an earlier run back if the process that was to replace it stopped before `begun`."""
         shutil.rmtree(self._discarded, ignore_errors=True)
         aside = Manifest(self._replaced)
-        # The order of these steps lets a process that is killed between two of them be followed by another one.
+        # In this order, another process can complete the work of a process that was killed at any point.
         if aside.path.exists():
             for file in self.manifest.files():
                 file.unlink(missing_ok=True)
@@ -148,13 +148,13 @@ class RunFolder:
         if not (files := self.manifest.files()):
             return
         try:
-            # The list first: as long as there is none in the folder, what lies there by these names is of the old run.
+            # The list first: while the folder has no list, files with these names belong to the earlier run.
             for file in (self.manifest.path, *files):
                 _move(file, self._replaced / file.relative_to(self.path))
         except OSError as error:
             raise self._unwritable(error) from error
         for folder in {file.parent for file in files} - {self.path}:
-            with contextlib.suppress(OSError):  # what others put there stays, and keeps its folder
+            with contextlib.suppress(OSError):  # files of other origin stay, and so does the folder
                 folder.rmdir()
 
     def _unwritable(self, error: OSError) -> ArgumentError:
@@ -162,7 +162,7 @@ class RunFolder:
         return ArgumentError(sentence("output", "a folder that can be written", str(self.path), advice))
 
     def _remove_half_written(self) -> None:
-        """Remove what a killed process had not finished of the run's files, and of no others."""
+        """Remove incomplete temporary files of the run that a killed process left, and no others."""
         own = {file.name for file in (*self.manifest.files(), self.manifest.path)}
         for rest in self.path.glob(f"{TEMPORARY}*"):
             if {file.name for file in rest.iterdir()} <= own:
@@ -176,7 +176,7 @@ def _move(file: Path, target: Path) -> None:
 
 
 def bytes_of_run(model: nn.Module, options: TrainingOptions) -> int:
-    """Return how much disk a run needs at most: two checkpoints and two models, while one replaces the other."""
+    """Return the largest disk space of a run: two checkpoints and two models, while one replaces the other."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     moments = {"sgd": 1 if options.momentum else 0, "adam": 2, "adamw": 2}[options.optimizer]
     averages = {"none": 0, "last": options.average_last - 1}.get(options.average, 1)

@@ -1,4 +1,4 @@
-"""A lock on the folder of a run, which the system releases when the process ends, however it ends."""
+"""A lock on the folder of a run, which the system releases whenever and however the process ends."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows has no flock: there, runs are not locked
+except ModuleNotFoundError:  # Windows has no flock, so runs are not locked there
     fcntl = None
 
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems without locks answer."""
+"""The errors of file systems without locks."""
 
 
 class RunLock:
-    """The right to write in a folder, of one process at a time.
+    """A lock that lets only one process at a time write to a folder.
 
     Args:
-        folder: The folder; it exists.
+        folder: The folder, which must exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,11 +31,11 @@ class RunLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> str:
-        """Take the lock, or say who has it.
+        """Acquire the lock, or return who holds it.
 
         Returns:
-            An empty string when the lock is held now, or where there are no locks; otherwise a description of the
-            process that holds it.
+            An empty string if this process holds the lock now, or if locks are not supported; otherwise a description
+            of the process that holds it.
 
         Raises:
             OSError: The folder cannot be written.
@@ -57,11 +57,11 @@ class RunLock:
                 self._descriptor = descriptor
                 self._sign(descriptor)
                 return ""
-            os.close(descriptor)  # its holder has just ended, and taken the file away
+            os.close(descriptor)  # the process that held the lock has just ended and removed the file
         return ""
 
     def release(self) -> None:
-        """Give the lock back, if it is held."""
+        """Release the lock, if it is held."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -78,7 +78,7 @@ class RunLock:
     def _sign(descriptor: int) -> None:
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name
+        with contextlib.suppress(OSError):  # on a full disk, the lock works without the process's name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 

@@ -1,4 +1,4 @@
-"""The learning rate over a run."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from gatewise.training.options import TrainingOptions
 
 
 class Schedule:
-    """Sets the learning rate of an optimizer before each step.
+    """A schedule that sets the learning rate of an optimizer before each step.
 
-    ``rate = learning_rate * min(1, (step + 1) / warmup_steps) * shape(step)`` with the shape of the schedule: 1;
-    ``(1 + cos(pi * progress)) / 2`` after the warm-up; or `plateau_factor` to the power of the plateaus seen.
+    ``rate = learning_rate * min(1, (step + 1) / warmup_steps) * shape(step)``, where the shape is 1 if constant; ``(1 +
+    cos(pi * progress)) / 2`` after the warm-up for cosine; `plateau_factor` to the power of the number of plateaus.
 
     Args:
-        optimizer: Whose learning rate is set; it is a tensor, as `build_optimizer` makes it.
-        options: The shape.
-        total_steps: Steps in the whole run, for ``"cosine"``.
+        optimizer: The optimizer; its learning rate is a tensor, as `build_optimizer` makes it.
+        options: The training options, with the schedule.
+        total_steps: The number of steps in the whole run, for ``"cosine"``.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: TrainingOptions, total_steps: int) -> None:
-        # By hand: `torch.optim.lr_scheduler` computes in the float32 of the tensor, by kernels at every step and mostly
-        # from the rate before, and cannot be asked for the rate of an earlier step, as the report of a fault asks.
+        # Not `torch.optim.lr_scheduler`: it computes in the float32 of the tensor, with kernels in every step and
+        # mostly from the previous rate, and cannot return the rate of an earlier step, which the record of a step
+        # needs.
         self._optimizer = optimizer
         self._kind = options.schedule
         self._peak = options.learning_rate
@@ -48,7 +49,7 @@ class Schedule:
         return rate
 
     def prepare(self, step: int) -> None:
-        """Set the optimizer's learning rate for this step, in the tensors that hold it."""
+        """Set the optimizer's learning rate for this step, in its tensors."""
         rate = self.rate(step)
         if rate == self._written:
             return
@@ -57,7 +58,7 @@ class Schedule:
             group["lr"].fill_(rate)
 
     def evaluated(self, loss: float) -> None:
-        """Take notice of a validation loss."""
+        """Update the schedule with a validation loss."""
         if loss < self._best:
             self._best, self._failures = loss, 0
             return
@@ -67,7 +68,7 @@ class Schedule:
             self._reductions += 1
 
     def facts(self) -> dict[str, float | None]:
-        """Return what must be remembered, as JSON."""
+        """Return the state, as JSON values."""
         return {
             "best": self._best if math.isfinite(self._best) else None,
             "failures": self._failures,
@@ -75,6 +76,6 @@ class Schedule:
         }
 
     def restore(self, facts: dict[str, Any]) -> None:
-        """Go on from `facts()`."""
+        """Restore the state that `facts()` returned."""
         self._best = math.inf if facts["best"] is None else float(facts["best"])
         self._failures, self._reductions = int(facts["failures"]), int(facts["reductions"])

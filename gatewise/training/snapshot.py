@@ -1,4 +1,4 @@
-"""A training run as tensors and facts, and back again in the same bits."""
+"""Conversion of a training run to tensors and facts, and back to the same bits."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from gatewise.training.schedule import Schedule
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """Everything that decides how a run goes on.
+    """The complete state of a training run.
 
     Attributes:
-        model: The weights.
-        optimizer: Its moments.
-        schedule: The learning rate.
-        average: The mean of the weights.
-        loss_sum: Sum of the training loss since the last evaluation, nats, float64 on the device.
-        loss_tokens: Tokens in that sum.
-        epoch: Epochs done.
-        batch: Batches done in this epoch.
-        step: Optimizer steps done.
+        model: The model, with the weights.
+        optimizer: The optimizer, with the moments.
+        schedule: The learning rate schedule.
+        average: The average of the weights.
+        loss_sum: The sum of the training loss since the last evaluation, in nats, float64 on the device.
+        loss_tokens: The number of tokens in that sum.
+        epoch: The number of completed epochs.
+        batch: The number of completed batches in this epoch.
+        step: The number of optimizer steps.
         carried: The model's state after the last batch.
-        seconds: Time spent so far.
-        segment_seconds: Training time since the last evaluation.
-        history: Every evaluation.
+        seconds: The time so far, in seconds.
+        segment_seconds: The training time since the last evaluation, in seconds.
+        history: All evaluations.
     """
 
     model: nn.Module
@@ -65,24 +65,22 @@ _COUNTERS = ("loss_tokens", "epoch", "batch", "step", "seconds", "segment_second
 def capture(
     run: Run, processes: Processes, identity: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return what a checkpoint holds; every process must call it, the first one gets the whole.
+    """Return the contents of a checkpoint; all processes must call it, and the first one gets the complete result.
 
     Args:
         run: The run.
-        processes: The processes; each has a random state and a carried state of its own.
-        identity: What must be the same when the run goes on.
+        processes: The processes; each has its own random state and carried state.
+        identity: Values that must be the same when the run is resumed.
 
     Returns:
-        Tensors by name, and facts for JSON.
+        The tensors by name, and facts as JSON values.
     """
     leaves, shape = flatten(run.carried)
     own = {f"random.{name}": state for name, state in random_states(processes.device).items()}
     own |= {f"carried.{index}": leaf.cpu() for index, leaf in enumerate(leaves)}
     own["loss_sum"] = run.loss_sum.cpu()
     tensors = {
-        f"process{rank}.{name}": each
-        for rank, part in enumerate(processes.gathered(own))
-        for name, each in part.items()
+        f"process{rank}.{name}": each for rank, part in enumerate(processes.gather(own)) for name, each in part.items()
     }
     tensors |= {f"model.{name}": tensor for name, tensor in weights_of(run.model).items()}
     tensors |= {f"average.{index}": tensor for index, tensor in enumerate(run.average.values)}
@@ -114,10 +112,10 @@ def restore(
     tensors: Mapping[str, torch.Tensor],
     facts: Mapping[str, Any],
 ) -> None:
-    """Put a run back to where `capture` took it.
+    """Restore a run from the contents of a checkpoint that `capture` returned.
 
     Raises:
-        CheckpointError: The checkpoint is of another model, text or number of processes, or incomplete.
+        CheckpointError: The checkpoint is incomplete, or of another model, data or number of processes.
     """
     for name, value in identity.items():
         saved = facts.get("identity", {}).get(name)
@@ -157,7 +155,7 @@ def restore(
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, a tensor that is shared only once."""
+    """Return parameters and buffers by name; a shared tensor occurs only once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
@@ -166,7 +164,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy tensors into a model that has exactly these names and shapes.
 
     Raises:
-        CheckpointError: The names or shapes differ; the sentence has the first difference.
+        CheckpointError: The names or shapes differ; the message has the first difference.
     """
     own = weights_of(model)
     for name in sorted(own.keys() ^ tensors.keys()):
@@ -184,7 +182,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _evaluation(entry: Mapping[str, Any]) -> Evaluation:
-    # A score that was no number is null in the file.
+    # A score that was NaN is null in the file.
     scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
     return Evaluation(**{**entry, "scores": scores})
 

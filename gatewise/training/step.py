@@ -1,4 +1,4 @@
-"""One step of training: forward, loss, backward, averaging, clipping, update. Nothing in it waits for the device."""
+"""A training step: forward, loss, backward, averaging, clipping, update; without synchronising with the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gatewise.training.processes import ALONE, Processes
 
 
 class MeanLoss(nn.Module):
-    """`model.loss` as the forward of a module, the form in which a `Step` takes it."""
+    """`model.loss` as the forward of a module, as `Step` takes it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class MeanLoss(nn.Module):
 
 
 class Measured(NamedTuple):
-    """What a step on one batch gave, without its update.
+    """The result of a step on one batch, without its update.
 
     Attributes:
-        loss: Mean loss of the batch.
-        gradients: Their norm where they are clipped by it, otherwise their largest absolute value.
-        state: Largest absolute value in the state for the next batch; 0 without a state.
+        loss: The mean loss of the batch.
+        gradients: The norm of the gradients if they are clipped by it, otherwise their largest absolute value.
+        state: The largest absolute value in the state for the next batch; 0 without a state.
     """
 
     loss: float
@@ -42,35 +42,35 @@ class Measured(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether all are finite."""
+        """Whether all values are finite."""
         return all(map(math.isfinite, self))
 
 
 class Step:
-    """Trains on one batch, unless its loss, a gradient or the state after it is not finite.
+    """A step that trains on one batch, unless its loss, a gradient or the state after it is not finite.
 
-    From the first such step on, calls change neither weights nor moments, buffers or state: see `FiniteGuard`.
+    From the first such step on, calls do not change weights, moments, buffers or state; see `FiniteGuard`.
 
-    Everything that a step reads or writes lies on the device, the learning rate too, so that its work can be captured
-    once and replayed (see `gatewise.training.graph.ReplayedStep`).
+    Everything that a step reads or writes is on the device, including the learning rate, so that its work can be
+    captured and replayed (see `gatewise.training.graph.ReplayedStep`).
 
-    Several processes take it together, each with its share of a batch. They begin it with the buffers of the first one,
-    and update by the mean of their gradients, so that equal weights stay equal to the bit; a weight that had no part in
-    the share of a process has a gradient of zeros there. That takes the place of
-    `torch.nn.parallel.DistributedDataParallel`, which a graph can hold only after eleven steps.
+    Several processes run a step together, each with its part of a batch. They start with the buffers of the first
+    process, and update with the mean of their gradients, so that their weights stay bitwise equal; a weight that a
+    process did not use has a gradient of zeros there. This replaces `torch.nn.parallel.DistributedDataParallel`, which
+    can be captured in a CUDA graph only after eleven steps.
 
     Args:
-        mean_loss: A module from (batch, state) to (mean loss, state), as `MeanLoss` makes it; the state is None, a
-            tensor, or tuples of these.
-        optimizer: As `build_optimizer` makes it.
-        clip: Largest norm of all gradients together; 0 does not clip.
-        precision: As in `TrainingOptions`.
-        device: Where the model is.
-        clip_value: Largest absolute value of each gradient, before their norm is taken; 0 does not clip.
-        processes: Who takes the step together.
+        mean_loss: A module from (batch, state) to (mean loss, state), such as `MeanLoss`; the state is None, a tensor,
+            or tuples of these.
+        optimizer: The optimizer from `build_optimizer`.
+        clip: The largest norm of all gradients together; 0 for no clipping.
+        precision: The precision, as in `TrainingOptions`.
+        device: The device of the model.
+        clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
+        processes: The processes of the distributed training.
 
     Attributes:
-        guard: Says whether a step was not finite, the same in all processes.
+        guard: The guard whose flag is set if a step was not finite, the same in all processes.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Step:
         self.guard = FiniteGuard(device)
 
     def __call__(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of the batch before the update, and the state for the next, both without history.
+        """Return the mean loss of the batch before the update, and the state for the next batch, both detached.
 
-        The gradients stay until the next step, for whoever looks at them.
+        The gradients are kept until the next step, for observers.
         """
         guard, buffers = self.guard, list(self._mean_loss.buffers())
-        self._processes.spread(buffers)
+        self._processes.broadcast_tensors(buffers)
         copies = guard.copies(buffers)
         loss, after = self._with_gradients(batch, state)
         observed = self._average_gradients(guard.observe(loss, after))
@@ -107,7 +107,7 @@ class Step:
         return loss, guard.state(state, after)
 
     def measure(self, batch: Any, state: Any) -> Measured:
-        """Return what the step gives in this process alone, without an update; wait for it."""
+        """Return the result of the step in this process alone, without an update; this synchronises with the device."""
         loss, after = self._with_gradients(batch, state)
         size = gradient_size(self._optimizer, self._clip, self._clip_value)
         self._optimizer.zero_grad(set_to_none=True)
@@ -122,20 +122,20 @@ class Step:
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._precision, self._device):
             loss, after = self._mean_loss(batch, state)
-        # A second thread for backward would save nothing on one device, and handing over to it takes time.
+        # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
         with torch.autograd.set_multithreading_enabled(False):
             loss.backward()
         return loss.detach(), detach(after)
 
     def _average_gradients(self, observed: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Average the gradients over the processes, and return scalars that are finite where those of all are."""
+        """Average the gradients over the processes, and return scalars that are finite if all gradients are."""
         if self._processes.count == 1:
             return observed
         weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        # It travels in the row of the small gradients.
+        # The scalar is averaged in one collective with the small gradients.
         mean = joined(observed).to(weights[-1].dtype)
         self._processes.average([*(weight.grad for weight in weights), mean])
         return [mean]

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoardSummaries:
-    """Writes losses, scores, learning rate and speed over steps.
+    """An observer that writes losses, scores, learning rate and speed by step.
 
     Args:
         folder: The folder for the event files.
-        begun: Called with the new files when training begins; None for nobody.
-        measure: How losses are shown.
-        unit: What one token is, in the plural.
-        model: Whose weights and last gradients are written as histograms at each evaluation; None for none.
+        begun: A function that is called with the new files when training starts; None for no call.
+        measure: The format of losses.
+        unit: The unit of tokens, in the plural.
+        model: The model whose weights and last gradients are written as histograms at each evaluation; None for none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TensorBoardSummaries:
         self._writer: SummaryWriter | None = None
 
     def started(self, step: int, history: Sequence[Evaluation]) -> None:
-        """Open a file; what an earlier attempt wrote beyond `step` disappears."""
+        """Open a file; values beyond `step` from before the run was resumed are hidden."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
@@ -55,14 +55,14 @@ class TensorBoardSummaries:
                 self._begun(sorted(set(self._folder.glob("*")) - before))
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Write all buffered values."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             with self._sentences():
                 writer.close()
 
     def progressed(self, progress: Progress) -> None:
-        """Write the training loss, learning rate and speed of this moment."""
+        """Write the current training loss, learning rate and speed."""
         values = {
             f"train/{self._measure.name}": self._measure.of(progress.loss),
             "train/learning_rate": progress.learning_rate,
@@ -84,7 +84,7 @@ class TensorBoardSummaries:
                     writer.add_histogram(f"gradients/{name}", parameter.grad, evaluation.step)
 
     def remarked(self, sentence: str) -> None:
-        """Write nothing: a remark has no scale."""
+        """Ignore remarks."""
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         writer = self._open_writer()
@@ -101,9 +101,9 @@ class TensorBoardSummaries:
         try:
             yield
         except OSError as error:
-            # What the writer could not write it would try to write again when it is closed.
+            # When it is closed, the writer would try again to write the values that it could not write.
             self._writer = None
             raise CheckpointError(
-                f"{self._folder} cannot be written: {error.strerror or error}. Make room on the disk, or make the "
-                "folder writable, and go on by `--resume`."
+                f"{self._folder} cannot be written: {error.strerror or error}. Free space on the disk, or make the "
+                "folder writable, and resume by `--resume`."
             ) from error

@@ -1,4 +1,4 @@
-"""The loss of a model over data, and the batch to blame where it is not finite."""
+"""The loss of a model over data, and the cause if it is not finite."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def evaluate(model: nn.Module, batches: Batches, processes: Processes, precision
     """Return the mean loss of a model over one epoch of batches, in evaluation mode, with a carried state.
 
     Args:
-        model: A `Trainable`.
-        batches: The data; with several processes, each reads its own share.
-        processes: This process among its fellows; every one gets the same result.
-        precision: As in `TrainingOptions`.
+        model: The model, a `Trainable`.
+        batches: The data; with several processes, each reads its own part.
+        processes: The processes of the distributed evaluation; all of them get the same result.
+        precision: The precision, as in `TrainingOptions`.
 
     Returns:
-        The loss in nats a token.
+        The loss in nats per token.
     """
     total, count = torch.zeros(2, dtype=torch.float64, device=processes.device), 0
     for batch, _, loss in _losses(model, batches, processes, precision):
         total[0].add_(loss, alpha=batch.count)
         count += batch.count
     total[1] = count
-    loss_sum, tokens = processes.summed(total).tolist()
+    loss_sum, tokens = processes.all_reduce_sum(total).tolist()
     return loss_sum / tokens
 
 
 def evaluation_error(inquiry: Inquiry, batches: Batches, what: str, kept: str, **facts: Any) -> NotFinite:
-    """Return the error to raise for a loss of `evaluate` that is not finite; every process must ask.
+    """Return the error for a loss of `evaluate` that is not finite; all processes must call it.
 
     Args:
-        inquiry: Finds out why.
-        batches: What the loss is over.
-        what: Which loss, at the beginning of a sentence.
-        kept: What is left of the run, as a sentence.
-        facts: What else the report says: JSON values.
+        inquiry: The search for the cause.
+        batches: The data of the loss.
+        what: The name of the loss, as the beginning of a sentence.
+        kept: A sentence about the state in which the run was saved.
+        facts: Further information for the record, as JSON values.
     """
     model, processes, precision = inquiry.model, inquiry.processes, inquiry.options.precision
     own = first_not_finite(model, batches, processes, precision)
@@ -59,7 +59,7 @@ def evaluation_error(inquiry: Inquiry, batches: Batches, what: str, kept: str, *
 
 
 def first_not_finite(model: nn.Module, batches: Batches, processes: Processes, precision: str) -> RecordedStep | None:
-    """Evaluate once more, and return the first batch in this process whose loss is not finite; None without one."""
+    """Evaluate again, and return the first batch in this process whose loss is not finite; None if there is none."""
     random = random_states(processes.device)
     with contextlib.closing(_losses(model, batches, processes, precision)) as losses:
         for batch, state, loss in losses:
@@ -69,7 +69,7 @@ def first_not_finite(model: nn.Module, batches: Batches, processes: Processes, p
 
 
 def measured(model: nn.Module, precision: str, device: torch.device, batch: Any, state: Any) -> Measured:
-    """Return what a batch gives in evaluation mode; wait for it."""
+    """Return the result of a batch in evaluation mode; this synchronises with the device."""
     was_training = model.training
     model.eval()
     with torch.no_grad(), arithmetic(precision), autocast(precision, device):

@@ -1,4 +1,4 @@
-"""How the host learns that a step was not finite, and what it needs to repeat that step."""
+"""How the host detects a step that was not finite, and keeps the random states for repeating it."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from gatewise.training.finite_guard import FiniteGuard
 from gatewise.training.randomness import random_states
 
 EVERY = {"cpu": 1, "cuda": 25}
-"""Steps between two looks at the flag, by kind of device; for a CPU nobody waits."""
+"""The number of steps between two checks of the flag, by kind of device; on a CPU the check costs nothing."""
 
 
 class Watch:
-    """Looks at the flag of a guard without waiting for the device.
+    """Checks of the flag of a guard, without synchronising with the device.
 
-    On a GPU, a copy of the flag sets out every so many steps and is read the same number of steps later, when it has
-    long arrived. Which steps these are depends on their number alone, and the flags of several processes are equal, so
-    that all of them find the same at the same step without asking each other.
+    On a GPU, an asynchronous copy of the flag starts every `EVERY` steps and is read the same number of steps later,
+    when it has long arrived. The steps of these checks depend only on their number, and the flags of several processes
+    are equal, so all processes find the same at the same step without communication.
 
     Args:
-        guard: Of the steps.
-        device: Where the model is.
+        guard: The guard of the steps.
+        device: The device of the model.
     """
 
     def __init__(self, guard: FiniteGuard, device: torch.device) -> None:
         self._guard, self._device = guard, device
         self._every = EVERY[device.type]
-        # Enough for the first step that was not finite when it is found as late as can be.
+        # As many random states as needed if the first step that was not finite is found as late as possible.
         self._random: collections.deque[dict[str, torch.Tensor]] = collections.deque(maxlen=2 * self._every + 1)
         self._copy: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
 
     def begin(self) -> None:
-        """Remember the random states that a step begins with."""
+        """Store the random states at the start of a step."""
         self._random.append(random_states(self._device))
 
     def skipped(self, step: int) -> int:
-        """Return how many steps have changed nothing, 0 when none is known of yet.
+        """Return the number of steps without effect, as far as it is known; 0 otherwise.
 
         Args:
-            step: Steps done.
+            step: The number of completed steps.
         """
         if step % self._every:
             return 0
@@ -60,9 +60,9 @@ class Watch:
         return self.skipped_now() if known else 0
 
     def skipped_now(self) -> int:
-        """Wait for the device, and return how many steps have changed nothing."""
+        """Synchronise with the device, and return the number of steps without effect."""
         return int(self._guard.skipped.item())
 
     def random_before(self, skipped: int) -> dict[str, torch.Tensor]:
-        """Return the random states before the first of so many steps."""
+        """Return the random states before the first of the given number of last steps."""
         return self._random[-skipped]

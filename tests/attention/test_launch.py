@@ -8,7 +8,7 @@ from gatewise.attention.fused import launch
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """Return what was compiled, one entry each time."""
+    """Return the list of compilations, with one entry for each."""
     found = []
 
     class Compiled:

@@ -1,4 +1,4 @@
-"""The layer: its parameters, its projections, and that every option counts."""
+"""The layer: its parameters, its projections, and the effect of every option."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The Triton programs compile for GPUs that are not there, and keep the feature map in registers."""
+"""The Triton programs compile for GPUs that the machine need not have, and keep the feature map in registers."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# In a process of its own: this one may have asked Triton to interpret.
+# In a separate process, because this one may have turned Triton's interpreter on.
 COMPILE = r"""
 import json, re, subprocess, sys, tempfile
 from pathlib import Path

@@ -17,7 +17,7 @@ SMALL = LanguageModelCase("tiny", 16, dropout=0.5, clip_norm=5.0, initial_scale=
 
 
 class Silent:
-    """Counts what it is told."""
+    """An observer that counts the calls of its methods."""
 
     def __init__(self) -> None:
         self.announced = 0
@@ -70,7 +70,7 @@ RUN = Run(
 
 @pytest.fixture
 def row() -> Record:
-    """A measured row that others are made from."""
+    """A measured row, from which tests derive others."""
     return Record(
         benchmark="lm",
         case="ptb_large",

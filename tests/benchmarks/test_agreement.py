@@ -1,4 +1,4 @@
-"""A right way agrees in every precision; a way that is wrong in any part turns red."""
+"""A correct way agrees in every precision; a way with an error in any part is reported as wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge() -> Judge:
 
 
 class Spoiled(nn.Module):
-    """`torch.nn.LSTM` with one thing wrong; the names and order of its parameters are right."""
+    """`torch.nn.LSTM` with one error; the names and the order of its parameters are correct."""
 
     def __init__(self, size: int, num_layers: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`gatewise bench attention`: right before fast, a record for each way, and a table of them."""
+"""`gatewise bench attention`: checks before times, a record for each way, and a table of them."""
 
 import dataclasses
 import json

@@ -59,7 +59,7 @@ def test_a_way_that_does_not_learn_gets_no_time(monkeypatch, tmp_path, change, s
 
     def spoiled(inputs: Inputs) -> torch.Tensor:
         calls.append(0)
-        # The first call is held to float64.
+        # The first call is compared with float64.
         return change(attention.plain(inputs)) if len(calls) > 4 else attention.plain(inputs)
 
     monkeypatch.setattr(attention, "ways", lambda: {attention.PLAIN: attention.plain, "reference": spoiled})

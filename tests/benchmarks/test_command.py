@@ -59,7 +59,7 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_way_that_stops_learning_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first calls, which are held to float64, are right."""
+    """A kernel whose first calls, which are compared with float64, are correct."""
 
     class Tired(rivals.CellLoop):
         calls = 0

@@ -1,4 +1,4 @@
-"""What a loss curve is held to, whatever is trained."""
+"""The comparison of loss curves, whatever is trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDING = 2.0**-10
 
 
 def rival() -> Rival:
-    """A rival whose loss is 2 at each step, and at the second one up to 0.5 away from it when its weights are moved."""
+    """A rival whose loss is 2 at each step, and at the second step differs by up to 0.5 if its weights are changed."""
 
     def losses(nudge: Nudge | None) -> tuple[float, ...]:
         if nudge is None:
@@ -38,7 +38,7 @@ def test_a_rival_that_is_no_number_allows_nothing(loss: float) -> None:
 
 
 def test_a_loss_may_be_added_up_in_any_order() -> None:
-    """Recursive summation of many positive numbers in float32, the worst order there is."""
+    """Recursive summation of many positive numbers in float32, which has the largest errors of all orders."""
     numbers = 9 + torch.rand(10_000, generator=torch.Generator().manual_seed(0))
     added = torch.zeros(())
     for number in numbers:

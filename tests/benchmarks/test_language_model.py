@@ -1,4 +1,4 @@
-"""The run: what becomes a row, and with what in it."""
+"""A run of the benchmark: its rows and their contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gatewise.training.graph import Capture, cuda_graph
 
 
 class Backwards(nn.LSTM):
-    """A wrong way: reads the sequence from its end."""
+    """A wrong way, which reads the sequence from its end."""
 
     def __init__(self, size: int, num_layers: int, dropout: float) -> None:
         super().__init__(size, size, num_layers, dropout=dropout)
@@ -160,7 +160,7 @@ def _step(case, way: Way, precision: str = "fp32", capture: Capture = cuda_graph
 
 
 def test_a_step_trains(settings, plain_ways) -> None:
-    """Steps lower the loss, every parameter moves, by no more than the clipping norm, and no gradient stays."""
+    """Steps lower the loss and change every parameter, by no more than the clipping norm; no gradients remain."""
     case = dataclasses.replace(settings.case, dropout=0.0, clip_norm=0.5)
     model, step = _step(case, plain_ways["nn.LSTM"])
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -176,7 +176,7 @@ def test_a_step_trains(settings, plain_ways) -> None:
 
 
 def test_every_loop_trains_alike(settings, plain_ways) -> None:
-    """The plain loop, the step of gatewise.training and its replay come to the same weights."""
+    """The plain loop, the step of gatewise.training and its replay give the same weights."""
     case = dataclasses.replace(settings.case, dropout=0.0, clip_norm=0.5)
     replays = []
 
@@ -192,7 +192,7 @@ def test_every_loop_trains_alike(settings, plain_ways) -> None:
     assert len(replays) == 3
     for plain, library, replayed in zip(*ends, strict=True):
         assert torch.equal(library, replayed)
-        torch.testing.assert_close(library, plain, rtol=1e-5, atol=1e-6)  # clipping rounds elsewhere
+        torch.testing.assert_close(library, plain, rtol=1e-5, atol=1e-6)  # clipping rounds differently
 
 
 def test_a_capture_that_fails_is_a_refused_row(settings, plain_ways) -> None:
@@ -200,7 +200,7 @@ def test_a_capture_that_fails_is_a_refused_row(settings, plain_ways) -> None:
         raise RuntimeError("operation not permitted")
 
     _, step = _step(settings.case, plain_ways["nn.LSTM, graph"], capture=capture)
-    step.settle()
+    step.warm_up()
     assert step.refusal == ""
     step()
     assert step.refusal == "operation not permitted"

@@ -21,7 +21,7 @@ WAYS = {way.name: way for way in rivals.ways()}
 
 
 def repeated(work):
-    """Stand for the recording of a step where there is no GPU."""
+    """A stand-in for the CUDA graph of a step, for machines without a GPU."""
     return work
 
 
@@ -31,7 +31,7 @@ def curves(settings, capture=repeated) -> Curves:
 
 
 class Spoiled(nn.LSTM):
-    """A way whose calls change, from the given one on, what they return; only the first two are held to float64."""
+    """A way whose results change from the given call on; only the first two calls are compared with float64."""
 
     calls = 0
     wrong_from = 4
@@ -88,7 +88,7 @@ def test_a_way_that_does_not_learn_gets_no_speed(settings, observer, lost: str) 
     settings = dataclasses.replace(settings, case=dataclasses.replace(settings.case, dropout=0.0))
     wrong, right = language_model.run(settings, observer, [spoiled(lost), WAYS["nn.LSTM"]]).records
     assert (wrong.status, wrong.median, wrong.words_per_second, wrong.runs) == ("wrong", None, None, 0)
-    assert wrong.error <= wrong.allowed  # the calls that are held to float64 were right
+    assert wrong.error <= wrong.allowed  # the calls that are compared with float64 were correct
     assert "steps of training the loss is" in wrong.note
     assert right.status == "measured"
     assert right.note.endswith("; the loss of 8 steps of training is that of nn.LSTM")
@@ -114,7 +114,7 @@ def test_each_way_is_trained_in_the_precision_and_loop_that_is_timed(settings, o
 
 
 def test_with_dropout_what_is_timed_is_trained_too(settings, observer) -> None:
-    """The curve without dropout has eight steps: what goes wrong later is seen in the model that is timed."""
+    """The comparison without dropout has eight steps; later errors are found in the model that is timed."""
 
     class WrongWithDropout(nn.LSTM):
         def forward(self, x, state):

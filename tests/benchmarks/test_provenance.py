@@ -1,4 +1,4 @@
-"""Reports say where their figures come from: every commit, every command, the oldest first."""
+"""Reports state the origin of their numbers: every commit and every command, the oldest first."""
 
 from __future__ import annotations
 

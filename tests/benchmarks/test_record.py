@@ -1,4 +1,4 @@
-"""Records survive the file, and say where they come from."""
+"""Records are read from files unchanged, and state their origin."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def test_the_commit_is_the_package_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracked: its commit, dirty by the package's files alone. Installed inside another checkout: not that one's."""
+    """A tracked package has its commit, and is dirty if its files changed; one inside another checkout has no
+    commit."""
     package = tmp_path / "package"
     (package / "benchmarks").mkdir(parents=True)
     (package / "__init__.py").write_text("")

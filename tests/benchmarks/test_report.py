@@ -1,4 +1,4 @@
-"""Reports say what the records say, in 80 columns and in Markdown."""
+"""Reports show the contents of records, in 80 columns and in Markdown."""
 
 from __future__ import annotations
 

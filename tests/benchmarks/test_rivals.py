@@ -1,4 +1,4 @@
-"""The rivals are what they say they are."""
+"""The plain PyTorch implementations compute what their names say."""
 
 from __future__ import annotations
 

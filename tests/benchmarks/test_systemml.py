@@ -1,4 +1,4 @@
-"""What the state saves: a row is what was measured, and the page shows the newest rows."""
+"""The benchmark of the saved state: rows contain measurements, and the page shows the newest rows."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Answer:
 
 @pytest.fixture
 def gatewise(monkeypatch, capsys, tmp_path):
-    """Call `gatewise` with words as on a terminal of 80 columns, in an empty folder."""
+    """Call `gatewise` with the given words as on a terminal of 80 columns, in an empty folder."""
     from gatewise.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -44,19 +44,19 @@ def gatewise(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def drawn():
-    """Have pictures drawn."""
+    """Draw plots completely."""
 
 
 @pytest.fixture(autouse=True)
 def pictures_are_not_drawn(request, monkeypatch):
-    """Write only the beginning of pictures where a test is not about them."""
+    """Write only the beginning of plots in tests that are not about them."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun_picture)
 
 
 @pytest.fixture
 def text(tmp_path):
-    """A text of which a small model learns a little."""
+    """A text from which a small model learns a little."""
     path = tmp_path / "cats.txt"
     lines = [
         f"the {animal} sat on the {place} and ate {number} mice .\n"
@@ -70,7 +70,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def small(text):
-    """Options of a run that takes a second."""
+    """The options of a run that takes a second."""
     sizes = {
         "embedding-size": 16,
         "hidden-size": 16,

@@ -1,4 +1,4 @@
-"""The program as a whole: its list of commands, its errors, its weight."""
+"""The program as a whole: its list of commands, its errors, its imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a classifier: those of scikit-learn, also where a class never occurs and where there is one number."""
+"""Scores of a classifier are those of scikit-learn, also if a class never occurs or there is only one number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_scores_of_classes_are_by_class_and_their_plain_mean():
         "f1": pytest.approx(4 / 5),
         "sequences": 3,
     }
-    # c is answered but never true, d neither: what is a share of nothing counts as 0, in the means too.
+    # c is predicted but never true, d is neither: 0 divided by 0 counts as 0, in the means too.
     for name in ("c", "d"):
         assert scores["classes"][name] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "sequences": 0}
     assert scores["macro_precision"] == pytest.approx((1 + 1 / 2) / 4)
@@ -59,7 +59,7 @@ def test_r2_of_targets_that_are_all_the_same_says_whether_they_are_met(count):
 @pytest.mark.parametrize("classes", [(), ("a", "b")])
 def test_answers_that_are_no_numbers_are_refused(classes):
     answers = np.full((3, 2) if classes else 3, np.nan)
-    with pytest.raises(NotFinite, match="the model's answers must be finite to be scored, got nan"):
+    with pytest.raises(NotFinite, match="the model's predictions must be finite to be scored, got nan"):
         scores_of(answers, np.zeros(3, np.int64), classes)
 
 

@@ -1,4 +1,4 @@
-"""`gatewise convert`: one file to another, and what it says."""
+"""`gatewise convert`: conversion of files, and its messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_layers_are_listed_and_chosen(gatewise, model):
     assert answer.out.splitlines()[:3] == [
         "  lstm: 1 layer, 1 direction, I 3, H 2",
         "  lstm_1: 1 layer, 1 direction, I 2, H 2",
-        "These are LSTMs of their own. --stack puts them on each other.",
+        "These are separate LSTMs. --stack combines them into one.",
     ]
     answer = gatewise("convert", "lstm.weights.h5", "one.safetensors", "--from", "keras", "--layer", "lstm_1")
     assert answer.out.splitlines()[0] == "  lstm_1: 1 layer, 1 direction, I 2, H 2"

@@ -1,4 +1,4 @@
-"""`gatewise doctor`: a healthy machine, a lacking one, and broken ones."""
+"""`gatewise doctor` on a healthy machine, on one with missing packages, and on broken ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="describes a
 
 
 class Sick:
-    """The eager kernel, with one part exchanged."""
+    """The eager kernel, with one part replaced."""
 
     def __init__(self, **parts):
         self._parts = parts
@@ -96,7 +96,7 @@ def test_a_kernel_that_computes_wrongly_or_not_at_all_is_broken(gatewise, monkey
 
 
 def installed(monkeypatch, **versions):
-    """Change which versions seem to be installed; None for a package that is not there."""
+    """Change the versions that seem to be installed; None for a missing package."""
     real = environment.importlib.metadata.version
 
     def version(package):
@@ -112,7 +112,7 @@ def test_a_missing_extra_is_no_fault_and_its_command_is_given(gatewise, monkeypa
     installed(monkeypatch, cuda_core=None, nvidia_cuda_nvrtc=None)
     answer = gatewise("doctor", "--no-test")
     assert answer.status == 0
-    assert "  cuda       missing    the kernels that are compiled for the GPU at hand" in answer.out
+    assert "  cuda       missing    CUDA kernels, compiled for the GPU of the machine" in answer.out
     assert "lacks cuda-core, nvidia-cuda-nvrtc. Run: pip install 'gatewise[cuda]'" in " ".join(answer.out.split())
 
 
@@ -131,7 +131,7 @@ def test_a_gpu_that_lies_idle_is_noted_and_one_that_cannot_be_used_is_broken(gat
     monkeypatch.setattr(torch.version, "cuda", None)
     answer = gatewise("doctor", "--no-test")
     assert answer.status == 0
-    assert "note: NVIDIA H200 lies idle" in answer.out
+    assert "note: NVIDIA H200 is not used" in answer.out
     assert "pip install --force-reinstall torch --index-url" in " ".join(answer.out.split())
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     answer = gatewise("doctor", "--no-test")

@@ -1,4 +1,4 @@
-"""`gatewise explain`: calls that need not be made, on machines that need not be there."""
+"""`gatewise explain`: decisions for calls that are not made, on devices that the machine need not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def section(out: str, title: str) -> list[str]:
 OPTIONS = (), ("--lengths", "--bidirectional"), ("--inference", "--dtype", "fp16")
 
 
-# All options of one device, and every other with one of them: columns do not depend on the two together.
+# All options on one device, and one option on each other device: columns do not depend on combinations.
 CASES = [
     *[("h200", options) for options in OPTIONS],
     *zip([name for name in (*Device.names(), None) if name != "h200"], itertools.cycle(OPTIONS), strict=False),

@@ -1,4 +1,4 @@
-"""`gatewise explain nmt`: plans of memory for training that need not be done, on machines that need not be there."""
+"""`gatewise explain nmt`: memory plans for training that does not run, on devices that the machine need not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_fits_80_columns_and_names_every_part(gatewise, gpu, options):
     for part in ("source", "encoder 1", "encoder 2", "decoder", "attention", "output", "peak"):
         assert f"  {part} " in answer.out
     assert re.search(r"^largest      [\d,]+ pairs of this length in ", answer.out, re.MULTILINE)
-    # One way of each part is taken.
+    # One way of each part is chosen.
     assert len(re.findall(r"^\* encoder 1 ", answer.out, re.MULTILINE)) == 1
     assert "reference" in answer.out
 

@@ -1,4 +1,4 @@
-"""How the program ends when something goes wrong: one sentence, a status, no traceback."""
+"""How the program ends after an error: one sentence, an exit status, no traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(package.__file__).parents[1]
 
 
 def heeding_ctrl_c():
-    """Let a program heed Ctrl-C though this one may ignore it, as programs in the background of a shell do."""
+    """Start a program with the default handling of Ctrl-C, even if this process ignores it, as background jobs do."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -126,7 +126,7 @@ def test_ctrl_c_in_a_command_is_one_line(gatewise, monkeypatch, small, error):
 
 @pytest.fixture
 def model(tmp_path):
-    """The words that let a model write which has learned nothing."""
+    """The words of a command that generates text with an untrained model."""
     tokenizer = build_tokenizer("word", "the cat sat on the mat")
     sizes = {"vocabulary_size": len(tokenizer), "embedding_size": 4, "hidden_size": 4, "num_layers": 1}
     weights = weights_of(build_model(sizes, torch.device("cpu")))
@@ -140,10 +140,11 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(gatewise, model, mon
         with Path("/dev/full").open("w") as out:
             monkeypatch.setattr(sys, "stdout", out)
             answer = gatewise(*words)
-            out.write("more")  # what comes now goes nowhere
+            out.write("more")  # this output is discarded
         assert answer.status == 1
         assert " ".join(answer.err.split()) == (
-            "error: the output cannot be written: No space left on device. Make room on its disk, or send it elsewhere."
+            "error: the output cannot be written: No space left on device. Free space on its disk, or redirect it "
+            "elsewhere."
         )
 
 
@@ -205,7 +206,7 @@ def test_other_errors_keep_their_traceback():
 
 
 def test_a_folder_that_cannot_be_written_any_more_ends_training_in_one_sentence(gatewise, small, monkeypatch):
-    """The last checkpoint is whole, and training goes on from it."""
+    """The last checkpoint is complete, and training resumes from it."""
     original = TokenStream.windows
 
     def windows(self, epoch=0, start=0):
@@ -221,7 +222,7 @@ def test_a_folder_that_cannot_be_written_any_more_ends_training_in_one_sentence(
         patch.setattr(TokenStream, "windows", windows)
         answer = gatewise("train", "lm", *small, "--output", "run")
     assert answer.status == 1
-    assert "cannot be written: Read-only file system. What it held before is untouched." in " ".join(answer.err.split())
+    assert "cannot be written: Read-only file system. Its old content is unchanged." in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
     assert read_tensors(RunFolder("run").checkpoint, CHECKPOINT)[1]["epoch"] == 0
     assert gatewise("train", "lm", "--output", "run", "--resume").status == 0
@@ -232,7 +233,7 @@ def _write_until_refused(summaries):
         summaries.progressed(Progress(0, step, 9, 1.0, 0.1, 10.0))
         summaries.evaluated(Evaluation(1.0, 1, 1.0, 1.0, 0.1, 10.0, 1.0, best=True))
         with contextlib.suppress(FileNotFoundError):
-            summaries._writer.flush()  # lets the thread try to write, which ends it
+            summaries._writer.flush()  # makes the thread try to write, which ends it
 
 
 def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
@@ -240,9 +241,9 @@ def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
     summaries = TensorBoardSummaries(tmp_path / "tensorboard")
     with failures._threads_that_write():
         summaries.started(0, [])
-        summaries._writer.flush()  # its thread may be about to write a file into the folder that is to go
+        summaries._writer.flush()  # its thread may be about to write a file to the folder that is deleted next
         shutil.rmtree(tmp_path / "tensorboard")
-        expected = r"tensorboard cannot be written: No such file or directory\. Make room"
+        expected = r"tensorboard cannot be written: No such file or directory\. Free space"
         with pytest.raises(CheckpointError, match=expected):
             _write_until_refused(summaries)
         summaries.close()

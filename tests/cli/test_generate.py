@@ -1,4 +1,4 @@
-"""`gatewise generate`: text from a trained model, and what it refuses."""
+"""`gatewise generate`: text from a trained model, and the errors of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gatewise train nmt --memory-budget`: what is said before the first step, and that nothing else changes."""
+"""`gatewise train nmt --memory-budget`: the report before the first step, and unchanged results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gate
     )
     assert found, error
     assert not RunFolder(tmp_path / "run").exists()
-    # Both ways out are ways out.
+    # Both remedies in the error work.
     answer = gatewise(*SMALL, "--memory-budget", f"{found[1]}MiB", "--output", tmp_path / "more")
     assert answer.status == 0, answer.err
     answer = gatewise(
@@ -54,7 +54,7 @@ def test_what_is_no_budget_is_one_sentence(gatewise):
 
 
 def test_weights_are_the_same_but_for_rounding(gatewise, tmp_path):
-    # Without a feature map, the scores of all tokens are what there is to save.
+    # Without a feature map, only the scores of all tokens can be saved.
     words = (*SMALL, "--score", "dot", "--batch-tokens", 4000)
 
     def trained(name, budget):

@@ -1,4 +1,4 @@
-"""What the commands say, write and leave when a loss is not finite: a kernel's fault, or training that diverged."""
+"""The messages, files and exit status if a loss is not finite: a wrong kernel, or training that diverged."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.programs import together
 
 @pytest.fixture(autouse=True)
 def plans():
-    """Forget what calls are planned to run: that may be a kernel that a test has broken."""
+    """Clear the cached plans of calls, which may refer to a kernel that a test has replaced."""
     yield plan._plan.cache_clear()
     plan._plan.cache_clear()
 
 
 def broken(monkeypatch, is_bad):
-    """Make the kernel `aten` give NaN wherever a function of the problem and the input says so."""
+    """Make the kernel `aten` return NaN if a function of the problem and the input says so."""
     kind = type(aten)
     forward, recorded = kind.forward, kind.recorded
 
@@ -45,7 +45,7 @@ def broken(monkeypatch, is_bad):
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """Make the kernel `aten` give NaN for the input of its n-th call that a backward pass follows."""
+    """Make the kernel `aten` return NaN for the input of its n-th call with a backward pass."""
 
     def at(number):
         calls, bad = [], []
@@ -64,7 +64,7 @@ def faulty(monkeypatch):
 
 @pytest.fixture
 def runs(small, tmp_path):
-    """The words of a small run of each task."""
+    """The words of a command for a small run of each task."""
     nmt = parallel(tmp_path)
     sizes = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
     table = waves(tmp_path / "waves.csv")
@@ -163,7 +163,7 @@ def test_a_perplexity_beyond_all_numbers_is_null_in_the_result(gatewise, small, 
     rate = ["--learning-rate", "1e20", "--optimizer", "sgd", "--clip", 0, "--schedule", "constant"]
     answer = gatewise("train", "lm", *small, *rate, "--output", "run")
     assert answer.status == 1
-    assert "whose perplexity is beyond all numbers: training diverged" in answer.err
+    assert "whose perplexity overflows: training diverged" in answer.err
 
     def refused(name):
         raise AssertionError(name)
@@ -197,7 +197,7 @@ STRANGE = {"0": {"state": None, "batch": {"kind": "Strange", "fields": {"a": 1}}
         (STEP, {"steps": {}, "model": {"model": {"made": "elsewhere"}}}, "of a model that no command trains"),
         (STEP, {"steps": {}}, "of a model that no command trains"),
         (STEP, {"steps": []}, "is damaged, or was not written by gatewise"),
-        (STEP, {"steps": {}} | SMALL, "is no whole report of a step: it has no 'options'. Give"),
+        (STEP, {"steps": {}} | SMALL, "is not a complete record of a step: it has no 'options'. Give"),
         (
             STEP,
             {"steps": {}} | SMALL | OPTIONS | {"options": {"epochs": -1}},
@@ -232,7 +232,7 @@ def test_too_little_memory_to_replay_says_what_to_do(gatewise, monkeypatch):
     answer = gatewise("replay", "file")
     assert answer.status == 1
     assert "error: there is too little memory: CUDA out of memory." in " ".join(answer.err.split())
-    assert "Take another `--device`" in " ".join(answer.err.split())
+    assert "Use another `--device`" in " ".join(answer.err.split())
 
 
 def test_a_report_of_the_run_is_replaced_and_cleared_and_one_of_somebody_else_stays(gatewise, small, monkeypatch):
@@ -266,7 +266,7 @@ def test_the_reference_replaces_kernels_that_layers_name():
 
 
 def failing(how):
-    """Let the model of the second process fail at its eighth step."""
+    """Make the model of the second process fail at its eighth step."""
     plain, calls = LanguageModel.loss, []
 
     def loss(self, batch, state=None):
@@ -290,7 +290,7 @@ def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_pa
     assert (first.status, second.status) == (1, -signal.SIGKILL if how == "killed" else 1)
     said = {
         "raises": "error: process 1 failed: ValueError: the data is broken",
-        "killed": "error: process 1 failed: it ended without a word",
+        "killed": "error: process 1 failed: it exited without a message",
         "nan": "error: step 8 of training (epoch 1, batch 8) was not finite on the kernel aten (loss nan",
     }[how]
     told = [program.err.count(said) for program in (first, second)]

@@ -1,4 +1,4 @@
-"""Numbers are finite and in their range, wherever they are said: in a recipe, by `--set`, by an option."""
+"""Numbers must be finite and in range, in a recipe, in `--set`, and in an option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECIPES = (Recipe(), ClassifierRecipe(), TranslationRecipe())
 
 
 def numbers(recipe):
-    """The dotted keys of a recipe's numbers."""
+    """Return the dotted keys of a recipe's numbers."""
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
         inner = (
@@ -106,7 +106,7 @@ def test_drawing_and_searching_refuse_what_is_no_number(value):
 
 
 def options():
-    """Every numeric option of every command: its words, itself, and whether it is a floating-point number."""
+    """Return all numeric options of all commands: the words, the option, and whether it is a floating-point number."""
 
     def of(command, words):
         for name, inner in getattr(command, "commands", {}).items():
@@ -122,7 +122,7 @@ def options():
 
 
 def leaves(hint):
-    """The types in `list[int] | None`."""
+    """Return the types in annotations such as `list[int] | None`."""
     for inner in typing.get_args(hint):
         yield inner
         yield from leaves(inner)

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, and what is said when they do not."""
+"""Recipes: reading, writing, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed(*settings):
 
 
 def defaults_of(path):
-    """Return the recipe that a file changes, and the scores of which it must expect one."""
+    """Return the recipe that a file changes, and the scores of which it must expect at least one."""
     document = tomllib.loads(path.read_text("utf-8"))
     if "text" in document:
         return Recipe(), ("test_perplexity", "share_of_unigram")

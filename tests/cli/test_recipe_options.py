@@ -1,4 +1,4 @@
-"""Options that are made from the fields of a recipe."""
+"""Command-line options generated from the fields of a recipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Order:
 
 
 def called(*words, keys=()):
-    """Call a command with an option of its own and those of an order; return what reached it, and what it printed."""
+    """Call a command with an option of its own and those of a recipe; return its arguments and its output."""
     app, seen = typer.Typer(), []
 
     @app.command()

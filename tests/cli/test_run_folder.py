@@ -1,4 +1,4 @@
-"""`gatewise train` in folders that hold files of others, an earlier run, or a run that goes on."""
+"""`gatewise train` in folders with files of other origin, with an earlier run, or with a run in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def content(path):
 
 @pytest.fixture
 def mine(tmp_path):
-    """A folder with files of the user's own, by names that a run writes and by others."""
+    """A folder with files of the user, some of which have names of a run's files."""
     folder = tmp_path / "mine"
     (folder / "tensorboard").mkdir(parents=True)
     for name in ("model.safetensors", "tokenizer.json", "result.json", ".notes.tmp", "tensorboard/events.1"):
@@ -97,7 +97,7 @@ def _hold(path, ready):
 
 @pytest.fixture
 def held(tmp_path):
-    """A folder that another process holds, and the process."""
+    """A folder that another process has locked, and the process."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=_hold, args=(tmp_path / "runs" / "lm", ready))

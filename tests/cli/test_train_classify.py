@@ -1,4 +1,4 @@
-"""`gatewise train classify`: what it prints, writes, refuses and continues."""
+"""`gatewise train classify`: its output, files, errors, and resumed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same(one, other):
 
 
 def waves(path, count=120, seed=0, kinds=("slow", "fast", "flat"), first=0):
-    """Write waves of some kinds and of unequal length, one row a step; `level` is a number to predict."""
+    """Write waves of some classes and of different lengths, one row per step; `level` is a number to predict."""
     random = np.random.default_rng(seed)
     lines = ["sequence,time,x,noise,label,parity,level"]
     for number in range(first, first + count):
@@ -55,7 +55,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def small(table):
-    """Options of a run that takes a second."""
+    """The options of a run that takes a second."""
     sizes = {"hidden-size": 8, "num-layers": 2, "batch-size": 8, "epochs": 3, "learning-rate": 0.02}
     words = [word for name, value in sizes.items() for word in (f"--{name}", value)]
     return ["--data", table, "--feature", "x", "--feature", "noise", *words]
@@ -65,12 +65,12 @@ def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     answer = gatewise("train", "classify", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
-        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; answers with 3 classes"),
+        *("waves.csv: train 96, valid 12, test 12", "steps of 2 features; predicts one of 3 classes"),
         *("2 x 8 bidirectional LSTM, mean over time", "chosen", "aten", "valid loss", "accuracy", "sequences/s"),
         *("always the most frequent class", "precision", "recall", "F1", "mean over classes", "gatewise evaluate"),
     ):
         assert word in answer.out
-    # Paths of the test's own folder are longer than a terminal is wide.
+    # Paths in the test's folder are longer than a line of the terminal.
     assert max(len(line) for line in answer.out.splitlines() if "waves.csv" not in line) <= 80
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {
@@ -109,7 +109,7 @@ def test_a_number_is_predicted(gatewise, small):
     words = ["--task", "regression", "--label-column", "level", "--epochs", 15]
     answer = gatewise("train", "classify", *small, *words, "--output", "run", "--seed", 1)
     assert answer.status == 0, answer.err
-    assert "answers with a number" in answer.out
+    assert "predicts a number" in answer.out
     result = json.loads(RunFolder("run").result.read_text())
     assert result["test_r2"] > 0.7
     assert result["test_mae"] < 30
@@ -149,7 +149,7 @@ def plain():
 def test_the_option_changes_the_model(gatewise, small, option, plain, table):
     waves(table, count=40)
     head, *rows = table.read_text().splitlines()
-    table.write_text("\n".join([head, *reversed(rows)]) + "\n")  # so that the time has something to order
+    table.write_text("\n".join([head, *reversed(rows)]) + "\n")  # so that the rows must be sorted by time
     if not plain:
         assert gatewise("train", "classify", *small, "--output", "plain").status == 0
         plain.update(weights("plain"))
@@ -182,7 +182,7 @@ def test_training_stops_early(gatewise, small):
     words = ["--epochs", 50, "--patience", 2, "--learning-rate", 1.0, "--optimizer", "sgd"]
     answer = gatewise("train", "classify", *small, *words, "--output", "run")
     assert answer.status == 0, answer.err
-    assert "stopped  no better for 2 evaluations" in answer.out
+    assert "stopped  no improvement in 2 evaluations" in answer.out
     assert len(history("run")) < 50
     assert not any(entry["best"] for entry in history("run")[-2:])
 
@@ -220,7 +220,7 @@ def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     )
     assert answer.status == 0, answer.err
     recipe = tomllib.loads((tmp_path / "runs" / "mine" / "recipe.toml").read_text())
-    assert recipe["model"]["hidden_size"] == 6  # --set wins over the flag, the flag over the file
+    assert recipe["model"]["hidden_size"] == 6  # --set takes precedence over the flag, the flag over the file
     assert recipe["training"]["epochs"] == 3
     assert recipe["data"]["features"] == ["noise"]
 
@@ -253,7 +253,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
     assert gatewise("train", "classify", *small, "--output", "run").status == 0
     before = weights("run")
     answer = gatewise("train", "classify", *small, "--seed", 9, "--output", "run")
-    assert "run already holds a run. Go on with it by `--resume`" in answer.err
+    assert "run already holds a run. Resume it by `--resume`" in answer.err
     waves(table, seed=5)
     answer = gatewise("train", "classify", "--output", "run", "--resume")
     assert answer.status == 1
@@ -277,7 +277,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         patch.setattr(SequenceBatches, "windows", windows)
         answer = gatewise("train", "classify", *small, "--output", "parts")
     assert answer.status == 130
-    assert "everything is saved. Go on with:\n  gatewise train classify --output parts --resume" in answer.out
+    assert "everything is saved. Resume with:\n  gatewise train classify --output parts --resume" in answer.out
     answer = gatewise("train", "classify", "--output", "parts", "--resume")
     assert answer.status == 0, answer.err
     assert "resumed after" in answer.out

@@ -1,4 +1,4 @@
-"""`gatewise train lm`: what it prints, writes, refuses and continues."""
+"""`gatewise train lm`: its output, files, errors, and resumed runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_graph_of_a_step_can_be_switched_off(gatewise, small, tmp_path):
     assert same(weights(tmp_path / "cuda-graph"), weights(tmp_path / "no-cuda-graph"))
 
 
-# For each option of the command line: a value that must change the weights or, where there is none, the recipe.
+# For each option of the command line: a value that must change the weights or, if it cannot, the recipe.
 CHANGES = {
     "--tokens": "character",
     "--vocabulary-size": 10,
@@ -129,7 +129,7 @@ def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     )
     assert answer.status == 0, answer.err
     recipe = tomllib.loads((tmp_path / "runs" / "mine" / "recipe.toml").read_text())
-    assert recipe["model"]["hidden_size"] == 8  # --set wins over the flag, the flag over the file
+    assert recipe["model"]["hidden_size"] == 8  # --set takes precedence over the flag, the flag over the file
     assert recipe["training"]["epochs"] == 2
 
 
@@ -146,10 +146,10 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
     before = weights("run")
     answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run")
     assert answer.status == 1
-    assert "run already holds a run. Go on with it by `--resume`" in answer.err
+    assert "run already holds a run. Resume it by `--resume`" in answer.err
     answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--resume")
     assert answer.status == 1
-    assert "begun with another training.seed" in answer.err
+    assert "started with another training.seed" in answer.err
     assert same(before, weights("run"))
     assert gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--overwrite").status == 0
     assert not same(before, weights("run"))
@@ -161,7 +161,7 @@ def test_there_must_be_something_to_resume(gatewise, small):
     assert "there is no run in run to resume" in answer.err
     assert (
         gatewise("train", "lm", *small, "--output", "run", "--resume").status == 0
-    )  # all is said that a new run needs
+    )  # these options specify a new run completely
     answer = gatewise("train", "lm", "--output", "run", "--resume", "--overwrite")
     assert "exclude each other" in answer.err
 
@@ -180,7 +180,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         patch.setattr(TokenStream, "windows", windows)
         answer = gatewise("train", "lm", *small, "--output", "parts")
     assert answer.status == 130
-    assert "everything is saved. Go on with:\n  gatewise train lm --output parts --resume" in answer.out
+    assert "everything is saved. Resume with:\n  gatewise train lm --output parts --resume" in answer.out
     answer = gatewise("train", "lm", "--output", "parts", "--resume")
     assert answer.status == 0
     assert "resumed after" in answer.out

@@ -1,4 +1,4 @@
-"""`gatewise train nmt`: what it prints, writes, refuses and continues."""
+"""`gatewise train nmt`: its output, files, errors, and resumed runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "fünf
 
 
 def parallel(folder, name="cards", count=150):
-    """Write sentences whose words are translated one by one, in the opposite order."""
+    """Write sentences whose words are translated one by one, in reverse order."""
     generator = torch.Generator().manual_seed(count)
     words = list(NUMBERS)
     source, target = [], []
@@ -66,7 +66,7 @@ SIZES = {
 
 @pytest.fixture
 def small(files):
-    """Options of a run that takes a second."""
+    """The options of a run that takes a second."""
     words = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
     return ["--train-source", files[0], "--train-target", files[1], *words, "--set", "warmup_steps=0"]
 
@@ -181,7 +181,7 @@ def test_training_stops_when_nothing_gets_better(gatewise, small):
     constant = ["--schedule", "constant"]
     answer = gatewise("train", "nmt", *small, "--epochs", 20, "--patience", 1, "--learning-rate", 2.0, *constant)
     assert answer.status == 0, answer.err
-    assert "no better for 1 evaluations" in answer.out
+    assert "no improvement in 1 evaluations" in answer.out
     assert len(history("runs/nmt")) < 20
 
 

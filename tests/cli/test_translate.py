@@ -1,4 +1,4 @@
-"""`gatewise translate`: from lines of standard input to lines of standard output."""
+"""`gatewise translate`: translation of standard input to standard output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE, TARGET = ("eins zwei drei", "vier fünf"), ("one two three", "four <b> $
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A model that has learned nothing, but answers differently to each sentence."""
+    """An untrained model with different translations for different sentences."""
     from gatewise.cli.saved_translator import build_translation_model, translation_facts
     from gatewise.training.checkpoint import write_tensors
     from gatewise.training.snapshot import weights_of
@@ -193,7 +193,7 @@ def test_what_was_translated_is_there_when_somebody_interrupts(checkpoint, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "gatewise", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        # A shell's background jobs ignore the signal, and so would what they start.
+        # A shell's background jobs ignore the signal, and so do the processes that they start.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-"""Corpora: what is read, how it is divided, and what is said of a text that cannot be used."""
+"""Corpora: reading, splitting, and errors for texts that cannot be used."""
 
 from __future__ import annotations
 

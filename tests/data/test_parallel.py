@@ -1,4 +1,4 @@
-"""Parallel files, how they are divided, and the pairs that need none."""
+"""Parallel files, their splitting, and generated pairs, which need no files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestPhrases:
             phrases(source, target, 10)
 
     def test_more_phrases_than_there_are_cannot_be_had(self, monkeypatch):
-        # German for one and the same thing; and one that means two things.
+        # Two German phrases with the same meaning, and one with two meanings.
         things = itertools.cycle(
             [lambda language: "eins", lambda language: "zwei", lambda language: "zwei " + language]
         )

@@ -1,4 +1,4 @@
-"""Batches of sequences: each is read once an epoch, next to others of its length, and none of it is lost."""
+"""Batches of sequences: each sequence is read once per epoch, with others of similar length, without losing steps."""
 
 from __future__ import annotations
 

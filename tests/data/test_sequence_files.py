@@ -1,4 +1,4 @@
-"""Files of sequences: what they may look like, and what is said of those that cannot be trained on."""
+"""Files of sequences: their formats, and errors for those that cannot be used for training."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_byte_order_mark_blank_lines_and_quotes_are_no_trouble(read):
     same(read(text), read(GOOD))
 
 
-# What is wrong with a CSV file, and the sentence about it.
+# Errors in a CSV file, and the messages about them.
 BAD = {
     "empty": ("", "steps.csv is empty. Give a file with data in it."),
     "blank": ("\n\n", "steps.csv is empty."),

@@ -1,4 +1,4 @@
-"""Streams: contiguous columns, nothing skipped, nothing twice."""
+"""Streams: contiguous columns, without skipped or repeated tokens."""
 
 from __future__ import annotations
 

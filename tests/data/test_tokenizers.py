@@ -1,4 +1,4 @@
-"""Tokenizers: what they keep, what they lose, and what they refuse."""
+"""Tokenizers: the text that they preserve or lose, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of the page on classification are those of the newest records, and of the task itself."""
+"""The numbers on the page about classification are those of the newest records, and of the task itself."""
 
 from __future__ import annotations
 

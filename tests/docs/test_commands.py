@@ -1,4 +1,4 @@
-"""Every command that the documentation shows exists: programs, options, make targets and the files they are given."""
+"""All commands in the documentation exist: programs, options, make targets and files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LINES = [
 
 
 def options_of(words: list[str]) -> tuple[set[str], list[str]]:
-    """Return the options of the command that `words` name, and the words after its name."""
+    """Return the options of the command that `words` names, and the words after its name."""
     from gatewise.cli.application import application
 
     command, context = application(COMMANDS), None
-    # A group of commands, which may be one itself.
+    # A group of commands, which may itself be a command.
     while hasattr(command, "resolve_command") and not (words and words[0].startswith("-")):
         context = command.context_class(command, parent=context)
         _, command, words = command.resolve_command(context, words)

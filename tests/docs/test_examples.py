@@ -1,4 +1,4 @@
-"""Everything the documentation shows as Python runs: README, guides, docstrings and example programs."""
+"""All Python code in the documentation runs: README, guides, docstrings and example programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAMS = {
     "character_model": "the quick brown fox jumps over the lazy dog",
 }
 PACKAGE = Path(gatewise.__file__).parent
-# A program starts; importing it would run it.
+# A program, which importing would run.
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -40,7 +40,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_python_of_a_document_runs(path: Path) -> None:
-    """Blocks of one document share their names, in order. A block under `<!--- skip: next -->` is only shown."""
+    """Return the blocks of a document in order, which share their names, without those after `<!--- skip: next -->`."""
     sybil = pytest.importorskip("sybil")
     markdown = pytest.importorskip("sybil.parsers.markdown")
     document = sybil.Sybil(parsers=[markdown.PythonCodeBlockParser(), markdown.SkipParser()]).parse(path)

@@ -1,4 +1,4 @@
-"""The figures of the Keras page are those of the newest record."""
+"""The numbers on the Keras page are those of the newest record."""
 
 from __future__ import annotations
 

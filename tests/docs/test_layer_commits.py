@@ -1,4 +1,4 @@
-"""The page on benchmarks says which commit the cells of the layer's table are of."""
+"""The page on benchmarks states the commits of the records in the layer's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page says of the stepwise kernel is what its newest record says."""
+"""The page's statements about the stepwise kernel agree with its newest record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on memory shows what the records of lean steps and of the ordinary ones beside them hold."""
+"""The numbers on the page about memory are those of the records of lean and normal training steps."""
 
 from __future__ import annotations
 

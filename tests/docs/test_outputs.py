@@ -1,4 +1,4 @@
-"""The program output that pages show was recorded, of commands that exist, and reads well."""
+"""The program output on pages was recorded, from commands that exist, and fits into 80 columns."""
 
 from __future__ import annotations
 

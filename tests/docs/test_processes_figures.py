@@ -1,4 +1,4 @@
-"""The page on training shows what the records of one and of two GPUs hold."""
+"""The numbers on the page about training are those of the records of one and of two GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of README and documentation are those of the newest record."""
+"""The numbers in README and documentation are those of the newest record."""
 
 from __future__ import annotations
 

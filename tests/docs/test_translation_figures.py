@@ -1,4 +1,4 @@
-"""README and the page on translation show what the records of translation models hold."""
+"""The numbers in README and on the page about translation are those of the records of translation models."""
 
 from __future__ import annotations
 

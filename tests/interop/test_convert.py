@@ -1,4 +1,4 @@
-"""Which tensors become which LSTM: names, directions, layers, and what is refused."""
+"""The conversion of tensors to LSTMs: names, directions, layers, and errors."""
 
 from __future__ import annotations
 

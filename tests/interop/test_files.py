@@ -221,7 +221,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, sources, suffix, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device\. What it held"):
+    with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device\. Its old content"):
         convert_file(sources[suffix], target, "keras", "keras")
     assert target.read_bytes() == b"before"
     assert not [path for path in tmp_path.iterdir() if "unfinished" in path.name]

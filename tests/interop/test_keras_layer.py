@@ -1,4 +1,4 @@
-"""`gatewise.interop.keras.LSTM` beside `keras.layers.LSTM`: results, gradients, states, options, files, errors."""
+"""`gatewise.interop.keras.LSTM` compared with `keras.layers.LSTM`: results, gradients, states, files, errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exact_float32(monkeypatch):
 
 
 def pair(dtype="float64", **options):
-    """Return our layer and Keras' with the same weights, all of them random."""
+    """Return our layer and Keras' layer with the same random weights."""
     ours = LSTM(UNITS, dtype=dtype, **options)
     own = {name: value for name, value in options.items() if name not in ("kernel", "use_cudnn")}
     theirs = keras.layers.LSTM(UNITS, dtype=dtype, use_cudnn=False, **own)
@@ -56,7 +56,7 @@ def tensor(shape, seed, dtype=torch.float64):
 
 
 def results(layer, mask, initial=False, training=False):
-    """Return every output, then the gradient of everything there is one of."""
+    """Return all outputs, then all gradients."""
     dtype = getattr(torch, layer.compute_dtype)
     x = tensor((BATCH, TIME, FEATURES), 2, dtype)
     state = [tensor((BATCH, UNITS), seed, dtype) for seed in (3, 4)] if initial else None
@@ -171,7 +171,7 @@ def test_integers_are_taken_as_keras_takes_them():
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
 
 
-# Options that no kernel has
+# Options that no kernel supports
 
 
 @pytest.mark.parametrize(

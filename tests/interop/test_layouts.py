@@ -1,4 +1,4 @@
-"""Every layout against the system it is of: TensorFlow and Flax by what they computed, others by their equations."""
+"""Every layout compared with its system: TensorFlow and Flax by recorded results, others by their equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow; most tests need it (pip install tensorflow-cpu), and CI does without."""
+"""Checkpoints of TensorFlow; most tests need it (pip install tensorflow-cpu) and are skipped in CI."""
 
 from __future__ import annotations
 

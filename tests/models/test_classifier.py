@@ -1,4 +1,4 @@
-"""The classifier: pooling over each sequence's own steps, its two losses, and that every option does something."""
+"""The classifier: pooling over each sequence's own steps, its two losses, and the effect of every option."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_named_kernel_never_falls_back():
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_training_steps_can_be_replayed_although_there_is_no_state(ragged):
-    """Here "recorded" work is simply done again."""
+    """A stand-in for CUDA graphs, in which a replay calls the function again."""
     data, targets, replays = synthetic(count=80), torch.arange(80) % 2, []
     if ragged:
         lengths = 1 + torch.arange(80) % 10

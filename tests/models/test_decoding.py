@@ -1,4 +1,4 @@
-"""Drawing tokens: what each option allows, and that the state is carried."""
+"""Sampling of tokens: the effect of each option, and the carried state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language model: its loss, its state, and that every option does something."""
+"""The language model: its loss, its state, and the effect of every option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder with attention, held to a plain float64 program, row by row without padding."""
+"""The encoder-decoder with attention, compared with a plain float64 program, row by row without padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy and beam search, held to every translation there is."""
+"""Greedy and beam search, compared with an exhaustive search."""
 
 from __future__ import annotations
 

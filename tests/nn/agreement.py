@@ -1,4 +1,4 @@
-"""Whether two LSTM layers compute the same thing: outputs, final states and every gradient."""
+"""The comparison of two LSTM layers: outputs, final states and all gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLOAT64_TOLERANCE = 1e-12
 
 
 def results(module: nn.Module, x, hx, *, seed: int = 0, **options) -> dict[str, Tensor]:
-    """Outputs and the gradients of a fixed random scalar of them, by name."""
+    """Return the outputs, and the gradients of a fixed random linear combination of them, by name."""
     module.zero_grad()
     data = x.data if isinstance(x, PackedSequence) else x
     leaf = data.detach().clone().requires_grad_()
@@ -36,17 +36,18 @@ def results(module: nn.Module, x, hx, *, seed: int = 0, **options) -> dict[str, 
 
 
 def assert_same_results(found: dict[str, Tensor], theirs: nn.Module, x, hx) -> None:
-    """Every tensor agrees with `torch.nn.LSTM` within a budget that is derived, not tuned.
+    """Check that every tensor agrees with `torch.nn.LSTM` within a budget that is derived, not tuned.
 
-    In float64 within 1e-12, relative. In float32 each error against float64 is at most twice (PyTorch's own error + how
-    far float64 moves when inputs and weights move by one rounding). On a tiny problem a single result can be right by
-    luck, so PyTorch's error is its largest over the problem itself and a few nudges of it.
+    In float64 the relative difference is at most 1e-12. In float32 each error with respect to float64 is at most twice
+    the sum of PyTorch's own error and the change of the float64 result when inputs and weights change by one rounding
+    unit. On a tiny problem a single result can be accurate by chance, so PyTorch's error is the largest one for the
+    problem itself and for a few nudges of it.
 
     Args:
-        found: `results` of the layer that is tested.
-        theirs: `torch.nn.LSTM` with the same weights, or a module around it.
-        x: As given to the layer that is tested.
-        hx: Likewise.
+        found: The `results` of the layer that is tested.
+        theirs: A `torch.nn.LSTM` with the same weights, or a module around it.
+        x: The input of the tested layer.
+        hx: The initial states of the tested layer.
     """
     peer = results(theirs, x, hx)
     assert found.keys() == peer.keys()

@@ -1,4 +1,4 @@
-"""accelerate: what it exchanges, what it keeps, what it leaves and says."""
+"""accelerate: the layers that it replaces, the attributes that it keeps, and its messages."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_what_was_exchanged_and_what_was_left_is_printed(model, capsys):
     with pytest.warns(UserWarning, match="custom"):
         accelerate(model)
     assert capsys.readouterr().out.splitlines() == [
-        "accelerate: 3 of 4 torch.nn.LSTM exchanged",
+        "accelerate: 3 of 4 torch.nn.LSTM replaced",
         "  encoder: becomes gatewise.LSTM",
         "  stages.0: becomes gatewise.LSTM",
         "  stages.1, also: becomes gatewise.LSTM",
@@ -247,9 +247,9 @@ def test_that_nothing_was_exchanged_is_printed_too(model, capsys):
     accelerate(model)
     capsys.readouterr()
     accelerate(model)
-    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to exchange; 3 gatewise.LSTM already\n"
+    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to replace; 3 gatewise.LSTM already\n"
     accelerate(nn.Linear(3, 4))
-    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to exchange\n"
+    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to replace\n"
 
 
 def test_it_can_be_silent_but_not_about_what_it_left(model, capsys):

@@ -1,4 +1,4 @@
-"""A default device, as `torch.set_default_device` or `with torch.device(...)` set it, is for what users make."""
+"""A default device, set by `torch.set_default_device` or `with torch.device(...)`, affects only what users create."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_call_on_the_cpu_stays_there(kernel, lengths):
 
 @pytest.mark.gpu
 def test_a_program_whose_default_is_the_gpu():
-    # In a process of its own: what a device needs once is made at the first call.
+    # In a separate process, because a device is initialised in the first call.
     program = """
 import torch, gatewise
 torch.set_default_device("cuda")

@@ -1,4 +1,4 @@
-"""flatten_parameters on a GPU: one buffer for cuDNN, and nothing that a program could notice changes."""
+"""flatten_parameters on a GPU: one buffer for cuDNN, without any other visible change."""
 
 from __future__ import annotations
 

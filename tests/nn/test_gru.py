@@ -13,7 +13,7 @@ FORMS = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}, {"batch_
 
 
 def pair(**form):
-    """A layer of PyTorch's and ours with its weights."""
+    """Return a layer of PyTorch, and one of gatewise with its weights."""
     torch.manual_seed(0)
     theirs = torch.nn.GRU(4, 5, **form)
     torch.manual_seed(0)

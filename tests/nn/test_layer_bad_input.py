@@ -1,4 +1,4 @@
-"""What the layers say about arguments that do not fit, and that torch refuses the same calls."""
+"""The layers' errors for arguments that do not fit; PyTorch refuses the same calls."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def compare(theirs: torch.nn.LSTM, ours: LSTM, x, hx) -> None:
 
 
 class Packing(torch.nn.Module):
-    """What one writes around torch.nn.LSTM for sequences of different length."""
+    """Run torch.nn.LSTM on sequences of different length, as users do."""
 
     def __init__(self, layer: torch.nn.LSTM, lengths: list[int], time: int):
         super().__init__()
@@ -183,7 +183,7 @@ def test_empty_batch_gives_what_torch_gives(training, with_state):
 
 
 def test_no_time_step_gives_an_empty_output_and_the_state():
-    # torch.nn.LSTM refuses this on the CPU; a loop over no step is well defined.
+    # torch.nn.LSTM refuses this on the CPU; a loop over zero steps is well defined.
     choices = {"input_size": 3, "hidden_size": 4, "num_layers": 2, "bidirectional": True, "proj_size": 0}
     _, ours = pair(choices, 0)
     hx = states(choices, 2, torch.float32)

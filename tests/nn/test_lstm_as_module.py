@@ -1,4 +1,4 @@
-"""gatewise.LSTM as a module: everything a program may do with torch.nn.LSTM besides calling it."""
+"""gatewise.LSTM as a module: what programs do with torch.nn.LSTM other than calling it."""
 
 from __future__ import annotations
 

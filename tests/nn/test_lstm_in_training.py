@@ -1,4 +1,4 @@
-"""gatewise.LSTM inside what training loops put around layers: the results are those of torch.nn.LSTM."""
+"""gatewise.LSTM inside the tools of training loops gives the results of torch.nn.LSTM."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_average_of_weights():
 
 def test_a_replica_whose_weights_are_no_parameters():
     layer, x = layer_and_input(LSTM)
-    replica = layer._replicate_for_data_parallel()  # what DataParallel makes for each device
+    replica = layer._replicate_for_data_parallel()  # as DataParallel does for each device
     for name, weight in layer.named_parameters():
         setattr(replica, name, weight * 1.0)
     replica(x)[0].square().sum().backward()
@@ -141,7 +141,7 @@ def test_data_parallel_on_two_gpus():
     layer, x = layer.cuda(), x.cuda()
     found = []
     for model in (layer, nn.DataParallel(layer)):
-        for _ in range(4):  # enough for calls to be recorded and replayed
+        for _ in range(4):  # enough for calls to be captured and replayed
             layer.zero_grad()
             y, _ = model(x)
             y.square().sum().backward()

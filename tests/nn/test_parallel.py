@@ -1,4 +1,4 @@
-"""PyTorch's own ways of training on several devices, around a model with our layers: two processes, one result."""
+"""PyTorch's own parallel training, with a model that contains our layers: two processes, one result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gatewise
 from gatewise.training.processes import Processes
 
 T, B, FEATURES, HIDDEN = 7, 4, 24, 64
-STEPS = 6  # enough for eager calls on a GPU to be recorded and replayed
+STEPS = 6  # enough for eager calls on a GPU to be captured and replayed
 SECONDS = 90
 
 
@@ -58,7 +58,7 @@ WAYS = [averaged, averaged_in_place, averaged_and_compiled, in_shards]
 
 
 def trained(processes, way, layer=gatewise.LSTM, lengths=None):
-    """Train on this process's columns; return the losses, and the weights before and after."""
+    """Train on the columns of this process; return the losses, and the weights before and after."""
     device = processes.device
     torch.manual_seed(0)
     model = Net(layer)
@@ -92,7 +92,7 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", mar
 
 @pytest.fixture(scope="module", params=DEVICES)
 def runs(request, tmp_path_factory):
-    """The device, and what two processes found in each way."""
+    """The device, and the results of two processes in each kind of training."""
     device = request.param
     if device == "cuda" and torch.cuda.device_count() < COUNT:
         pytest.skip("needs two GPUs")
@@ -109,7 +109,7 @@ def test_two_processes_train_what_one_does_with_both_shares(runs, way):
     (first_losses, start, first), (second_losses, _, second) = found[way.__name__]
     losses, _, alone = trained(Processes(0, 1, torch.device(device, 0)), plain)
     assert all((one == other).all() for one, other in zip(first, second, strict=True)), "weights of both processes"
-    # A wrong share would take training a good part of its way elsewhere; rounding does not.
+    # A wrong part of the batch would change the weights as much as training does; rounding does not.
     assert distance(first, alone) < 0.001 * distance(start, alone)
     assert [(one + other) / 2 for one, other in zip(first_losses, second_losses, strict=True)] == pytest.approx(
         losses, rel=1e-4

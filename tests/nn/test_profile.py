@@ -1,4 +1,4 @@
-"""Reading a profile: which operators and GPU kernels belong to which range, on events as a GPU gives them."""
+"""Reading a profile: the operators and GPU kernels that belong to a range, for events as a GPU records them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(name, start, end, *, device="CPU", id=0, thread=1, fwd_thread=0, seque
 @pytest.fixture
 def span():
     made = profile.Range(7)
-    made._first, made._last = 10, 13  # between them autograd made the nodes 11 and 12
+    made._first, made._last = 10, 13  # autograd created the nodes 11 and 12 in between
     return made
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("expecttest", reason="torch.testing._internal needs expectte
 from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
 from torch.testing._internal.common_utils import freeze_rng_state, gradcheck, gradgradcheck
 
-# PyTorch's test helpers forbid setting backend flags for the whole process once they are imported; other tests do.
+# PyTorch's test helpers freeze the backend flags of the whole process when they are imported; other tests set them.
 torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 OURS = {
@@ -39,7 +39,7 @@ def test_the_database_has_both():
 
 
 def samples(entry, dtype, training, requires_grad=False):
-    """Our module, the arguments of its call and PyTorch's reference function, for every sample."""
+    """Return our module, the arguments of its call and PyTorch's reference function, for every sample."""
     found = entry.module_inputs_func(entry, device="cpu", dtype=dtype, requires_grad=requires_grad, training=training)
     for sample in found:
         with freeze_rng_state():

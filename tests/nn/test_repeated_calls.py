@@ -1,4 +1,4 @@
-"""A call that was made before, after something that it depends on has changed: the next call must see the change."""
+"""A repeated call after a change of something that it depends on must see the change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gatewise.nn import LSTM
 
 @pytest.fixture
 def twins() -> tuple[nn.LSTM, LSTM]:
-    """nn.LSTM and gatewise.LSTM with the same weights, both called before: with gradients and without."""
+    """nn.LSTM and gatewise.LSTM with the same weights, both called before, with gradients and without."""
     torch.manual_seed(0)
     theirs = nn.LSTM(5, 4, 2, dropout=0.5)
     ours = LSTM(5, 4, 2, dropout=0.5)

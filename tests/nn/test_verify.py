@@ -1,4 +1,4 @@
-"""verify: a real call, its profile, and the decision it is held to."""
+"""verify: a real call, its profile, and the comparison with the decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gatewise.nn import Verification, verify
 
 
 class Tagger(nn.Module):
-    """Four LSTMs: of both classes, one called twice, one never."""
+    """Four LSTMs of both classes; one is called twice, one never."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def test_every_output_of_the_model_starts_the_backward_pass(x):
         def forward(self, x):
             return [self.one(x), {"other": self.other(x.double())[0]}, "a word", 3]
 
-    given = x.clone().requires_grad_() * 1.0  # with a past of its own, which is left alone
+    given = x.clone().requires_grad_() * 1.0  # has its own autograd graph, which must stay intact
     for layer in verify(Two(), given).layers:
         assert set(layer.backward.kernels) == {layer.decision.chosen}
 
@@ -120,19 +120,19 @@ def test_a_falsified_decision_is_found_out(x, monkeypatch):
     with pytest.raises(gatewise.UnexpectedKernel) as raised:
         verify(Tagger(), x)
     message = str(raised.value)
-    assert "`twice` was decided to run aten: forward ran eager (aten::addcmul)" in message
+    assert "`twice` should have run aten: forward ran eager (aten::addcmul)" in message
     assert "backward ran eager (aten::addcmul)" in message
     assert "`middle`" not in message
     assert "twice (2 calls): NOT AS DECIDED" in message
 
 
 def test_a_silent_fall_back_is_found_out(x, monkeypatch):
-    # The layer promises one kernel and computes with another.
+    # The layer's decision names one kernel, and it runs another.
     layer = gatewise.LSTM(4, 8, kernel="aten")
     monkeypatch.setattr(layer, "_run", lambda x, state, **options: torch.nn.LSTM(4, 8)(x[:, :, :4] * 1.0, state))
-    assert verify(layer, x).agrees  # PyTorch's own layer on a CPU is that very kernel
+    assert verify(layer, x).agrees  # PyTorch's own layer on a CPU runs that kernel
     monkeypatch.setattr(layer, "_run", lambda x, state, **options: (x @ torch.randn(4, 8), (x, x)))
-    with pytest.raises(gatewise.UnexpectedKernel, match="forward ran no kernel's traces; seen were"):
+    with pytest.raises(gatewise.UnexpectedKernel, match="forward ran no known kernel; the most frequent names are"):
         verify(layer, x)
 
 
@@ -142,7 +142,7 @@ def test_only_the_backward_pass_may_be_wrong(x, monkeypatch):
         "gatewise.nn.verification.kernels_among",
         lambda names, backward: {"eager": ("a trace",)} if backward else traces(names, backward=False),
     )
-    with pytest.raises(gatewise.UnexpectedKernel, match="decided to run aten: backward ran eager"):
+    with pytest.raises(gatewise.UnexpectedKernel, match="should have run aten: backward ran eager"):
         verify(gatewise.LSTM(4, 8, kernel="aten"), x)
 
 

@@ -1,4 +1,4 @@
-"""Budgets as people write them."""
+"""Memory budgets as text."""
 
 from __future__ import annotations
 

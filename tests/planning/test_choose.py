@@ -1,4 +1,4 @@
-"""Choosing among combinations: against brute force, and what a larger budget can and cannot do."""
+"""The choice among combinations, compared with brute force, and the effect of larger budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of translation models on a described GPU: what is chosen, what is refused and with which figures."""
+"""Plans for translation models on a described GPU: choices, refusals and their numbers."""
 
 from __future__ import annotations
 

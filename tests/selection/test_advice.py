@@ -1,4 +1,4 @@
-"""What would help, and what would fit: predictions on described devices."""
+"""Advice on faster calls and the largest batch: predictions on described devices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_singles_come_first_and_each_list_begins_with_its_best():
 
 
 def test_demands_that_must_be_met_together_are_named_together():
-    # cuDNN's persistent algorithm wants float16 and every size aligned; no single change gets it.
+    # cuDNN's persistent algorithm needs float16 and every size aligned; no single change meets all conditions.
     problem = Problem(100, 12, 500, 500, needs_grad=True)
     found = {str(advice): advice for advice in advise(problem, Device.named("v100"))}
     aligned = found["fp32 -> fp16, B 12 -> 16, H 500 -> 512, I 500 -> 512"]

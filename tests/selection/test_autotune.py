@@ -1,4 +1,4 @@
-"""The policy "measure": it runs the kernels, prefers the measured winner and remembers."""
+"""The policy "measure" runs the kernels, prefers the one with the least measured time, and stores the times."""
 
 import json
 

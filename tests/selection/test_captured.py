@@ -95,7 +95,7 @@ def test_plans_of_both_kinds_are_kept_apart():
     found = [plan._plan(*forms, *options, state, LSTM()) for state in ("", "noticed", "announced")]
     assert [own.problem.captured for own in found] == [False, True, True]
     assert [own.problem.announced for own in found] == [False, False, True]
-    # PyTorch's own graph of operators has no place in which a library may still set itself up.
+    # In PyTorch's own graph of operators, a library could not be initialised during the capture.
     assert found[0].recorded is not None
     assert found[1].recorded is None
 

@@ -46,7 +46,7 @@ STARTED_AFRESH = """
 
 @pytest.mark.parametrize(("before", "within"), [("cudnn", "persistent"), ("cudnn", "stepwise"), ("aten", "persistent")])
 def test_a_kernel_may_run_for_the_first_time_inside_a_capture(before, within):
-    """In a process of its own: what a library sets up once, it has in this one."""
+    """In a separate process, because a library is initialised once per process."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(STARTED_AFRESH), before, within], capture_output=True, text=True
     )
@@ -54,7 +54,7 @@ def test_a_kernel_may_run_for_the_first_time_inside_a_capture(before, within):
 
 
 def chosen(module, x):
-    """Return the kernel of the plan that a call would go by."""
+    """Return the kernel of the plan for a call."""
     state, weights = None, tuple(module.parameters())
     return plan.plan(x, state, weights, module.bidirectional, 0.0, True, "auto", "normal")
 

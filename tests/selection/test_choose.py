@@ -1,4 +1,4 @@
-"""Choosing on invented devices, and who is obeyed."""
+"""The choice on invented devices, and the precedence of preferences."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Choosing always ends: whatever the device and dtype, some kernel takes the problem."""
+"""For every device and dtype, some kernel accepts the problem."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which of cuDNN's algorithms PyTorch asks for: the rules as a table."""
+"""The cuDNN algorithm that PyTorch requests: the rules as a table."""
 
 import pytest
 import torch

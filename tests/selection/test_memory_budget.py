@@ -1,4 +1,4 @@
-"""A memory budget: who needs too much is passed over, said in the decision and in one line of the log."""
+"""With a memory budget, kernels that need more are passed over; the decision and one line of the log say so."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Whose word counts on TF32: PyTorch's older setting and its newer one."""
+"""The TF32 setting in effect: PyTorch's older setting and its newer one."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_the_newer_setting(monkeypatch, precision, allowed):
 
 @pytest.fixture(params=["allow_tf32", pytest.param("fp32_precision", marks=newer)])
 def setting(request):
-    """A setting of matrix products, put back by the test's end."""
+    """A setting of matrix products, which is restored at the end of the test."""
     before = getattr(torch.backends.cuda.matmul, request.param)
     yield request.param
     setattr(torch.backends.cuda.matmul, request.param, before)

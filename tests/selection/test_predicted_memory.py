@@ -1,4 +1,4 @@
-"""Predicted peak memory, held to what calls took on an H200 (PyTorch 2.11, cuDNN 9.19)."""
+"""Predicted peak memory, compared with that of calls on an H200 (PyTorch 2.11, cuDNN 9.19)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The stopwatch, against a clock that only moves when the timed function says so."""
+"""Timing, with a clock that only the timed functions advance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeClock:
 
 
 class Work:
-    """Takes the given times, one a call, then the last for ever; writes its name into a diary."""
+    """A function with given times, one per call and the last one for all others; it writes its name into a diary."""
 
     def __init__(self, clock: FakeClock, *seconds: float, name: str = "", diary: list[str] | None = None) -> None:
         self.clock, self.seconds, self.name, self.diary = clock, list(seconds), name, diary
@@ -67,7 +67,7 @@ def test_short_functions_are_called_until_a_millisecond_has_passed(seconds: floa
     clock = FakeClock()
     work = Work(clock, seconds)
     time_callable(work, runs=1, warmups=0, clock=clock)
-    assert work.calls == 1 + calls  # one to find out how long it takes
+    assert work.calls == 1 + calls  # one call to determine the number of calls
 
 
 def test_several_are_sampled_in_turn() -> None:

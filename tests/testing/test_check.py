@@ -1,4 +1,4 @@
-"""The check finds every kind of wrong result, and names it."""
+"""The check finds and names every kind of wrong result."""
 
 import pytest
 import torch

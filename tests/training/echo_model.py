@@ -1,4 +1,4 @@
-"""A model without any LSTM, and data for it: training must not care."""
+"""A model without any LSTM, and data for it, because training must not depend on the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
 class EchoModel(nn.Module):
-    """Predicts y from x and a leaky memory of the x before; has dropout, a bias and a shared weight."""
+    """A model that predicts y from x and a leaky sum of earlier x; it has dropout, a bias and a shared weight."""
 
     def __init__(self, size: int = 6, dropout: float = 0.2) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 class Echoes:
-    """Twenty batches an epoch, other ones in each."""
+    """Data with twenty batches per epoch, different ones in each epoch."""
 
     def __init__(
         self, rows: int = 8, size: int = 6, length: int = 20, part: slice = slice(None), seed: int = 0
@@ -59,7 +59,7 @@ class Echoes:
 
 
 class Diary:
-    """An observer that remembers."""
+    """An observer that stores all notifications."""
 
     def __init__(self) -> None:
         self.starts, self.reports, self.evaluations, self.remarks = [], [], [], []

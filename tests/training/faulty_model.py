@@ -1,4 +1,4 @@
-"""An implementation that is wrong for one batch, beside a trusted one."""
+"""A model whose implementation is wrong for one batch, with a trusted one for comparison."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WRONG = ("loss", "gradient", "state")
 
 
 class FaultyModel(EchoModel):
-    """An `EchoModel` which gives NaN for one batch, unless it is computed inside of `trusted`.
+    """An `EchoModel` which returns NaN for one batch, unless it runs inside the context `trusted`.
 
     Attributes:
-        wrong: What is NaN: one of `WRONG`.
-        losses: Those of all training batches, outside of `trusted` and in it.
+        wrong: The value that is NaN: one of `WRONG`.
+        losses: The losses of all training batches, outside of `trusted` and inside of it.
     """
 
     def __init__(self, batch=None, wrong="loss", **sizes) -> None:
@@ -36,7 +36,7 @@ class FaultyModel(EchoModel):
     def loss(self, batch, state=None):
         loss, (memory, nothing) = super().loss(batch, state)
         if self.batch is not None and not self.is_trusted and batch.x.shape == self.batch.x.shape:
-            # Nothing waits for the device, so that a CUDA graph can hold it.
+            # Nothing synchronises with the device, so that a CUDA graph can capture it.
             factor = torch.where((batch.x == self.batch.x).all(), torch.nan, 1.0)
             if self.wrong == "loss":
                 loss = loss * factor
@@ -53,7 +53,7 @@ class FaultyModel(EchoModel):
 
 
 def faulty_model(number=None, epoch=0, wrong="loss", data=None, seed=0, **sizes) -> FaultyModel:
-    """Return a model that is wrong for one batch of `Echoes`; right for all without a number."""
+    """Return a model that is wrong for one batch of `Echoes`, or for none if no number is given."""
     batch = None if number is None else next((data or Echoes()).windows(epoch, number))
     torch.manual_seed(seed)
     return FaultyModel(batch, wrong, **sizes)

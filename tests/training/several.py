@@ -15,7 +15,7 @@ COUNT = 2
 
 
 class Recorder:
-    """Counts how often work is recorded and repeated, which here is to do it again; refuses with a sentence if told."""
+    """A stand-in for CUDA graphs that counts captures and replays, in which it calls the function; it can refuse."""
 
     def __init__(self, refuses: str = "") -> None:
         self.refuses, self.records, self.replays = refuses, 0, 0
@@ -33,17 +33,17 @@ class Recorder:
 
 
 def together(folder, jobs, device="cpu", context=None, seconds=120.0):
-    """Do jobs one after the other, each in both processes at once.
+    """Run jobs one after the other, each in both processes at the same time.
 
     Args:
-        folder: An empty one.
-        jobs: A function of `Processes` and keyword arguments, and the latter, by name.
-        device: Of both processes; "cuda" gives each its own.
-        context: Starts them.
-        seconds: After which they are killed.
+        folder: An empty folder.
+        jobs: The jobs by name: a function of `Processes` and keyword arguments, and these arguments.
+        device: The device of both processes; "cuda" gives each its own GPU.
+        context: The `multiprocessing` context that starts them.
+        seconds: The time in seconds after which they are killed.
 
     Returns:
-        What the jobs returned, by name, one value a process; a job that failed, and those behind it, are missing.
+        The results of the jobs by name, one for each process; failed jobs and those after them are missing.
     """
     port = free_port()
     context = context or processes_that_start_fast()
@@ -65,7 +65,7 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
 
 
 def _work(rank, port, folder, jobs, device, seconds):
-    faulthandler.dump_traceback_later(0.9 * seconds)  # who is killed has told where it was
+    faulthandler.dump_traceback_later(0.9 * seconds)  # a process that is killed has shown where it was
     os.environ.update(of_several(rank, COUNT, port))
     with join_processes(device) as processes:
         for name, (job, arguments) in jobs.items():
@@ -75,7 +75,7 @@ def _work(rank, port, folder, jobs, device, seconds):
                 print(f"{name}, process {rank}: {traceback.format_exc()}", flush=True)
                 raise
             _path(folder, name, rank).write_bytes(pickle.dumps(result))
-            processes.wait()
+            processes.barrier()
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or refused, and never a pickle."""
+"""Checkpoint files are complete or refused, and never pickles."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"file cannot be written: No space left on device\. What it held before"):
+    with pytest.raises(CheckpointError, match=r"file cannot be written: No space left on device\. Its old content is"):
         write_tensors(path, TENSORS, "thing", {"number": 2})
     assert read_tensors(path, "thing")[1] == {"number": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -1,4 +1,4 @@
-"""One of several processes that raises, is killed or meets NaN ends all of them, with its reason; nothing is lost."""
+"""If one of several processes raises, is killed or computes NaN, all exit with its reason, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gatewise.training.processes import join_processes
 from gatewise.training.recorded_step import read_step
 from tests.programs import free_port, of_several, processes_that_start_fast
 
-KILLED = "it ended without a word, as a process does that is killed"
+KILLED = "it exited without a message, as if it was killed"
 
 
 class Ending(Echoes):
-    """Raises or kills its process before batch number `last`."""
+    """Data that raises or kills its process before batch number `last`."""
 
     def __init__(self, how, last, **kind):
         super().__init__(**kind)
@@ -42,7 +42,7 @@ class Ending(Echoes):
 
 
 def fitted(processes, folder, how="", rank=1, number=None, epoch=0, **options):
-    """Train together on the two halves of each batch; something happens in process `rank` alone."""
+    """Train together on the two halves of each batch; only process `rank` fails."""
     own = slice(4 * processes.rank, 4 * processes.rank + 4)
     ours = processes.rank == rank
     data = Ending(how, 9, part=own) if how and ours else Echoes(part=own)
@@ -52,14 +52,14 @@ def fitted(processes, folder, how="", rank=1, number=None, epoch=0, **options):
 
 
 def refused(processes, error, **options):
-    """Return the words of the error that training ends with in this process."""
+    """Return the text of the error with which training ends in this process."""
     with pytest.raises(error) as raised:
         fitted(processes, **options)
     return str(raised.value)
 
 
 def _work(rank, port, folder, how, failing):
-    """Be one of the processes; write what is printed, and what this process was told, into files."""
+    """Run as one of the processes; write its output, and the error that it raised, to files."""
     os.environ.update(of_several(rank, COUNT, port))
     os.dup2(os.open(folder / f"printed.{rank}", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     if how == "busy":
@@ -77,7 +77,7 @@ def _work(rank, port, folder, how, failing):
 
 
 def ended(folder, how, failing):
-    """Return, by rank, how the processes ended: exit status, the first error printed, and the one raised."""
+    """Return by rank how the processes ended: exit status, the first printed error, and the raised one."""
     context = processes_that_start_fast()
     port = free_port()
     workers = [context.Process(target=_work, args=(rank, port, folder, how, failing)) for rank in range(COUNT)]
@@ -96,7 +96,7 @@ def ended(folder, how, failing):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run in which nothing happens."""
+    """The folder of a run without failures."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     together(tmp_path_factory.mktemp("results"), {"whole": (fitted, {"folder": folder})})
     return folder

@@ -1,4 +1,4 @@
-"""Two GPUs, over NCCL: one process that fails or meets NaN ends both, though the other waits for its GPU."""
+"""Two GPUs with NCCL: if one process fails or computes NaN, both exit, although the other waits for its GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Share(Echoes):
-    """A half of each batch on the GPU; something happens before batch number 70 of the second epoch."""
+    """One half of each batch on the GPU; the failure is before batch number 70 of the second epoch."""
 
     def __init__(self, rank, how="", length=120, **kind):
         super().__init__(length=length, part=slice(4 * rank, 4 * rank + 4), **kind)
@@ -38,7 +38,7 @@ class Share(Echoes):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if self.how == "raises":
                     raise ValueError("the data is broken")
-                if self.how == "waits":  # as a collective that its peer never joins
+                if self.how == "waits":  # like a collective that the other process never joins
                     torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
                     torch.cuda.synchronize()
             yield Batch(batch.x.cuda(), batch.y.cuda())

@@ -1,4 +1,4 @@
-"""A replayed step trains as the step itself; here "recorded" work is simply done again."""
+"""A replayed step trains like the step itself; in these tests a "replay" calls the function again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gatewise.training.step import MeanLoss, Step
 
 
 class Shifting(nn.Module):
-    """Hands on its last two inputs, so that one part of the new state is a part of the old one."""
+    """A model whose state consists of its last two inputs, so that a part of the new state is a part of the old one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Shifting(nn.Module):
 
 
 def trainer(model=None, *, recorder=None, remarks=None, weights=(), **options):
-    """Return the step of an `EchoModel`, replayed when there is a recorder."""
+    """Return the step of an `EchoModel`, replayed if there is a recorder."""
     model = model or MeanLoss(echo_model(dropout=0.0))
     options = TrainingOptions(**({"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0} | options))
     step = Step(model, build_optimizer(model.parameters(), options), options.clip, "float32", torch.device("cpu"))
@@ -57,7 +57,7 @@ def test_replays_have_the_losses_of_steps(options):
 
 
 def test_gradients_of_the_last_step_stay_in_the_weights():
-    """A real replay runs no Python: this one restores what the weights held, as if it had not."""
+    """A real replay runs no Python code, so this one restores the weights' attributes."""
     batches, found = list(Echoes().windows()), []
     short = Batch(batches[3].x[:5], batches[3].y[:5])
     for recorder in (None, Recorder()):
@@ -99,7 +99,7 @@ def test_a_shape_that_does_not_repeat_is_not_replayed():
 
 
 def of_sizes(*sizes):
-    """Return batches of these sizes; without dropout and state they can stand in any order."""
+    """Return batches of these sizes; without dropout and state their order does not matter."""
     x = torch.randn(len(sizes), 8, 6, generator=torch.Generator().manual_seed(0))
     return [Batch(each[:size], -each[:size]) for each, size in zip(x, sizes, strict=True)]
 

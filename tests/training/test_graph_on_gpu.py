@@ -1,4 +1,4 @@
-"""The training step as a CUDA graph, on a GPU: the same bits as step by step, interrupted or not."""
+"""The training step as a CUDA graph on a GPU: the same bits as without a graph, interrupted or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOWS = 28  # an epoch: 27 of 10 steps, and one of 5
 
 
 def train_on_gpu(folder, stop_at=0, loss=None, hidden_size=64, layer_dropout=0.3, **options):
-    """Train a small LSTM with every dropout; return the outcome, the model and what was remarked."""
+    """Train a small LSTM with every dropout; return the outcome, the model and the remarks."""
     tokens = torch.randint(50, (4 * (10 * WINDOWS - 5) + 4,), generator=torch.Generator().manual_seed(0))
     gpu = Processes(0, 1, torch.device("cuda", 0))
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_a_model_that_waits_for_the_device_is_trained_step_by_step(tmp_path):
 
 
 def test_every_kernel_can_be_replayed(tmp_path):
-    """A size that cuDNN and the persistent kernel both serve; the choice is the default's."""
+    """A size for which both cuDNN and the persistent kernel can be chosen; the default choice is used."""
     for hidden_size in (31, 128, 650):
         _, _, remarks = train_on_gpu(
             tmp_path / str(hidden_size), hidden_size=hidden_size, precision="bfloat16", epochs=1
@@ -114,7 +114,7 @@ def test_gradients_of_the_last_step_stay_in_the_weights(tmp_path):
 
 
 def test_several_shapes_share_memory_and_end_in_the_bits_of_steps(tmp_path):
-    """Sentences of every length: many shapes, all dropouts, both precisions of products."""
+    """Train on sentences of different lengths: many shapes, all dropouts, float32 and TF32."""
     generator = torch.Generator().manual_seed(0)
     source = [torch.randint(3, 40, (1 + row * 7 % 13,), generator=generator) for row in range(600)]
     pairs = source, [each.flip(0) + 5 for each in source]

@@ -1,4 +1,4 @@
-"""The loop: what it reports, evaluates and keeps."""
+"""The loop: its reports, evaluations and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that is not finite is repeated on the reference, which says who is at fault; nothing is lost by it."""
+"""A step that is not finite is repeated on the reference to find the cause; nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def way(request):
     return {"record_step": Recorder()} if request.param == "replayed" else {}
 
 
-# How late the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read now and then.
+# When the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read from time to time.
 @pytest.mark.parametrize("every", [1, 7])
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(("epoch", "number"), [(0, 0), (1, 8), (1, 19)])
@@ -57,7 +57,7 @@ def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(
     assert words.endswith("Go on so.")
     assert f"The checkpoint of step {20 * epoch} is as it was." in words
     train(tmp_path / "right", right)
-    # Dropout and the carried state are in it, so no other weights, state or random numbers give these bits.
+    # The result includes dropout and the carried state, so no other weights, state or random numbers give these bits.
     assert model.losses[-1] == right.losses[step]
     report = read_step(RunFolder(tmp_path).fault, CPU)[2]
     assert (report["training"], report["step"], report["epoch"], report["batch"]) == (True, step, epoch, number)
@@ -126,7 +126,7 @@ def test_no_step_changes_anything_once_one_was_not_finite(options, kind):
 
 
 class Counting(nn.Module):
-    """Has two buffers, of which it writes one."""
+    """A model with two buffers, one of which it modifies."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ def test_buffers_stay_as_they_were(tmp_path):
 
 
 def test_a_state_that_changes_its_form_is_kept(tmp_path, monkeypatch):
-    """The flag alone could not keep what the step before handed on: the batch has another number of rows."""
+    """The flag alone could not keep the state before the step, because the batch has a different number of rows."""
     monkeypatch.setitem(watch.EVERY, "cpu", 7)
     rows = [8] * 5 + [3] * 15
 
@@ -179,7 +179,7 @@ def test_a_state_that_changes_its_form_is_kept(tmp_path, monkeypatch):
 def test_training_that_diverges_is_not_blamed_on_the_kernel(tmp_path):
     model = faulty_model()
     words = fails(TrainingDiverged, tmp_path, model, optimizer="sgd", learning_rate=1e30, clip=0.0, schedule="constant")
-    assert "as little so when it was repeated on the trusted one" in words
+    assert "nor was it when it was repeated on the trusted one" in words
     assert "Lower `learning_rate` (it is 1e+30) or the norm `clip` that gradients are clipped to (it is 0" in words
     assert "kernel new" not in words
     assert not RunFolder(tmp_path).fault.exists()

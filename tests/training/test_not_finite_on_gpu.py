@@ -1,4 +1,4 @@
-"""A step on a GPU that is not finite, replayed or launched: found later, and repeated from the very same numbers."""
+"""A step on a GPU that is not finite is found later and repeated with the same values, also in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLAYED = ["steps are replayed as one CUDA graph"]
 
 
 class OnGpu(Echoes):
-    """Batches on the GPU; long epochs, so that a fault is found before they end."""
+    """Batches on the GPU, in epochs long enough for a fault to be found before the end."""
 
     def __init__(self, length=120, **kind):
         super().__init__(length=length, **kind)
@@ -53,7 +53,7 @@ def test_a_faulty_step_is_repeated_from_the_same_numbers(tmp_path, wrong, graph,
     if graph and step > 5:
         assert diary.remarks == REPLAYED
     assert all(each.isfinite().all() for each in model.parameters())
-    # A run that nothing happens to, launched.
+    # A run without a fault, without a CUDA graph.
     right, found = faulty_model(data=data), []
     plain = right.loss
 
@@ -89,7 +89,7 @@ def test_training_that_diverges_is_told_apart(tmp_path, optimizer):
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_models_have_the_losses_of_the_reference(precision):
-    """What a step is repeated on computes the same model, without kernels of our own."""
+    """The reference computes the same model without kernels of our own."""
     tokens = torch.randint(50, (4 * 40 + 4,), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     language = LanguageModel(50, 64, 64, 2).cuda(), next(TokenStream(tokens, 4, 10, device=gpu().device).windows())

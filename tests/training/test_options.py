@@ -1,4 +1,4 @@
-"""Every option changes what is trained, and is refused where it makes no sense."""
+"""Every option changes the training, and is refused if it makes no sense."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatewise.training.history import Evaluation
 
 BASE = {"schedule": "constant", "clip": 0.0}
 
-# For each option: two values, and what must go with both of them to make it matter.
+# For each option: two values, and other options that both of them need to have an effect.
 CHANGES = {
     "epochs": (2, 3, {}),
     "optimizer": ("sgd", "adamw", {}),
@@ -35,12 +35,12 @@ CHANGES = {
     "evaluations_per_epoch": (1, 2, {}),
     "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
 }
-# These decide when files are written, or are used by the caller; the weights must not depend on them here.
+# These options determine when files are written, or are used by the caller; they must not change the weights here.
 NEUTRAL = {"checkpoint_seconds": (60.0, 0.001), "checkpoint_steps": (0, 2), "seed": (0, 1), "cuda_graph": (True, False)}
 
 
 def trace(folder, **options):
-    """Return every number of a run that is not a time."""
+    """Return all numbers of a run except for times."""
     outcome, model = train(folder, **(BASE | {"epochs": 6} | options))
     timeless = {field.name for field in dataclasses.fields(Evaluation)} - {"seconds", "tokens_per_second"}
     history = [tuple(getattr(evaluation, name) for name in sorted(timeless)) for evaluation in outcome.history]

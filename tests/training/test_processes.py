@@ -1,4 +1,4 @@
-"""Several processes train as one, whether their steps are launched or replayed."""
+"""Several processes train like one, with or without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = {"epochs": 2, "clip": 0.05}
 
 
 def fitted(processes, folder, stop_at=0, dropout=0.0, seed=0, recorded=False, refuses="", **options):
-    """Train an `EchoModel` together; return how that went, and the weights of this process."""
+    """Train an `EchoModel` together; return the losses, and the weights of this process."""
     rank = processes.rank
     own = slice(4 * rank, 4 * rank + 4)
     data = StopAt(Echoes(part=own), stop_at if rank == 1 else 0)
@@ -65,7 +65,7 @@ def history(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What two processes found in runs of each kind, and the folders of these."""
+    """The results of two processes in runs of each kind, and the folders of these."""
     folder = tmp_path_factory.mktemp("runs")
     kinds = {
         "launched": {},
@@ -96,7 +96,7 @@ def test_two_processes_have_the_losses_of_one(runs, tmp_path, kind):
 
 
 def test_the_share_of_each_process_matters(tmp_path):
-    """Losing one half of the batch would not go unnoticed in the test above."""
+    """Ignoring one half of the batch would be detected by the test above."""
     train(tmp_path / "half", echo_model(dropout=0.0), Echoes(part=slice(4)), **OPTIONS)
     train(tmp_path / "one", echo_model(dropout=0.0), **OPTIONS)
     assert history(tmp_path / "half")[0][0] != pytest.approx(history(tmp_path / "one")[0][0], rel=1e-3)
@@ -142,7 +142,7 @@ class Rows(NamedTuple):
 
 
 class Sometimes(nn.Module):
-    """Has a weight that only long batches use, and a buffer that counts rows."""
+    """A model with a weight that only long batches use, and a buffer that counts rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Sometimes(nn.Module):
 
 
 def of_different_shapes(processes, recorded, sizes):
-    """Take steps on batches of these sizes; return losses, weights, the buffer, and what was recorded when."""
+    """Take steps on batches of these sizes; return losses, weights, the buffer, and the captures."""
     device, options = processes.device, TrainingOptions(optimizer="sgd", learning_rate=0.1, clip=0.0)
     model = Sometimes().to(device)
     weights, recorder = list(model.parameters()), Recorder()
@@ -173,7 +173,7 @@ def of_different_shapes(processes, recorded, sizes):
 
 
 def exchanges(processes):
-    """Average and spread tensors of every kind; return them beside what they should be."""
+    """Average and broadcast tensors of every kind; return them with the expected values."""
     rank, generator = processes.rank, torch.Generator().manual_seed(0)
     found, expected, firsts = [], [], []
     for shape in ((3,), (), (1, 5), (600, 600), (0,)):
@@ -186,7 +186,7 @@ def exchanges(processes):
                 firsts.append(both[0])
     spread = [each.clone() if each.is_contiguous() else each.t().clone().t() for each in found]
     processes.average(found)
-    processes.spread(each for each in spread if each.numel())
+    processes.broadcast_tensors(each for each in spread if each.numel())
     strides = [each.stride() for each in spread] == [each.stride() for each in found]
     averaged = all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     own = rank == 0 or not torch.equal(expected[0], firsts[0])
@@ -196,15 +196,15 @@ def exchanges(processes):
 
 def agreements(processes):
     return (
-        processes.numbers(2**50 + processes.rank),
+        processes.all_gather_number(2**50 + processes.rank),
         (processes.any(False), processes.any(processes.rank == 1)),
-        processes.shared("a" * (processes.rank + 1)),
-        processes.gathered(processes.rank),
-        processes.told(processes.rank),
+        processes.all_gather("a" * (processes.rank + 1)),
+        processes.gather(processes.rank),
+        processes.broadcast(processes.rank),
     )
 
 
-# One process or both change shape; all combinations come up often enough to be recorded.
+# Shapes change in one process or in both; all combinations occur often enough to be captured.
 SIZES = [[8, 5, 3, 8, 3, 5] * 9, [2, 2, 3, 8, 8, 3] * 9]
 
 
@@ -254,11 +254,11 @@ def test_processes_tell_each_other(small_jobs):
 FAILING = """
 from gatewise.training.processes import join_processes
 with join_processes("cpu") as processes:
-    processes.wait()
+    processes.barrier()
     if processes.rank == 1:
         raise ValueError("the reason")
     while True:
-        processes.wait()
+        processes.barrier()
 """
 
 
@@ -280,13 +280,13 @@ def test_alone_nothing_is_exchanged():
     alone = Processes(0, 1, torch.device("cpu"))
     values = torch.tensor([1.0, 2.0])
     alone.average([values])
-    alone.spread([values])
-    assert alone.summed(values).tolist() == [1.0, 2.0]
+    alone.broadcast_tensors([values])
+    assert alone.all_reduce_sum(values).tolist() == [1.0, 2.0]
     assert alone.first
     assert (alone.any(True), alone.any(False)) == (True, False)
-    assert (alone.numbers(3), alone.shared("x")) == ((3,), ["x"])
-    assert alone.gathered("x") == ["x"]
-    assert alone.told("x") == "x"
+    assert (alone.all_gather_number(3), alone.all_gather("x")) == ((3,), ["x"])
+    assert alone.gather("x") == ["x"]
+    assert alone.broadcast("x") == "x"
 
 
 @pytest.mark.parametrize("device", ["gpu", "cud", "meta", "cpu:x"])
@@ -303,7 +303,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 def test_a_named_gpu_is_for_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    words = r"`device` must be cpu or cuda where several processes train together, got 'cuda:1'\. Leave the number out"
+    words = r"`device` must be cpu or cuda for several processes, got 'cuda:1'\. Leave the number out"
     with pytest.raises(ArgumentError, match=words), join_processes("cuda:1"):
         pass
 

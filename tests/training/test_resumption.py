@@ -1,4 +1,4 @@
-"""However a run is stopped, the resumed one ends in the same bits."""
+"""However a run is stopped, the resumed run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train_language_model(folder, stop_at=0, **options):
 
 
 def files_of(folder):
-    """Return the bytes of the best model, and everything in the checkpoint that is not a time."""
+    """Return the bytes of the best model, and everything in the checkpoint except for times."""
     run = RunFolder(folder)
     tensors, facts = read_tensors(run.checkpoint, CHECKPOINT)
     for name in ("seconds", "segment_seconds"):
@@ -66,7 +66,7 @@ def files_of(folder):
 
 
 class StopAt:
-    """Data that presses Ctrl-C while it serves the n-th batch."""
+    """Data that sends Ctrl-C while it yields the n-th batch."""
 
     def __init__(self, batches, step: int) -> None:
         self.batches, self.step, self.served = batches, step, 0
@@ -111,12 +111,12 @@ KILLS = 20
 
 
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
-    """Processes are killed with SIGKILL wherever they are: in a step, an evaluation, or half-way through a file."""
+    """Processes are killed with SIGKILL at any point: in a step, in an evaluation, or while a file is written."""
     options = {"epochs": 6, "checkpoint_steps": 1}
     train_language_model(tmp_path / "whole", **options)
     context = processes_that_start_fast()
     chance, checkpoint = random.Random(0), RunFolder(tmp_path / "parts").checkpoint
-    for step in sorted(chance.sample(range(200), KILLS)):  # of 300: a busy machine may be late by some
+    for step in sorted(chance.sample(range(200), KILLS)):  # of 300, because a busy machine may be late
         process = context.Process(target=train_language_model, args=(tmp_path / "parts",), kwargs=options)
         process.start()
         while not checkpoint.exists() or read_tensors(checkpoint, CHECKPOINT)[1]["step"] < step:

@@ -1,4 +1,4 @@
-"""The folder of a run: its own files are known, others are never touched, and one process writes at a time."""
+"""The folder of a run: its own files are known, others are never touched, and only one process writes at a time."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_run_that_fails_before_it_begins_leaves_the_old_one(tmp_path):
 
 @pytest.mark.parametrize("step", range(12))
 def test_whenever_the_process_is_killed_the_old_run_can_be_put_back(tmp_path, step, monkeypatch):
-    """Every move of a file may be the last one before the process is killed, those of putting back too."""
+    """A process may be killed after any move of a file, including those that restore the earlier run."""
     folder = begun(tmp_path)
     before = content(tmp_path)
     moves = iter(range(100))
@@ -164,7 +164,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
 
 @FLOCK
 def test_a_lock_whose_file_was_taken_away_meanwhile_is_none(tmp_path, monkeypatch):
-    """A holder that ends takes the file away; who had opened it before must look for the new one."""
+    """A process that releases the lock removes the file; a process that opened it before must look for the new one."""
     first, second, flock = RunFolder(tmp_path), RunFolder(tmp_path), run_lock.fcntl.flock
     assert first.try_lock() == ""
 
@@ -180,7 +180,7 @@ def test_a_lock_whose_file_was_taken_away_meanwhile_is_none(tmp_path, monkeypatc
 
 
 def test_without_flock_there_is_no_lock(tmp_path, monkeypatch):
-    """As on Windows."""
+    """A system without flock, such as Windows."""
     monkeypatch.setattr(run_lock, "fcntl", None)
     with RunFolder(tmp_path).locked(), RunFolder(tmp_path).locked():
         assert content(tmp_path) == {}

@@ -1,4 +1,4 @@
-"""Models of language and translation on two devices: NCCL and CUDA graphs, or gloo and a stand-in for these."""
+"""Language and translation models on two devices: NCCL and CUDA graphs, or gloo and a stand-in for graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SGD = {"optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.0}
 
 
 def language_model(processes, folder, stop_at=0, dropout=0.0, waits=False, **options):
-    """Train a small language model together; `waits` makes that of the last process read its loss."""
+    """Train a small language model together; with `waits`, that of the last process synchronises by reading its
+    loss."""
     device, last = processes.device, processes.rank == processes.count - 1
     tokens = torch.randint(50, (4 * 275 + 4,), generator=torch.Generator().manual_seed(0))
     shares = {"device": device, "rank": processes.rank, "processes": processes.count}
@@ -56,7 +57,7 @@ def translation(processes, folder, **options):
 
 
 def fitted(processes, folder, model, data, valid, **options):
-    # Without graphs, over gloo, a recorder stands for them, which refuses what would wait for a device.
+    # Without CUDA graphs, over gloo, a stand-in is used, which refuses functions that would synchronise.
     refuses = "waits for the device" if "loss" in vars(model) else ""
     recorder = Recorder(refuses) if processes.device.type == "cpu" and options.get("cuda_graph", True) else None
     start, diary = weights_of(model), Diary()
@@ -87,7 +88,7 @@ SECONDS = 120
 
 @pytest.fixture(scope="module", params=DEVICES)
 def runs(request, tmp_path_factory):
-    """The device, the folders of the runs, and what two processes found in each."""
+    """The device, the folders of the runs, and the results of two processes in each."""
     device = request.param
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -121,7 +122,7 @@ def test_two_devices_have_the_losses_of_one(runs, tmp_path, kind):
     alone = job(Processes(0, 1, torch.device(device, 0)), tmp_path / "one", cuda_graph=False)
     assert same(first["weights"], second["weights"])
     assert first["step"] == alone["step"]
-    # A wrong share would take training a good part of its way elsewhere; rounding does not.
+    # A wrong part of the batch would change the weights as much as training does; rounding does not.
     assert distance(first["weights"], alone["weights"]) < 0.001 * distance(alone["start"], alone["weights"])
     for one, other in zip(history(folder / kind), history(tmp_path / "one"), strict=True):
         assert one == pytest.approx(other, rel=1e-4)

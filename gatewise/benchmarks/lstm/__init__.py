@@ -1,1 +1,1 @@
-"""`gatewise bench lstm`: gatewise.LSTM beside torch.nn.LSTM over a grid of shapes."""
+"""`gatewise bench lstm`: gatewise.LSTM compared with torch.nn.LSTM over a grid of shapes."""

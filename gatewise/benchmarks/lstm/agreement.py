@@ -1,4 +1,4 @@
-"""No speed for a wrong answer: both sides are held against float64 before they are timed."""
+"""The comparison of both layers with float64, which comes before their timing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Errors = dict[str, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far a side is from float64, beside nn.LSTM in the same precision.
+    """The errors of a side with respect to float64, compared with those of nn.LSTM in the same precision.
 
-    The allowance of every tensor is the house's: twice the sum of nn.LSTM's own error and one rounding of the
-    precision's coarsest format. It is derived for each call, never tuned.
+    The allowance of every tensor is twice the sum of nn.LSTM's own error and one rounding unit of the precision's
+    coarsest format. It is derived for each call, never tuned.
 
     Attributes:
-        errors: Of every tensor, as a share of the truth's norm.
-        rival_errors: nn.LSTM's.
-        rounding: Of the precision.
+        errors: The relative error of every tensor.
+        rival_errors: The errors of nn.LSTM.
+        rounding: The rounding unit of the precision.
     """
 
     errors: Errors
@@ -36,54 +36,54 @@ class Agreement:
 
     @property
     def worst(self) -> str:
-        """The tensor whose error is largest beside its allowance."""
+        """The tensor with the largest error relative to its allowance."""
         return max(self.errors, key=lambda name: _severity(self.errors[name] / self.allowed(name)))
 
     @property
     def agrees(self) -> bool:
-        """Whether every error is allowed; an error that is not a number is not."""
+        """Whether all errors are allowed; NaN is not."""
         return all(error <= self.allowed(name) for name, error in self.errors.items())
 
     @property
     def over_rival(self) -> float:
-        """The largest ratio of a kind's error to nn.LSTM's: of y, h_n, dx, ..., and the worst weight of each kind."""
+        """The largest ratio of errors to nn.LSTM's, by kind: y, h_n, dx, ..., and the worst weight of each kind."""
         theirs = by_kind(self.rival_errors)
         ratios = [error / theirs[kind] for kind, error in by_kind(self.errors).items() if theirs[kind] > 0]
         return max(ratios, default=1.0)
 
     def allowed(self, name: str) -> float:
-        """Return what the error of a tensor may be."""
+        """Return the allowance for the error of a tensor."""
         return 2 * (self.rival_errors[name] + self.rounding)
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Return one sentence."""
         name = self.worst
         relation = "within" if self.agrees else "more than"
         return f"{name} is {self.errors[name]:.1e} from float64, {relation} the allowed {self.allowed(name):.1e}"
 
 
 def truth(call: Call) -> dict[str, Tensor]:
-    """Compute a call in float64 on its own device with nn.LSTM; nothing of gatewise is in it."""
+    """Compute a call in float64 on its device with nn.LSTM, without any code of gatewise."""
     return rival_side(call, torch.float64).evidence(training=True)
 
 
 def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
-    """Return |found - exact| / |exact| of every tensor found, Frobenius norms; infinite when shapes differ."""
+    """Return |found - exact| / |exact| for every tensor found, in Frobenius norms; infinite if shapes differ."""
     return {name: _error(tensor, exact[name]) for name, tensor in found.items()}
 
 
 def agreement(found: Errors, rival: Errors, precision: Precision) -> Agreement:
-    """Put a side's errors beside nn.LSTM's."""
+    """Compare the errors of a side with those of nn.LSTM."""
     return Agreement(found, rival, precision.rounding)
 
 
 def larger(one: Errors, other: Errors) -> Errors:
-    """Return the larger error of every tensor of two runs of a side."""
+    """Return the larger error of every tensor in two runs of a side."""
     return {name: max(error, other[name], key=_severity) for name, error in one.items()}
 
 
 def by_kind(found: Errors) -> Errors:
-    """Return the largest error of each kind: weights of all layers and directions are one kind each."""
+    """Return the largest error of each kind; weights of all layers and directions are one kind each."""
     kinds: Errors = {}
     for name, error in found.items():
         kind = re.sub(r"_l\d+(_reverse)?$", "", name)
@@ -92,7 +92,7 @@ def by_kind(found: Errors) -> Errors:
 
 
 def _severity(error: float) -> float:
-    # A NaN compares false with everything: left to `max`, it would get lost.
+    # NaN compares false with everything, so `max` would not find it.
     return math.inf if math.isnan(error) else error
 
 

@@ -1,4 +1,4 @@
-"""The numbers of one call: drawn once a case, and the same in every precision."""
+"""The values of one call: drawn once for each case, and the same in every precision."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gatewise.benchmarks.cases import LSTMCase
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """Input, initial states, weights and gradients of the outputs.
+    """The input, initial states, weights and gradients of the outputs of a call.
 
-    They are stored in float16 and exact in float16, bfloat16 and everything wider, so that one float64 result is the
-    truth of all precisions and an error is the computation's own.
+    They are exact in float16, bfloat16 and all wider formats, so that one float64 result is the truth for all
+    precisions, and every error is one of the computation.
 
     Attributes:
         case: The sizes.
-        x: Input [T, B, I], normal with mean zero.
-        h0: Initial hidden state [L*D, B, H], normal.
-        c0: Initial cell state [L*D, B, H], normal.
-        weights: By name, uniform as `torch.nn.LSTM` draws them.
-        dy: Gradient of the output [T, B, D*H], normal.
-        dh: Gradient of the final hidden state, normal.
-        dc: Gradient of the final cell state, normal.
-        lengths: Steps of each sequence [B], on the CPU, in random order and the longest T; None when all have T.
+        x: The input [T, B, I], normally distributed with mean zero.
+        h0: The initial hidden state [L*D, B, H], normally distributed.
+        c0: The initial cell state [L*D, B, H], normally distributed.
+        weights: The weights by name, uniformly distributed as in `torch.nn.LSTM`.
+        dy: The gradient of the output [T, B, D*H], normally distributed.
+        dh: The gradient of the final hidden state, normally distributed.
+        dc: The gradient of the final cell state, normally distributed.
+        lengths: The lengths of the sequences [B] on the CPU, in random order, with T as the largest; None if all are T.
     """
 
     case: LSTMCase
@@ -41,14 +41,14 @@ class Call:
 
     @property
     def tokens(self) -> int:
-        """Steps of all sequences together."""
+        """The total number of time steps of all sequences."""
         if self.lengths is None:
             return self.case.time * self.case.batch
         return int(self.lengths.sum())
 
 
 def draw(case: LSTMCase, device: torch.device, seed: int = 1) -> Call:
-    """Draw the numbers of a case, the same for a seed on a kind of device."""
+    """Draw the values of a case; a seed gives the same values on devices of the same kind."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def exact(tensor: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def draw(case: LSTMCase, device: torch.device, seed: int = 1) -> Call:
 
 
 def module_of(kind: type[nn.Module], case: LSTMCase, **options: object) -> nn.Module:
-    """Make a layer of a case's sizes; `kind` takes the arguments of `torch.nn.LSTM`."""
+    """Create a layer with a case's sizes; `kind` takes the arguments of `torch.nn.LSTM`."""
     size = case.hidden_size
     return kind(size, size, case.num_layers, bidirectional=case.directions == 2, **options)
 

@@ -1,4 +1,4 @@
-"""The loss of a layer over a few steps of training, which is held to that of nn.LSTM before anything is timed."""
+"""The loss of a layer over a few training steps, which is compared with nn.LSTM's before anything is timed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from gatewise.benchmarks.lstm.side import Side
 
 
 def rival(side: Side, rounding: float) -> Rival:
-    """Return the loss of nn.LSTM, from the weights of a case, as what others are held to.
+    """Return the losses of nn.LSTM from the weights of a case, with which others are compared.
 
     Args:
-        side: nn.LSTM's side.
-        rounding: The spacing of the precision's numbers, relative to them.
+        side: The side of nn.LSTM.
+        rounding: The rounding unit of the precision, relative to a number.
     """
     return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding)
 
 
 def losses(side: Side, *, replayed: bool = False, nudge: Nudge | None = None) -> Curve:
-    """Train a side for a few steps and return its loss before each; its weights are as before afterwards.
+    """Train a side for a few steps, restore its weights, and return the loss before each step.
 
     Args:
         side: The layer to train.
         replayed: Whether the forward and backward pass are replayed as a CUDA graph.
-        nudge: A function that moves the weights slightly before the first step; None leaves them.
+        nudge: The random change of the weights before the first step; None for no change.
     """
     side.prepare(True)
 

@@ -1,4 +1,4 @@
-"""The floor of a pass: the time that no arrangement of the same arithmetic on the same device can go below."""
+"""The floor of a pass: a lower bound of its time for any arrangement of the same arithmetic (roofline)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatewise.benchmarks.precision import Precision
 from gatewise.contract.device import Device
 from gatewise.selection.timing import captured, time_callable
 
-# Bytes a second between the multiprocessors and the L2 cache of an H200, measured; other GPUs by their multiprocessors.
+# The measured bandwidth between multiprocessors and L2 cache of an H200 in bytes per second; scaled for other GPUs.
 _L2_BANDWIDTH = 5.5e12
 _L2_MULTIPROCESSORS = 132
 
@@ -21,11 +21,11 @@ Product = tuple[int, int, int]  # rows, columns, depth
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Floor:
-    """Seconds of a pass that no kernel can go below.
+    """A lower bound of the time of a pass, in seconds.
 
     Attributes:
-        loop: Of the steps that depend on each other.
-        around: Of the products that do not, at the rate of the library on this device.
+        loop: The bound for the time steps, which depend on each other.
+        around: The time of all other matrix products, at the speed of the library on this device.
     """
 
     loop: float
@@ -33,7 +33,7 @@ class Floor:
 
     @property
     def seconds(self) -> float:
-        """Both, one after the other."""
+        """The sum of both."""
         return self.loop + self.around
 
 
@@ -46,26 +46,26 @@ def floor(
     training: bool,
     product_seconds: Callable[[Product], float],
 ) -> Floor:
-    """Return the floor of a forward pass, in training of a forward and a backward pass.
+    """Return the floor of a forward pass, or in training of a forward and backward pass.
 
     The loop of a pass takes at least the largest of
 
-    - latency: a step needs the one before, and an upper layer the one below, on whichever multiprocessors they are:
-      T + L - 2 exchanges of 0.7 us (both directions, and layers one step apart, run beside each other);
-    - traffic: W_hh is read once, and what a step hands to the next (h_t, going back the 4H gradients of the gates) is
-      written once and read once, at the bandwidth of the L2 cache;
+    - latency: a step depends on the previous step, and an upper layer on the one below, on whichever multiprocessors
+      they are: T + L - 2 exchanges of 0.7 us (both directions, and layers one step apart, run concurrently);
+    - traffic: W_hh is read once, and the values for the next step (h_t; in the backward pass the 4H gradients of the
+      gates) are written once and read once, at the bandwidth of the L2 cache;
     - arithmetic: the products with W_hh, at the rate of large products in this precision.
 
-    Around it are x W_ih^T of every layer, and going back dx, dW_ih and dW_hh: as long as the library takes for them
-    when their sizes are rounded up to what it is fastest at, as padding could.
+    To this are added the products x W_ih^T of every layer, and in the backward pass dx, dW_ih and dW_hh: the time that
+    the library takes for them if their sizes are padded to those at which it is fastest.
 
     Args:
         case: The sizes.
-        tokens: Steps of all sequences together; T*B unless ragged.
-        precision: Of the products.
-        device: Gives exchange time and arithmetic rate.
-        training: Whether the backward pass belongs to it.
-        product_seconds: Measures a matrix product.
+        tokens: The total number of time steps of all sequences; T*B unless ragged.
+        precision: The precision of the products.
+        device: The device, with its exchange time and arithmetic rate.
+        training: Whether the backward pass is included.
+        product_seconds: A function that returns the time of a matrix product.
     """
     size, cells = case.hidden_size, case.num_layers * case.directions
     number_bytes = precision.compute_dtype.itemsize
@@ -82,7 +82,7 @@ def floor(
 
 
 def products(case: LSTMCase, tokens: int, training: bool) -> Iterator[Product]:
-    """Yield the matrix products around the loop; those of both directions with one input are one."""
+    """Yield the matrix products outside of the loop; products of both directions with the same input are one."""
     size, gates = case.hidden_size, 4 * case.hidden_size
     for layer in range(case.num_layers):
         features = size if layer == 0 else size * case.directions
@@ -95,9 +95,9 @@ def products(case: LSTMCase, tokens: int, training: bool) -> Iterator[Product]:
 
 
 class Products:
-    """Measures matrix products on a CUDA device, each once, their sizes rounded up to multiples of 8.
+    """Times of matrix products on a CUDA device, each measured once, with sizes rounded up to multiples of 8.
 
-    Several in a row are replayed as a CUDA graph, so that small ones are not measured by how fast the CPU issues them.
+    Several products in a row are replayed as a CUDA graph, so that the CPU's launch rate does not limit small ones.
     """
 
     def __init__(self, device: torch.device, precision: Precision) -> None:
@@ -106,13 +106,14 @@ class Products:
         self._found: dict[Product, float] = {}
 
     def seconds(self, product: Product) -> float:
-        """Return the seconds of one product; to be called with the precision applied."""
+        """Return the time of one product in seconds; the precision must be applied."""
         if product not in self._found:
             self._found[product] = self._measured(product)
         return self._found[product]
 
     def _measured(self, product: Product) -> float:
-        # Rows of other sizes do not start at multiples of 16 bytes, and the library is several times slower.
+        # In matrices of other sizes, rows do not start at multiples of 16 bytes, and the library is several times
+        # slower.
         rows, columns, depth = (-(-size // 8) * 8 if size > 1 else 1 for size in product)
         left = torch.randn(rows, depth, device=self._device, dtype=self._dtype)
         right = torch.randn(depth, columns, device=self._device, dtype=self._dtype)

@@ -1,4 +1,4 @@
-"""The run: every case in every precision, checked, then timed beside nn.LSTM in turn."""
+"""A run of the benchmark: every case in every precision is checked, then timed in turn with nn.LSTM."""
 
 from __future__ import annotations
 
@@ -32,25 +32,28 @@ from gatewise.selection.timing import Timing, captured, peak_memory, sample_in_t
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run.
+    """The settings of a run.
 
     Attributes:
-        benchmark: Goes into the records.
+        benchmark: The name of the benchmark in the records.
         cases: The shapes.
-        precisions: Number formats.
+        precisions: The precisions.
         directions: "train", "inference" or both.
-        kernels: A row each; "auto" is what users get, "lean" the same with `memory="lean"`.
-        device: Where.
-        seconds: Time spent on each measured quantity, after which its samples end.
-        least: Samples of each quantity, however long they take.
-        most: Samples of each quantity, however short they are.
-        warmups: Calls of each before the calls of a sample are counted.
-        rounds: Samples of each, in turn, that are thrown away on a GPU before the first that counts. Only then does
-            memory come back at the same addresses, as in a training loop, on which calls are replayed.
-        leads: Calls of each, at most, that come right before a sample of several and are not timed: the first calls
-            after another side's find memory and caches as that left them, as no call in a training loop does.
-        sample: Seconds of a sample, of as many calls as fit and at least one. Nothing waits between its calls, as in a
-            training loop, so that what the CPU does for one call overlaps with the device's work for the one before.
+        kernels: The kernels, with a row each; "auto" is the choice that users get, "lean" the same with
+            `memory="lean"`.
+        device: The device.
+        seconds: The time in seconds after which sampling of a measured quantity stops.
+        least: The smallest number of samples of each quantity, however long they take.
+        most: The largest number of samples of each quantity, however short they are.
+        warmups: The number of warm-up calls of each quantity before the number of calls per sample is determined.
+        rounds: The number of samples of each quantity, in turn, that are discarded on a GPU before the first one that
+            counts. After them, the allocator returns the same addresses in every call, as in a training loop, so that
+            calls are replayed as CUDA graphs.
+        leads: The largest number of untimed calls right before a sample of several calls: the first calls after those
+            of another side find memory and caches in the state that those left, unlike calls in a training loop.
+        sample: The time of a sample in seconds, with as many calls as fit and at least one. Nothing synchronises
+            between its calls, as in a training loop, so that the CPU's work for one call overlaps with the device's
+            work for the previous one.
     """
 
     benchmark: str
@@ -69,12 +72,12 @@ class Settings:
 
 
 def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome[LayerRecord]:
-    """Check every kernel on every case, time those that agree, and describe each in a record.
+    """Check all kernels on all cases, time those with correct results, and return a record of each.
 
     Args:
-        settings: What to run.
-        observer: Who is told how far it is.
-        keep: Is given each record as soon as it is finished.
+        settings: The settings.
+        observer: The observer of the progress.
+        keep: A function that is called with each record as soon as it is complete.
     """
     about = Run.now(settings.device)
     records: list[LayerRecord] = []
@@ -83,7 +86,7 @@ def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], No
     observer.begin("", rounds)
     try:
         with _current(settings.device), warnings.catch_warnings():
-            # In bfloat16 nn.LSTM does not pack its weights and says so at every call: it is measured as it is.
+            # In bfloat16, nn.LSTM does not pack its weights and warns in every call; it is measured as it is.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             for case in settings.cases:
                 cell = _Cell(settings, case, about)
@@ -100,18 +103,18 @@ def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], No
 
 
 class _Cell:
-    """One case: its precisions and directions share the numbers and their float64 truth."""
+    """One case: its precisions and directions share the values and the float64 results."""
 
     def __init__(self, settings: Settings, case: LSTMCase, about: Run) -> None:
         if settings.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the case before left in pieces
+            torch.cuda.empty_cache()  # against fragmentation by the previous case
         self._settings = settings
         self._case = case
         self._about = about
         self._numbers: tuple[Call, dict[str, Tensor]] | None = None
 
     def rows(self, precision: Precision, direction: str, products: Products) -> list[LayerRecord]:
-        """Return a record a kernel."""
+        """Return a record for each kernel."""
         blank = LayerRecord(
             benchmark=self._settings.benchmark,
             case=self._case.name,
@@ -131,7 +134,7 @@ class _Cell:
             blank.settings["tokens"] = call.tokens
             rival = rival_side(call, precision.dtype)
             rival_errors = agreement.errors(rival.evidence(training), truth)
-        except RuntimeError as error:  # out of memory, or a library's own error: the other cells still run
+        except RuntimeError as error:  # out of memory, or a library's error: the other cells still run
             note = f"nn.LSTM: {first_line(error)}"
             return [dataclasses.replace(blank, kernel=kernel, status=FAILED, note=note) for kernel in kernels]
         rows: dict[str, LayerRecord] = {}
@@ -166,7 +169,7 @@ class _Cell:
         rival_errors: agreement.Errors,
         precision: Precision,
     ) -> tuple[LayerRecord, Side | None]:
-        """Return what is known before timing, and the side to time when it agrees."""
+        """Return the record before timing, and the side to time if its results are correct."""
         training = row.direction == TRAIN
         try:
             side = gatewise_side(call, precision.dtype, row.kernel)
@@ -201,7 +204,7 @@ class _Cell:
     def _learning(
         self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], rival: Side, precision: Precision
     ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
-        """Return the rows, and the sides whose loss is nn.LSTM's in each way in which they are timed."""
+        """Return the rows, and the sides whose losses agree with nn.LSTM's, eager and replayed."""
         learning: dict[str, Side] = {}
         theirs = curve.rival(rival, precision.rounding) if sides else None
         for kernel, side in sides.items():
@@ -220,7 +223,7 @@ class _Cell:
         return rows, learning
 
     def _measured(self, rival: Side, sides: Mapping[str, Side], training: bool) -> dict[str, dict]:
-        """Return memory and times of every kernel, or why there are none, as fields of its record."""
+        """Return memory and times of every kernel, or the reason why there are none, as fields of its record."""
         everyone = {RIVAL: rival, **sides}
         try:
             peaks = {name: self._peak(side, training) for name, side in everyone.items()}
@@ -250,7 +253,7 @@ class _Cell:
         with torch.set_grad_enabled(training):
             peak = peak_memory(_step(side, training), self._settings.device)
         side.forget()
-        # Earlier calls allocated what is held between them.
+        # Memory that is held between calls was allocated in earlier calls.
         return None if peak is None else peak + side.held_bytes
 
     def _graphs(
@@ -298,7 +301,7 @@ class _Cell:
 
     def _calls(self, function: Callable[[], object]) -> int:
         settings = self._settings
-        # Several, for one of them may be recorded.
+        # Several runs, because one of them may capture a CUDA graph.
         once = time_callable(function, device=settings.device, runs=3, warmups=settings.warmups, calls=1).median
         return max(1, round(settings.sample / once))
 
@@ -339,7 +342,7 @@ def _decided_captured(row: LayerRecord, decision: Decision) -> LayerRecord:
 
 
 def _short(value: float) -> float:
-    # More digits than were measured would only make the record long.
+    # Further digits would be longer than the measurement is precise.
     return float(f"{value:.5g}")
 
 

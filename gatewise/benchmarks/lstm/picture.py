@@ -1,4 +1,4 @@
-"""The picture of the grid: how many times as fast as nn.LSTM, case by case."""
+"""The plot of the benchmark: speed-ups over nn.LSTM by case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatewise.training.pictures import save_picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Read on white and on black alike: the background is transparent, and every colour is of middling lightness.
+# The plot must be readable on white and black pages: a transparent background and colours of medium lightness.
 _INK = "#6e7781"
 _COLOURS = {"bf16": "#2f81f7", "fp16": "#12956b", "tf32": "#d9730d", "fp32": "#a05fd0"}
 _MARKERS = {"bf16": "o", "fp16": "s", "tf32": "D", "fp32": "^"}
@@ -23,12 +23,12 @@ _SUFFIXES = (".png", ".svg")
 
 
 def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -> list[Path]:
-    """Draw the speed-ups over nn.LSTM of every case, a mark a precision, as PNG and as SVG.
+    """Plot the speed-ups over nn.LSTM of every case, with a mark for each precision, as PNG and as SVG.
 
     Args:
-        records: Of one device; those that were measured in the direction and, where there is a choice, with the kernel
-            "auto" are drawn.
-        prefix: The files' name without its suffix.
+        records: The records of one device; those that were measured in the given direction are drawn, and of these, if
+            there are several kernels, only those of "auto".
+        prefix: The file name without suffix.
         direction: "train" or "inference".
 
     Returns:
@@ -36,7 +36,7 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ArgumentError: No such row has a speed.
+        ArgumentError: No record of this direction has a speed.
     """
     try:
         from matplotlib import rc_context
@@ -51,7 +51,7 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
     ink: dict[Any, Any] = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
     )
-    ink["svg.hashsalt"] = "gatewise"  # the same records give the same file
+    ink["svg.hashsalt"] = "gatewise"  # so that the same records give the same file
     with rc_context(ink):
         figure = Figure(figsize=(4.6 * len(panels), 1.5 + 0.2 * len(cases)), layout="constrained")
         axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
@@ -73,7 +73,7 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
 
 
 def drawable(records: Sequence[LayerRecord], direction: str = TRAIN) -> list[LayerRecord]:
-    """Return the records that `draw` would show."""
+    """Return the records that `draw` would plot."""
     rows = [record for record in records if record.direction == direction and record.speed_up(EAGER)]
     return [record for record in rows if record.kernel == "auto"] or rows
 

@@ -1,4 +1,4 @@
-"""Records of the grid: one for each case, precision, direction and kernel."""
+"""Records of the benchmark: one for each case, precision, direction and kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatewise.benchmarks.record import Run, of_device
 from gatewise.selection.timing import Timing
 
 BENCHMARK = "lstm"
-QUICK_BENCHMARK = "lstm_quick"  # trials have a file of their own, so that no report takes one for a figure
+QUICK_BENCHMARK = "lstm_quick"  # in a separate file, so that reports do not include quick runs
 
 TRAIN, INFERENCE = "train", "inference"
 EAGER, GRAPH = "eager", "graph"
@@ -21,31 +21,32 @@ OURS, RIVAL = "gatewise", "nn.LSTM"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerRecord:
-    """One row: one kernel beside nn.LSTM on one case, in one precision and one direction.
+    """One row: one kernel compared with nn.LSTM on one case, in one precision and one direction.
 
     Attributes:
-        benchmark: "lstm", or "lstm_quick" for a trial.
-        case: Name of the case.
-        settings: Everything that defines the case, by name; `tokens` are the steps of all its sequences.
-        dtype: Name of the precision.
+        benchmark: "lstm", or "lstm_quick" for a quick run.
+        case: The name of the case.
+        settings: All values that define the case, by name; `tokens` is the total number of time steps.
+        dtype: The name of the precision.
         direction: "train" or "inference".
-        kernel: What was asked for: a name, or "auto".
+        kernel: The requested kernel: a name, or "auto".
         status: "measured", "refused", "wrong" or "failed".
-        note: Why, when not measured; otherwise how well it agreed, and what could not be done.
-        run: Where, when and with what.
-        ran: The kernel that the decision took.
-        reason: Why that one.
-        algorithm: Which of its own ways it took.
-        predicted: Seconds that the decision predicts.
-        ran_captured: The kernel that the decision in a CUDA graph took; empty where there is none, as in old records.
-        predicted_captured: Seconds that this one predicts.
-        predicted_bytes: Peak memory beyond inputs and weights that it predicts.
-        times: "eager" and "graph", for "gatewise" and "nn.LSTM"; empty when not measured.
-        floor: What no kernel can go below; None on a CPU.
-        peak_bytes: Of both sides, beyond inputs and weights, with what is held between calls; empty on a CPU.
-        owned_bytes: Of both sides, the outputs and in training the gradients: part of `peak_bytes`.
-        errors: Of every kind of tensor, the share of its norm that each side is from float64; None for no number.
-        error_ratio: The largest ratio of a kind's errors, gatewise's over nn.LSTM's.
+        note: The reason if it was not measured; otherwise the agreement with float64, and what failed.
+        run: The run of the record.
+        ran: The chosen kernel.
+        reason: The reason for the choice.
+        algorithm: The algorithm of that kernel.
+        predicted: The predicted time in seconds.
+        ran_captured: The chosen kernel in a CUDA graph; empty if there is none, as in old records.
+        predicted_captured: The predicted time in a CUDA graph in seconds.
+        predicted_bytes: The predicted peak memory in addition to inputs and weights.
+        times: The times "eager" and "graph", of "gatewise" and "nn.LSTM"; empty if it was not measured.
+        floor: The lower bound of the time; None on a CPU.
+        peak_bytes: The peak memory of both sides in addition to inputs and weights, including memory held between
+            calls; empty on a CPU.
+        owned_bytes: The size of the outputs of both sides, and in training of the gradients; a part of `peak_bytes`.
+        errors: The relative errors of both sides with respect to float64, by kind of tensor; None if infinite or NaN.
+        error_ratio: The largest ratio of gatewise's error to nn.LSTM's of all kinds.
     """
 
     benchmark: str
@@ -72,34 +73,34 @@ class LayerRecord:
     predicted_captured: float | None = None
 
     def median(self, how: str, side: str = OURS) -> float | None:
-        """Return the median seconds of a side, "eager" or "graph"; None when there is no such time."""
+        """Return the median time of a side in seconds, "eager" or "graph"; None if it was not measured."""
         timing = self.times.get(how, {}).get(side)
         return None if timing is None else timing.median
 
     def speed_up(self, how: str) -> float | None:
-        """Return how many times as fast as nn.LSTM gatewise is, "eager" or "graph"."""
+        """Return the speed-up of gatewise over nn.LSTM, "eager" or "graph"."""
         ours, theirs = self.median(how, OURS), self.median(how, RIVAL)
         return theirs / ours if ours and theirs else None
 
     @property
     def seconds(self) -> float | None:
-        """The time that says most of the kernel: under a CUDA graph, otherwise the eager one."""
+        """The most relevant median time in seconds: under a CUDA graph if there is one, otherwise eager."""
         return self.median(GRAPH) or self.median(EAGER)
 
     @property
     def over_floor(self) -> float | None:
-        """How many times the floor it takes."""
+        """The ratio of the time to the floor."""
         return self.seconds / self.floor.seconds if self.seconds and self.floor and self.floor.seconds else None
 
     def extra_bytes(self, side: str) -> int | None:
-        """Return a side's peak memory beyond inputs, weights, outputs and gradients."""
+        """Return a side's peak memory in addition to inputs, weights, outputs and gradients."""
         if side not in self.peak_bytes:
             return None
         return max(0, self.peak_bytes[side] - self.owned_bytes[side])
 
     @property
     def memory_ratio(self) -> float | None:
-        """That memory over nn.LSTM's; None for a single step, which keeps next to nothing."""
+        """The ratio of that memory to nn.LSTM's; None for a single step, which keeps almost nothing."""
         if self.settings["time"] == 1:
             return None
         ours, theirs = self.extra_bytes(OURS), self.extra_bytes(RIVAL)
@@ -107,7 +108,7 @@ class LayerRecord:
 
     @classmethod
     def from_line(cls, line: str) -> LayerRecord:
-        """Read one line of a file."""
+        """Parse one line of a file."""
         fields = json.loads(line)
         times = {
             how: {side: Timing(**timing) for side, timing in sides.items()} for how, sides in fields["times"].items()
@@ -119,14 +120,14 @@ class LayerRecord:
 def newest(records: Sequence[LayerRecord], device: str = "") -> list[LayerRecord]:
     """Return the newest record of every case, precision, direction and kernel on one device, in the order of cases.
 
-    A run may be split by case or precision, so a table may hold the rows of several.
+    A run can be split by case or precision, so a table can have rows of several runs.
 
     Args:
-        records: All of a file, oldest first.
-        device: Part of the device's name, in any case; empty for that of the newest record.
+        records: All records of a file, oldest first.
+        device: A part of the device's name, in upper or lower case; empty for the device of the newest record.
 
     Raises:
-        ArgumentError: No record is from such a device; the message lists those there are.
+        ArgumentError: No record is from such a device; the message lists the devices.
     """
     found = {
         (record.case, record.dtype, record.direction, record.kernel): record for record in of_device(records, device)

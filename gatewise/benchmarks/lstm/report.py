@@ -1,4 +1,4 @@
-"""Reports of the grid: a table on screen, a summary for pages, and every row in Markdown."""
+"""Reports of the benchmark: tables for the terminal, a summary for pages, and all rows in Markdown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Key = tuple[str, str, str]
 
 
 def tables(records: Sequence[LayerRecord]) -> dict[Key, list[LayerRecord]]:
-    """Return the records by precision, direction and kernel, in the order in which they came."""
+    """Return the records by precision, direction and kernel, in their order."""
     found: dict[Key, list[LayerRecord]] = {}
     for record in records:
         found.setdefault((record.dtype, record.direction, record.kernel), []).append(record)
@@ -54,19 +54,19 @@ def tables(records: Sequence[LayerRecord]) -> dict[Key, list[LayerRecord]]:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the values that there are; None without any."""
+    """Return the geometric mean of the values other than None; None if there are none."""
     there = [value for value in values if value]
     return statistics.geometric_mean(there) if there else None
 
 
 def slower(records: Sequence[LayerRecord], how: str, below: float = 0.995) -> list[str]:
-    """Name the cases in which gatewise is slower than nn.LSTM, the slowest first: "50-256-1024 0.67x"."""
+    """Return the cases in which gatewise is slower than nn.LSTM, the slowest first: "50-256-1024 0.67x"."""
     found = [(factor, record.case) for record in records if (factor := record.speed_up(how))]
     return [f"{case} {factor:.2f}x" for factor, case in sorted(found) if factor < below]
 
 
 def token_costs(records: Sequence[LayerRecord]) -> list[str]:
-    """Say of every ragged case what a token costs beside one of the full case of the same sizes."""
+    """Return for each ragged case the time of a token relative to that of the full case of the same sizes."""
     by_case = {record.case: record for record in records}
     lines = []
     for record in records:
@@ -83,7 +83,7 @@ def token_costs(records: Sequence[LayerRecord]) -> list[str]:
 
 
 def predictions(records: Sequence[LayerRecord]) -> str:
-    """Say how well the decisions predicted times and peak memory; empty without any."""
+    """Return a sentence about the accuracy of predicted times and peak memory; empty if there are none."""
     found = [
         (record.predicted / seconds, record.case)
         for record in records
@@ -115,7 +115,7 @@ def predictions(records: Sequence[LayerRecord]) -> str:
 
 
 def missed_choices(records: Sequence[LayerRecord], tolerance: float = 1.05) -> list[str]:
-    """Name the cases in which a named kernel is faster than the one that "auto" took, where both were measured."""
+    """Return the cases in which a named kernel is faster than the choice of "auto", if both were measured."""
     lines = []
     by_table = tables(records)
     for (dtype, direction, kernel), rows in by_table.items():
@@ -154,7 +154,7 @@ def on_screen(records: Sequence[LayerRecord]) -> RenderableType:
 
 
 def markdown(records: Sequence[LayerRecord]) -> str:
-    """Return the summary for a page: geometric means over the cases, a row a precision; the kernel is "auto"."""
+    """Return the summary for a page: geometric means over the cases, one row per precision; the kernel is "auto"."""
     rows = [record for record in records if record.kernel == "auto"] or list(records)
     cases = len({record.case for record in rows})
     lines = [
@@ -176,7 +176,7 @@ def markdown(records: Sequence[LayerRecord]) -> str:
 
 
 def report(records: Sequence[LayerRecord]) -> str:
-    """Return everything in Markdown: the summary, then every row with its times, memory, errors and decision."""
+    """Return the complete report in Markdown: the summary, then all rows with times, memory, errors and decisions."""
     made_by = commands([record.run for record in records])
     parts = ["# `gatewise bench lstm`", "", markdown(records), "", _LEGEND, "", "Made by", "", made_by, ""]
     for key, rows in tables(records).items():
@@ -305,7 +305,7 @@ def _spread(record: LayerRecord, how: str) -> str:
 
 
 def _notes(records: Sequence[LayerRecord]) -> list[tuple[str, str]]:
-    """Return status and sentence of what was not measured, or not wholly; cases with the same reason are one line."""
+    """Return status and note of rows that were not measured completely; cases with the same note share a line."""
     cases: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record.status != MEASURED:

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: gatewise.LSTM and torch.nn.LSTM on the same numbers."""
+"""The two sides of a comparison: gatewise.LSTM and torch.nn.LSTM with the same values."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ RIVAL = "nn.LSTM"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
-    """A layer and what it is called with; what is checked and what is timed are the same two calls.
+    """A layer with its arguments; the same calls are checked and timed.
 
     Attributes:
         module: The layer.
-        x: Input, as this side takes it: padded, or the data of a packed batch.
-        h0: Initial hidden state.
-        c0: Initial cell state.
-        given: Gradients of output (arranged as x), final hidden and final cell state.
-        call: Computes (y arranged as x, h_n, c_n).
-        padded: Brings a tensor arranged as x to [T, B, features], zero after the ends.
-        leaves: Everything that gets a gradient: x, h0, c0 and the weights.
-        held_bytes: What its calls leave allocated for the next ones, by the kernel's statement.
+        x: The input in the form of this side: padded, or the data of a packed batch.
+        h0: The initial hidden state.
+        c0: The initial cell state.
+        given: The gradients of the output (in the form of x), final hidden state and final cell state.
+        call: A function that computes (y in the form of x, h_n, c_n).
+        padded: A function that converts a tensor in the form of x to [T, B, features], with zeros as padding.
+        leaves: All tensors that get a gradient: x, h0, c0 and the weights.
+        held_bytes: The memory that calls leave allocated for later calls, as the kernel states it.
     """
 
     module: nn.Module
@@ -45,27 +45,27 @@ class Side:
     held_bytes: int = 0
 
     def prepare(self, training: bool) -> None:
-        """Set the layer's mode and say of the inputs whether they need a gradient."""
+        """Set the mode of the layer, and whether the inputs require gradients."""
         self.module.train(training)
         for tensor in (self.x, self.h0, self.c0):
             tensor.requires_grad_(training)
 
     def infer(self) -> None:
-        """Compute the outputs; to be called without autograd."""
+        """Compute the outputs; autograd must be off."""
         self.call()
 
     def train(self) -> None:
-        """Compute the outputs and every gradient there is: of input, initial states and weights."""
+        """Compute the outputs and all gradients: of input, initial states and weights."""
         self.forget()
         torch.autograd.backward(self.call(), self.given)
 
     def forget(self) -> None:
-        """Drop the gradients of an earlier step."""
+        """Delete the gradients of an earlier step."""
         for tensor in self.leaves:
             tensor.grad = None
 
     def evidence(self, training: bool) -> dict[str, Tensor]:
-        """Return what one call computes, by name: y, h_n, c_n; in training also dx, dh0, dc0 and dweight_ih_l0..."""
+        """Return the results of one call by name: y, h_n, c_n; in training also dx, dh0, dc0 and dweight_ih_l0..."""
         self.prepare(training)
         self.forget()
         with torch.set_grad_enabled(training):
@@ -81,7 +81,7 @@ class Side:
         return found
 
     def owned_bytes(self, training: bool) -> int:
-        """Return the bytes of the outputs, and in training of every gradient: what no way can do without."""
+        """Return the size of the outputs, and in training of all gradients: memory that every implementation needs."""
         y_elements = self.given[0].numel()
         count = y_elements + self.h0.numel() + self.c0.numel()
         if training:
@@ -90,7 +90,7 @@ class Side:
 
 
 def gatewise_side(call: Call, dtype: torch.dtype, kernel: str) -> Side:
-    """Make gatewise's side, on a kernel, "auto" or `LEAN`; a ragged batch stays padded, its lengths on the device."""
+    """Create gatewise's side with a kernel, "auto" or `LEAN`; a ragged batch is padded, with lengths on the device."""
     options = {"memory": LEAN} if kernel == LEAN else {"kernel": kernel}
     module = _module(LSTM, call, dtype, **options)
     x, h0, c0, dy, dh, dc = _tensors(call, dtype)
@@ -104,7 +104,7 @@ def gatewise_side(call: Call, dtype: torch.dtype, kernel: str) -> Side:
 
 
 def rival_side(call: Call, dtype: torch.dtype) -> Side:
-    """Make nn.LSTM's side; a ragged batch is a `PackedSequence`, packed before anything is timed."""
+    """Create nn.LSTM's side; a ragged batch is a `PackedSequence`, which is packed before the timing."""
     module = _module(nn.LSTM, call, dtype)
     x, h0, c0, dy, dh, dc = _tensors(call, dtype)
     lengths, time = call.lengths, call.case.time
@@ -137,10 +137,10 @@ def _module(kind: type[nn.Module], call: Call, dtype: torch.dtype, **options: ob
 
 
 def _tensors(call: Call, dtype: torch.dtype) -> list[Tensor]:
-    # Copies: one side's flags and gradients are not the other's.
+    # Copies, because each side has its own flags and gradients.
     return [tensor.to(dtype, copy=True) for tensor in (call.x, call.h0, call.c0, call.dy, call.dh, call.dc)]
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    # A gradient that was forgotten is wrong, as one that is not a number.
+    # A missing gradient is an error, like one that is NaN.
     return torch.full_like(tensor, torch.nan, requires_grad=False) if tensor.grad is None else tensor.grad

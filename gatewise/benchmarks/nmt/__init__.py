@@ -1,1 +1,1 @@
-"""`gatewise bench nmt`: translation with attention, trained as plain PyTorch does it and as gatewise does."""
+"""`gatewise bench nmt`: training of translation with attention, in plain PyTorch and in gatewise."""

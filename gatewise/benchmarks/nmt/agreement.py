@@ -1,12 +1,12 @@
-"""No speed for a wrong answer: loss and gradients are held against float64 before anything is timed.
+"""The comparison of loss and gradients with float64, which comes before any timing.
 
-    allowed = 2 * (plain PyTorch's error in the same precision + one rounding band + the band of sums)
+    allowed = 2 * (plain PyTorch's error in the same precision + rounding band + band of sums)
 
-The rounding band of a tensor is how far the truth itself moves when every weight moves by one rounding of the
-precision's coarsest format, up or down at random, plus one rounding of the result (as in `gatewise.testing.budgets`).
-The band of sums is for what all N tokens of a batch add to: such a sum may be taken in float32 in any order, and its
-roundings are nearly surely within 4 sqrt(N) units (Higham and Mary, A New Approach to Probabilistic Rounding Error
-Analysis, 2019, theorem 2.4, whose probability is 1 - 2 exp(-4^2 / 2)).
+The rounding band of a tensor is the change of the exact result when every weight changes by one rounding unit of the
+precision's coarsest format, up or down at random, plus one rounding unit of the result (as in
+`gatewise.testing.budgets`). The band of sums is for tensors that are sums over all N tokens of a batch: such a sum may
+be computed in float32 in any order, and its rounding errors are almost certainly within 4 sqrt(N) units (Higham and
+Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019, theorem 2.4, with probability 1 - 2 exp(-4^2 / 2)).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from gatewise.data import PairBatch
 
 Errors = dict[str, float]
 
-_FLOAT32 = 2.0**-24  # the most that one rounding is off by, as a share
+_FLOAT32 = 2.0**-24  # the largest relative error of one rounding
 _NEARLY_SURELY = 4.0
 
-# Bytes of each of attention's feature maps that are kept at once.
+# The largest size in bytes of each feature map of attention that is kept at a time.
 _MAP = 2**31
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The error that is largest beside its allowance.
+    """The error that is largest relative to its allowance.
 
     Attributes:
-        quantity: Which tensor.
-        error: Its distance from float64, as a share of its norm.
-        allowed: What it may be.
-        beyond: How many tensors are further off than they may be.
+        quantity: The name of the tensor.
+        error: The relative error with respect to float64.
+        allowed: The allowance: the largest allowed error.
+        beyond: The number of tensors whose error exceeds the allowance.
     """
 
     quantity: str
@@ -50,11 +50,11 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether every error is allowed; an error that is not a number is not."""
+        """Whether all errors are allowed; NaN is not."""
         return self.error <= self.allowed
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Return one sentence."""
         relation = "within" if self.agrees else "more than"
         others = f"; {self.beyond} tensors are" if self.beyond > 1 else ""
         return f"{self.quantity} is {self.error:.1e} from float64, {relation} the allowed {self.allowed:.1e}{others}"
@@ -63,15 +63,15 @@ class Finding:
 def plain_result(
     case: TranslationCase, batch: PairBatch, start: Mapping[str, Tensor], precision: Precision
 ) -> dict[str, Tensor]:
-    """Compute the loss of a batch and its clipped gradient with the plain program, some rows at a time.
+    """Compute the loss of a batch and its clipped gradient with the plain model, some rows at a time.
 
-    In float64 this is the truth; in another precision, how well plain PyTorch does.
+    In float64 this is the truth; in another precision, it shows the error of plain PyTorch.
 
     Args:
-        case: Sizes; without dropout.
-        batch: The batch to compute on; its sentences all have the same length.
-        start: Weights, by the names of `Seq2Seq`.
-        precision: In which.
+        case: The sizes; dropout must be 0.
+        batch: The batch; all its sentences have the same length.
+        start: The weights, by the names of `Seq2Seq`.
+        precision: The precision of the computation.
     """
     model = plain_model(case, start, batch.source.device, precision)
     loss = plain_gradient(model, case, batch, precision)
@@ -83,20 +83,20 @@ def plain_result(
 def plain_model(
     case: TranslationCase, start: Mapping[str, Tensor], device: torch.device, precision: Precision
 ) -> PlainSeq2Seq:
-    """Return the plain program's model with given weights, by the names of `Seq2Seq`."""
+    """Return the plain PyTorch model with the given weights, by the names of `Seq2Seq`."""
     model = PlainSeq2Seq(case).to(device, precision.dtype).train()
     model.load(start)
     return model
 
 
 def plain_gradient(model: PlainSeq2Seq, case: TranslationCase, batch: PairBatch, precision: Precision) -> Tensor:
-    """Add the gradient of a batch, some rows at a time, to what the weights hold, and return the loss.
+    """Accumulate the gradient of a batch, some rows at a time, and return the loss.
 
     Args:
-        model: The plain program's model.
-        case: Its sizes.
-        batch: The batch to compute on; its sentences all have the same length.
-        precision: In which.
+        model: The plain PyTorch model.
+        case: The sizes.
+        batch: The batch; all its sentences have the same length.
+        precision: The precision of the computation.
     """
     device = batch.source.device
     loss = torch.zeros((), dtype=precision.dtype, device=device)
@@ -112,30 +112,30 @@ def plain_gradient(model: PlainSeq2Seq, case: TranslationCase, batch: PairBatch,
 
 
 def gradient_of(weight: Tensor) -> Tensor:
-    """Return a copy of a weight's gradient; one that was forgotten is wrong, as one that is not a number."""
+    """Return a copy of a weight's gradient; NaN if there is none, because that is an error."""
     return torch.full_like(weight, torch.nan, requires_grad=False) if weight.grad is None else weight.grad.clone()
 
 
 def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
-    """Return |found - exact| / |exact| of every exact tensor, Frobenius norms; infinite where there is none."""
+    """Return |found - exact| / |exact| for every exact tensor, in Frobenius norms; infinite for a missing tensor."""
     return {name: _error(found.get(name), tensor) for name, tensor in exact.items()}
 
 
 def allowance(yardstick: Errors, nudged: Errors, rounding: float, tokens: int) -> Errors:
-    """Return what the error of each tensor may be.
+    """Return the allowance for the error of each tensor.
 
     Args:
-        yardstick: Plain PyTorch's errors in the same precision.
-        nudged: How far the truth moves when the weights are nudged.
-        rounding: Of the precision.
-        tokens: N, the most that one number is a sum over.
+        yardstick: The errors of plain PyTorch in the same precision.
+        nudged: The changes of the exact results when the weights are nudged.
+        rounding: The rounding unit of the precision.
+        tokens: N, the largest number of terms in a sum.
     """
     sums = _NEARLY_SURELY * math.sqrt(tokens) * _FLOAT32
     return {name: 2 * (yardstick[name] + nudged[name] + rounding + sums) for name in yardstick}
 
 
 def nudge(start: Mapping[str, Tensor], rounding: float, seed: int = 1) -> dict[str, Tensor]:
-    """Move every weight by one rounding, relative to itself, up or down at random; float64."""
+    """Change every weight by one rounding unit relative to itself, up or down at random, in float64."""
     moved = {}
     for number, (name, weight) in enumerate(start.items()):
         generator = torch.Generator(weight.device).manual_seed(seed + number)
@@ -145,8 +145,8 @@ def nudge(start: Mapping[str, Tensor], rounding: float, seed: int = 1) -> dict[s
 
 
 def finding(found: Errors, allowed: Errors) -> Finding:
-    """Return the worst of one way's errors."""
-    # A NaN compares false with everything: left to `max`, it would get lost.
+    """Return the largest error of one way relative to its allowance."""
+    # NaN compares false with everything, so `max` would not find it.
     shares = {name: error / allowed[name] for name, error in found.items()}
     shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     worst = max(shares, key=lambda name: shares[name])

@@ -7,25 +7,25 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TranslationCase:
-    """A translation model and the batches it is trained on; every sentence of a batch has the same length.
+    """A translation model and the shape of its batches; all sentences of a batch have the same length.
 
     Attributes:
-        name: As it is written in tables and after `--case`.
-        source: S, tokens of a source sentence.
-        target: T, tokens of a target sentence.
-        batch: B, sentence pairs.
-        source_size: Tokens of the source vocabulary.
-        target_size: Tokens of the target vocabulary.
-        embedding_size: Size of an embedding.
-        hidden_size: Units of a layer, H.
-        encoder_layers: The first reads from both ends, H/2 units each.
-        decoder_layers: With input feeding.
-        layer_norm: Whether the additive score is normalised.
-        tied: Whether target embedding and softmax are one matrix.
-        dropout: Of embeddings, between layers and before the softmax.
-        label_smoothing: Share of the target that is spread over all tokens.
-        learning_rate: Adam's.
-        clip: Largest norm of the gradient.
+        name: The name in tables and for `--case`.
+        source: S, the number of tokens of a source sentence.
+        target: T, the number of tokens of a target sentence.
+        batch: B, the number of sentence pairs.
+        source_size: The size of the source vocabulary.
+        target_size: The size of the target vocabulary.
+        embedding_size: The number of features of embeddings.
+        hidden_size: H, the number of hidden units of a layer.
+        encoder_layers: The number of encoder layers; the first is bidirectional, with H/2 units for each direction.
+        decoder_layers: The number of decoder layers; the decoder has input feeding.
+        layer_norm: Whether the additive score has a layer norm.
+        tied: Whether target embedding and softmax share one matrix.
+        dropout: The dropout probability of embeddings, between layers and before the softmax.
+        label_smoothing: The probability that is spread over all tokens in the targets.
+        learning_rate: The learning rate of Adam.
+        clip: The largest norm of the gradient.
     """
 
     name: str
@@ -45,17 +45,17 @@ class TranslationCase:
     learning_rate: float = 3e-3
     clip: float = 1.0
 
-    def of_batch(self, batch: int) -> TranslationCase:
-        """Return the same model on batches of another size."""
+    def with_batch(self, batch: int) -> TranslationCase:
+        """Return the same model with another batch size."""
         return dataclasses.replace(self, name=f"{self.name.rpartition('-')[0]}-{batch}", batch=batch)
 
 
-# IWSLT15 English to Vietnamese as EcoRNN trains it: S-T-B after the name. (Zheng and others, EcoRNN, 2018.)
+# IWSLT15 English to Vietnamese as in EcoRNN (Zheng et al., 2018); the name ends in S-T-B.
 IWSLT = TranslationCase("iwslt-50-50-128", 50, 50, 128)
 
 CASES = (
     IWSLT,
-    IWSLT.of_batch(256),
+    IWSLT.with_batch(256),
     TranslationCase("iwslt-100-100-128", 100, 100, 128),
     TranslationCase("iwslt-100-100-256", 100, 100, 256),
     TranslationCase(
@@ -86,10 +86,10 @@ CASES = (
     ),
 )
 
-# A look.
+# For --quick.
 QUICK_CASES = (IWSLT,)
 
-# Small enough for a CPU and a test: every path is taken, no figure means anything.
+# Small enough for a CPU and for tests: all code runs, but the times mean nothing.
 TINY_CASES = (
     TranslationCase(
         "tiny-6-5-4",

@@ -1,4 +1,4 @@
-"""What every way of a cell is held against before it is timed."""
+"""The checks that every way of a case must pass before it is timed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gatewise.benchmarks.nmt import agreement, curve, sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.peaks import clear
 from gatewise.benchmarks.nmt.side import Side
-from gatewise.benchmarks.nmt.ways import Way, awake, starting_weights
+from gatewise.benchmarks.nmt.ways import Way, starting_weights, with_distinct_attention
 from gatewise.benchmarks.precision import FLOAT64, Precision
 
-_BATCHES = 4  # distinct batches, used in turn
+_BATCHES = 4  # different batches, used in turn
 
 
 class Check:
-    """The truth of one case, and what ways may be off by in one precision.
+    """The exact results of one case, and the allowed errors in one precision.
 
     Args:
-        case: Its sizes; dropout is left out, since no two ways drop the same.
-        precision: In which ways compute.
-        device: Where.
+        case: The sizes; its dropout is ignored, because implementations draw different masks.
+        precision: The precision of the computation.
+        device: The device.
 
     Attributes:
-        batches: What every way trains on.
-        start: What every way starts from.
+        batches: The batches of every way.
+        start: The initial weights of every way.
     """
 
     def __init__(self, case: TranslationCase, precision: Precision, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class Check:
         self._device = device
         self._rival: Rival | None = None
         self.batches = sentences.draw(case, _BATCHES, device)
-        self.start = awake(starting_weights(case, device))
+        self.start = with_distinct_attention(starting_weights(case, device))
         moved = agreement.nudge(self.start, precision.rounding)
         self._truth, exact = (self._plain(start, FLOAT64) for start in (self.start, moved))
-        # By luck, one result in the same precision can be right: the worse of two is the yardstick.
+        # One result in the same precision may be accurate by chance, so the larger error of two counts.
         errors = (
             agreement.errors(self._plain(self.start, precision), self._truth),
             agreement.errors(self._plain(moved, precision), exact),
@@ -53,19 +53,19 @@ class Check:
         )
 
     def side(self, way: Way, budget: int | None = None) -> Side:
-        """Return a way ready to train, a planned one within a budget."""
+        """Return a way that is ready to train; if its memory is planned, within a budget."""
         return Side(way, self._case, self._precision, self.batches, self.start, budget)
 
     def finding(self, side: Side, replayed: bool = False) -> agreement.Finding:
-        """Return the worst error of a step of a side."""
+        """Return the largest error in a step of a side, relative to its allowance."""
         return agreement.finding(agreement.errors(side.evidence(replayed), self._truth), self._allowed)
 
     def learning(self, side: Side, step: Callable[[], Tensor]) -> Finding:
-        """Train a side a few steps from the start, and hold its loss to that of the plain program.
+        """Train a side for a few steps from the initial weights, and compare its loss with that of the plain model.
 
         Args:
-            side: A way that `side` made; its weights are others afterwards.
-            step: Trains it on its next batch in the way in which it is timed, and returns the loss.
+            side: A side that the method `side` returned; its weights change.
+            step: A function that trains it on its next batch, as in the timed loop, and returns the loss.
         """
         if self._rival is None:
             self._rival = curve.rival(self._case, self.batches, self.start, self._precision)

@@ -1,4 +1,4 @@
-"""The loss of a translation model over a few steps of training, which is held to plain PyTorch's before it is timed."""
+"""The loss of a translation model over a few training steps, compared with plain PyTorch's before anything is timed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gatewise.data import PairBatch
 def rival(
     case: TranslationCase, batches: Sequence[PairBatch], start: Mapping[str, Tensor], precision: Precision
 ) -> Rival:
-    """Return the loss of the plain program as what others are held to.
+    """Return the losses of the plain model, with which others are compared.
 
-    The gradient of a batch is added up some rows at a time, since the largest batches of others do not fit.
+    Gradients are accumulated some rows at a time, because the largest batches of other ways do not fit otherwise.
 
     Args:
-        case: Sizes; without dropout.
-        batches: Used in turn.
-        start: Weights, by the names of `Seq2Seq`.
-        precision: In which the forward pass runs.
+        case: The sizes; dropout must be 0.
+        batches: The batches, used in turn.
+        start: The initial weights, by the names of `Seq2Seq`.
+        precision: The precision of the forward pass.
     """
 
     def losses(nudge: Nudge | None) -> Curve:

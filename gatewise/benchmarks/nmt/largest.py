@@ -1,29 +1,29 @@
-"""The largest batch whose training step fits a memory budget."""
+"""The largest batch whose training step fits into a memory budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-MULTIPLE = 32  # batches are multiples of this, as kernels like them
+MULTIPLE = 32  # batch sizes are multiples of this, at which kernels are fast
 
 
 def largest_batch(
     peak_bytes: Callable[[int], int], budget: int, first: int = 64, most: int = 8192, guess: int | None = None
 ) -> int | None:
-    """Return the largest batch of a multiple of `MULTIPLE` whose measured peak keeps to a budget.
+    """Return the largest batch, a multiple of `MULTIPLE`, whose measured peak memory is within a budget.
 
-    A step's memory is nearly a constant and a share for each sentence: two measurements say where to look, and the
-    batch that is returned was measured.
+    The memory of a step is almost a linear function of the batch, so two measurements show where to search; the
+    returned batch was measured.
 
     Args:
-        peak_bytes: Measures the peak of a batch.
-        budget: Bytes.
+        peak_bytes: A function that measures the peak memory for a batch size.
+        budget: The budget in bytes.
         first: The smallest batch that is tried.
-        most: The largest.
-        guess: Where to look; None to find out.
+        most: The largest batch that is tried.
+        guess: The start of the search; None to extrapolate it from measurements.
 
     Returns:
-        The batch; None when not even the smallest fits.
+        The batch size; None if not even the smallest fits.
     """
     known: dict[int, int] = {}
     if guess is None:

@@ -1,4 +1,4 @@
-"""How long training takes to come to a given loss."""
+"""The time of training until the loss falls below a given value."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 _LOOK = 5
-"""Steps between two looks at the loss, whose mean over them counts; looking waits for the device."""
+"""The number of steps over which the mean loss is computed and checked; each check synchronises with the device."""
 
 
 def seconds_to_loss(
     step: Callable[[], Tensor], loss: float, most: int, device: torch.device
 ) -> tuple[float, int] | None:
-    """Train until the mean loss of a few steps is below a given one.
+    """Train until the mean loss of a few steps is below a given value.
 
     Args:
-        step: Trains on the next batch and returns its loss.
-        loss: What to come to, nats a token.
-        most: Steps after which it is given up.
-        device: Where it works.
+        step: A function that trains on the next batch and returns its loss.
+        loss: The value to reach, in nats per token.
+        most: The largest number of steps.
+        device: The device of the training.
 
     Returns:
-        Seconds and steps; None when it was given up.
+        The time in seconds and the number of steps; None if the value was not reached.
     """
     _wait(device)
     began = time.perf_counter()
     for done in range(_LOOK, most + 1, _LOOK):
         total = torch.zeros((), device=device, dtype=torch.float64)
         for _ in range(_LOOK):
-            # Added at once: a replayed step writes its next loss to the same place.
+            # Added in each step, because a replayed step overwrites its loss in the next replay.
             total += step()
         if float(total) / _LOOK < loss:
             return time.perf_counter() - began, done

@@ -1,10 +1,10 @@
-"""Where the memory of a training step goes at its peak, part by part.
+"""The memory of a training step at its peak, by part.
 
-PyTorch's profiler can write down every allocation and every release. From that, the moment at which most is allocated
-is found, and what lies there then is given to the part that allocated it (`gatewise.benchmarks.nmt.scopes`): attention;
-LSTM, with the decoder's loop; output, the softmax over the vocabulary; other, such as embeddings. What autograd's own
-operators allocate is "backward", with the gradients and the update; what lay there before the step is "weights", with
-the optimizer's state. Writing it down changes no allocation.
+PyTorch's profiler records all allocations and releases. The memory at the moment with the most allocated memory is
+assigned to the parts that allocated it (`gatewise.benchmarks.nmt.scopes`): attention; LSTM, including the decoder's
+loop; output, which is the softmax over the vocabulary; other, such as embeddings. Allocations by autograd's own
+operators are "backward", including the gradients and the update; memory allocated before the step is "weights",
+including the optimizer's state. The profiler changes no allocation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gatewise.benchmarks.nmt.scopes import Allocation, allocations
 
 
 def parts_of_step(step: Callable[[], object], device: torch.device) -> dict[str, int] | None:
-    """Run a step and return the bytes of each part at its peak, all that is allocated on the device counted.
+    """Run a step and return the bytes of each part at its peak, including all memory allocated on the device.
 
     Args:
-        step: What is run, once; its libraries and caches are ready.
-        device: Where it works.
+        step: The function to run, once; its libraries and caches must have been initialised.
+        device: The device of the step.
 
     Returns:
-        Bytes by part; None on a CPU, where PyTorch does not count what lay there before.
+        The bytes by part; None on a CPU, where PyTorch does not count the memory from before the step.
     """
     if device.type != "cuda":
         return None
@@ -35,11 +35,11 @@ def parts_of_step(step: Callable[[], object], device: torch.device) -> dict[str,
 
 
 def parts_at_peak(seen: Iterable[Allocation], before: int) -> dict[str, int]:
-    """Return the bytes of each part at the moment when most is allocated.
+    """Return the bytes of each part at the moment with the most allocated memory.
 
     Args:
-        seen: What the allocator did, in order.
-        before: Bytes that were allocated before the first of them.
+        seen: The actions of the allocator, in order.
+        before: The number of bytes that were allocated before the first action.
     """
     parts = dict.fromkeys(PARTS, 0) | {WEIGHTS: before}
     live: dict[int, str] = {}
@@ -48,7 +48,7 @@ def parts_at_peak(seen: Iterable[Allocation], before: int) -> dict[str, int]:
     for address, size, own in seen:
         if size > 0:
             live[address] = own
-        # What was not seen being allocated was there before.
+        # Memory whose allocation was not seen was allocated before.
         part = own if size > 0 else live.pop(address, WEIGHTS)
         parts[part] += size
         total += size

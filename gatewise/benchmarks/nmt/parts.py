@@ -1,4 +1,4 @@
-"""The parts of a training step that memory is given to, in the order of tables."""
+"""The parts of a training step to which memory is assigned, in the order of the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a training step takes at its peak, weights and optimizer included."""
+"""Measurement of the peak memory of training steps, including weights and optimizer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gatewise.benchmarks.precision import Precision
 
 
 def largest_of(way: Way, case: TranslationCase, precision: Precision, device: torch.device, budget: int) -> int | None:
-    """Return the largest batch of a way whose measured peak keeps to a budget; None when not even a small one does."""
+    """Return the largest batch of a way whose measured peak memory is within a budget; None if there is none."""
     guess = None
     if way.planned:
-        # What a plan gives up grows with the batch: no line through small batches says where it ends.
+        # A plan recomputes more for larger batches, so the memory cannot be extrapolated from small batches.
         with precision.applied():
             guess = largest_predicted(seq2seq(case, torch.device("meta")), case, precision, device, budget)
     return largest_batch(peaks_by_batch(way, case, precision, device, budget), budget, guess=guess)
@@ -32,10 +32,10 @@ def largest_of(way: Way, case: TranslationCase, precision: Precision, device: to
 def peaks_by_batch(
     way: Way, case: TranslationCase, precision: Precision, device: torch.device, budget: int | None = None
 ) -> Callable[[int], int]:
-    """Return what measures the peak of an eager step of a way by its batch, weights and optimizer included."""
+    """Return a function that measures the peak memory of an eager step for a batch size, with weights and optimizer."""
 
     def peak_of(batch: int) -> int:
-        sized = case.of_batch(batch)
+        sized = case.with_batch(batch)
         clear(device)
         before = allocated(device)
         with precision.applied():
@@ -45,17 +45,17 @@ def peaks_by_batch(
     return peak_of
 
 
-def weighed(side: Side, device: torch.device, before: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the peak of a step, eager and captured as a graph, and what the parts take at the eager one's.
+def peak_memory(side: Side, device: torch.device, before: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the peak memory of a step, eager and captured, and the memory by part at the peak of the eager step.
 
-    A graph keeps its gradients between two replays, which an eager step does not: that is weighed first.
+    A graph keeps its gradients between two replays, unlike an eager step, which is therefore measured first.
 
     Args:
-        side: A way that was not captured yet; its weights stay as they are.
-        device: A GPU.
-        before: Bytes that lay there before the side was made, which do not count.
+        side: A side whose step has not been captured yet; its weights do not change.
+        device: The device, a GPU.
+        before: The number of bytes that were allocated before the side was created, which are not counted.
     """
-    with side.standing_still():
+    with side.frozen_weights():
         eager, parts = step_peak(side, device) - before, step_parts(side, device, before)
         torch.cuda.reset_peak_memory_stats(device)
         side.record()
@@ -65,7 +65,7 @@ def weighed(side: Side, device: torch.device, before: int) -> tuple[dict[str, in
 
 
 def step_peak(side: Side, device: torch.device) -> int:
-    """Return all that is allocated at the peak of an eager step."""
+    """Return the memory that is allocated at the peak of an eager step, in bytes."""
     side.launch()
     side.forget()
     torch.cuda.synchronize(device)
@@ -77,20 +77,20 @@ def step_peak(side: Side, device: torch.device) -> int:
 
 
 def step_parts(side: Side, device: torch.device, before: int) -> dict[str, int]:
-    """Return the bytes of each part at the peak of an eager step, without what lay there before the side was made."""
+    """Return the bytes of each part at the peak of an eager step, without memory from before the side was created."""
     parts = parts_of_step(side.launch, device) or {}
     side.forget()
     return parts | {WEIGHTS: parts[WEIGHTS] - before} if parts else {}
 
 
 def allocated(device: torch.device) -> int:
-    """Return the bytes that are allocated on a device; 0 on a CPU, where PyTorch does not count them."""
+    """Return the number of allocated bytes on a device; 0 on a CPU, where PyTorch does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def clear(device: torch.device) -> None:
-    """Release what no one holds any more."""
-    # A model and its step refer to each other's parts: what is left of the one before must not count.
+    """Release all unreferenced memory."""
+    # A model and its step refer to each other, so only the garbage collector frees those of earlier ways.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The picture of the translation benchmark: memory by part, and throughput against the batch."""
+"""The plot of the translation benchmark: memory by part, and throughput by batch size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import LegendLocType
 
-# Read on white and on black alike: the background is transparent, and every colour is of middling lightness.
+# The plot must be readable on white and black pages: a transparent background and colours of medium lightness.
 _INK = "#6e7781"
 _COLOURS = {
     ATTENTION: "#d9730d",
@@ -31,11 +31,11 @@ _MEMORY_PANELS = 2
 
 
 def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
-    """Draw memory by part of the first cases, and samples a second against the batch, as PNG and as SVG.
+    """Plot memory by part for the first cases, and samples per second by batch size, as PNG and as SVG.
 
     Args:
-        records: Of one device; those of the precision that was measured first are drawn.
-        prefix: The files' name without its suffix.
+        records: The records of one device; those of the precision that was measured first are drawn.
+        prefix: The file name without suffix.
 
     Returns:
         The files.
@@ -52,20 +52,20 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
     rows = drawable(records)
     if not rows:
         raise ArgumentError(sentence("--plot", "drawn from at least one measured row", "none"))
-    weighed = [row for row in rows if row.parts and row.budget_bytes is None]
-    cases = _shown_cases(weighed)
+    measured = [row for row in rows if row.parts and row.budget_bytes is None]
+    cases = _shown_cases(measured)
     ways = list(dict.fromkeys(row.way for row in rows))
     ink: dict[Any, Any] = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
     )
-    ink["svg.hashsalt"] = "gatewise"  # the same records give the same file
+    ink["svg.hashsalt"] = "gatewise"  # so that the same records give the same file
     with rc_context(ink):
         figure = Figure(figsize=(4.4 * (len(cases) + 1), 1.6 + 0.32 * len(ways)), layout="constrained")
         *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
         for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
-            _memory(axes, [row for row in weighed if row.case == case], ways, named=place == 0)
+            _memory(axes, [row for row in measured if row.case == case], ways, named=place == 0)
         _throughput(right, rows, ways)
-        # Below all axes, not below their own: as wide as one is, the axes would move apart for it.
+        # The legends are below all axes: below their own, a wide legend would move the axes apart.
         legends: list[tuple[Axes, LegendLocType, int]]
         legends = [(axes, "outside lower left", len(PARTS)) for axes in left[:1]]
         legends.append((right, "outside lower right", 3))
@@ -85,13 +85,13 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
 
 
 def drawable(records: Sequence[TranslationRecord]) -> list[TranslationRecord]:
-    """Return the records that `draw` would show."""
+    """Return the records that `draw` would plot."""
     rows = [record for record in records if record.fastest]
     return [row for row in rows if row.dtype == rows[0].dtype]
 
 
 def _shown_cases(rows: Sequence[TranslationRecord]) -> list[str]:
-    """Return a case for each pair of lengths, the first ones."""
+    """Return the first case for each pair of lengths."""
     cases: dict[tuple[int, int], str] = {}
     for row in rows:
         cases.setdefault((row.settings["source"], row.settings["target"]), row.case)

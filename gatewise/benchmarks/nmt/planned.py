@@ -1,4 +1,4 @@
-"""The row of what `gatewise train nmt` does by itself: attention and memory as they are planned within a budget."""
+"""The way that `gatewise train nmt` uses by default: attention and memory are planned within a memory budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gatewise.training.options import TrainingOptions
 
 
 def training_options(case: TranslationCase, precision: Precision) -> TrainingOptions:
-    """Return how a case is trained."""
+    """Return the training options of a case."""
     arithmetic = "bfloat16" if precision.autocast else "tf32" if precision.tf32 else "float32"
     return TrainingOptions(
         optimizer="adam", learning_rate=case.learning_rate, clip=case.clip, precision=arithmetic, schedule="constant"
@@ -25,17 +25,17 @@ def training_options(case: TranslationCase, precision: Precision) -> TrainingOpt
 def apply_plan(
     model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, budget: int | None
 ) -> Plan:
-    """Plan a model's training steps within a budget, and tell the model.
+    """Make the memory plan for a model's training steps within a budget, and apply it to the model.
 
     Args:
         model: The model of the case.
-        case: Its batches.
-        precision: In which they are computed.
-        device: Where.
-        budget: Bytes; None for what the device has.
+        case: The batches.
+        precision: The precision of the computation.
+        device: The device.
+        budget: The budget in bytes; None for the memory of the device.
 
     Raises:
-        OutOfMemoryPredicted: Nothing keeps to the budget.
+        OutOfMemoryPredicted: No plan fits into the budget.
     """
     plan = _planner(model, case, precision, device).plan(_batching(case), _text(budget))
     apply(plan, model)
@@ -45,17 +45,17 @@ def apply_plan(
 def largest_predicted(
     model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, budget: int
 ) -> int:
-    """Return the largest batch that a plan keeps to a budget; 0 when there is none."""
+    """Return the largest batch for which a plan fits into a budget; 0 if there is none."""
     return _planner(model, case, precision, device).largest(_batching(case), _text(budget))
 
 
 def predicted_bytes(plan: Plan) -> int:
-    """Return the predicted peak but for the memory of cuBLAS, which lies there before any way is measured."""
+    """Return the predicted peak without the workspace of cuBLAS, which is allocated before any way is measured."""
     return plan.peak_bytes - dict(plan.choice.step.at_rest).get(CUBLAS, 0)
 
 
 def ways_of(plan: Plan) -> str:
-    """Say in a line how each part is computed that can be computed in several ways."""
+    """Return a line with the ways of all parts that have several."""
     parts = [part.name for part in plan.choice.step.parts if len(part.ways) > 1]
     return ", ".join(f"{part}: {plan.way(part).name}" for part in parts)
 

@@ -1,4 +1,4 @@
-"""Reports of the translation benchmark: tables on screen, a summary for pages, and every row in Markdown."""
+"""Reports of the translation benchmark: tables for the terminal, a summary for pages, and all rows in Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Key = tuple[str, str]
 
 
 def tables(records: Sequence[TranslationRecord]) -> dict[Key, list[TranslationRecord]]:
-    """Return the records by case and precision, in the order in which they came."""
+    """Return the records by case and precision, in their order."""
     found: dict[Key, list[TranslationRecord]] = {}
     for record in records:
         found.setdefault((record.case, record.dtype), []).append(record)
@@ -49,12 +49,12 @@ def tables(records: Sequence[TranslationRecord]) -> dict[Key, list[TranslationRe
 
 
 def plain_row(rows: Sequence[TranslationRecord]) -> TranslationRecord | None:
-    """Return the row of plain PyTorch that others are compared with; None when it was not measured."""
+    """Return the row of plain PyTorch, with which others are compared; None if it was not measured."""
     return next((row for row in rows if row.plain and row.status == MEASURED), None)
 
 
 def speed_up(record: TranslationRecord, rows: Sequence[TranslationRecord]) -> float | None:
-    """Return how many times as fast a way is, as users run it, as plain PyTorch launched eagerly."""
+    """Return the speed-up of a way, eager or as a graph, over plain PyTorch run eagerly."""
     plain = plain_row(rows)
     slow = plain.samples_per_second(EAGER) if plain else None
     return record.fastest / slow if record.fastest and slow else None
@@ -89,7 +89,7 @@ def on_screen(records: Sequence[TranslationRecord]) -> RenderableType:
 
 
 def findings(records: Sequence[TranslationRecord]) -> list[str]:
-    """Say what the tables come to: the best way over plain PyTorch, attention's memory, the largest batch."""
+    """Return the main results: the best way compared with plain PyTorch, attention's memory, the largest batch."""
     lines = []
     by_table = tables(records)
     for (case, dtype), rows in by_table.items():
@@ -113,7 +113,7 @@ def findings(records: Sequence[TranslationRecord]) -> list[str]:
 
 
 def _room(best: TranslationRecord, plain: TranslationRecord) -> str:
-    """Say what memory a way takes beside plain PyTorch's; where both have the same, how large a batch goes into it."""
+    """Return a way's memory compared with plain PyTorch's, or the batch that fits if both have the same budget."""
     if best.budget_bytes is not None:
         return f"{best.batch} sentence pairs a batch instead of {plain.batch}"
     theirs, mine = plain.peak_bytes.get(EAGER), best.peak_bytes.get(EAGER)
@@ -125,7 +125,7 @@ def _room(best: TranslationRecord, plain: TranslationRecord) -> str:
 
 
 def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
-    """Say how well plans predicted peaks; nothing without any."""
+    """Return a sentence about the accuracy of predicted peaks; empty if there are none."""
     found = [
         (peak / record.predicted_bytes, f"{record.case}, {record.dtype}")
         for record in records
@@ -142,7 +142,7 @@ def _predictions(records: Sequence[TranslationRecord]) -> list[str]:
 
 
 def markdown(records: Sequence[TranslationRecord]) -> str:
-    """Return the summary for a page: a table for each precision, a column a case, then what they come to."""
+    """Return the summary for a page: a table for each precision, with a column for each case, and the main results."""
     lines = []
     for dtype in dict.fromkeys(record.dtype for record in records):
         rows = [record for record in records if record.dtype == dtype]
@@ -164,7 +164,7 @@ def markdown(records: Sequence[TranslationRecord]) -> str:
 
 
 def report(records: Sequence[TranslationRecord]) -> str:
-    """Return everything in Markdown: the summary, then every row with its quantiles, memory and errors."""
+    """Return the complete report in Markdown: the summary, then all rows with quantiles, memory and errors."""
     made_by = commands([record.run for record in records])
     parts = ["# `gatewise bench nmt`", "", markdown(records), "", _LEGEND, "", "Made by", "", made_by, ""]
     for key, rows in tables(records).items():
@@ -176,7 +176,7 @@ def report(records: Sequence[TranslationRecord]) -> str:
 
 
 def _is_base(row: TranslationRecord, largest: TranslationRecord) -> bool:
-    """Whether a row is the same way on the batch that a largest batch is compared with."""
+    """Return whether a row is the same way with the batch size to which the largest batch is compared."""
     if largest.budget_bytes is None or row.budget_bytes is not None:
         return False
     same = all(row.settings[name] == largest.settings[name] for name in row.settings if name not in ("name", "batch"))
@@ -234,7 +234,7 @@ def _full_cells(record: TranslationRecord, rows: Sequence[TranslationRecord]) ->
 
 
 def _markdown_cell(record: TranslationRecord | None, how: str | None) -> str:
-    """Return speed and peak of a row, in one way of running or the fastest."""
+    """Return the speed and the peak memory of a row, for eager, graph, or the faster of them."""
     if record is None:
         return ""
     if record.status != MEASURED:

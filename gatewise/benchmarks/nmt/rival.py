@@ -1,8 +1,8 @@
-"""The program that a good user of PyTorch writes: the same model in torch.nn, and the usual training loop.
+"""The plain PyTorch implementation: the same model with torch.nn, and the usual training loop.
 
-The encoder is `nn.LSTM`, whose bidirectional layer reads both directions in one call of the library; the decoder steps
-`nn.LSTMCell`s through the sentence, since with input feeding a step needs the one before; attention is a few lines of
-torch; the loss is one call of `cross_entropy` for all steps. Adam is the fused one.
+The encoder is `nn.LSTM`, whose bidirectional layer computes both directions in one library call. The decoder calls
+`nn.LSTMCell`s step by step, since with input feeding a step depends on the previous one. Attention is a few lines of
+PyTorch; the loss is one call of `cross_entropy` for all steps. Adam is fused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gatewise.benchmarks.nmt.rival_attention import AdditiveAttention
 from gatewise.data import PairBatch
 from gatewise.data.sentences import PADDING
 
-# Where our parameters go by another name in torch.nn's modules.
+# The parameters whose names differ from those of `Seq2Seq`.
 _NAMES = {
     "attention.query.weight": "attention.weight_query",
     "attention.key.weight": "attention.weight_key",
@@ -31,17 +31,17 @@ _NAMES = {
 
 
 def seq2seq_name(name: str) -> str:
-    """Return what a parameter of the plain model is called in `gatewise.models.Seq2Seq`."""
+    """Return the name in `gatewise.models.Seq2Seq` of a parameter of the plain model."""
     return _NAMES.get(name, name)
 
 
 class PlainSeq2Seq(nn.Module):
-    """The model of `gatewise.models.Seq2Seq`, with additive attention and input feeding.
+    """The model of `gatewise.models.Seq2Seq` in plain PyTorch, with additive attention and input feeding.
 
     Args:
-        case: Its sizes.
-        packed: Whether sentences have different lengths and are packed for the encoder, which waits for the lengths;
-            without it they all have the length of the batch.
+        case: The sizes.
+        packed: Whether sentences have different lengths and are packed for the encoder, which copies the lengths to the
+            CPU; otherwise all have the length of the batch.
     """
 
     def __init__(self, case: TranslationCase, packed: bool = False) -> None:
@@ -66,19 +66,19 @@ class PlainSeq2Seq(nn.Module):
         self.label_smoothing = case.label_smoothing
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a `Seq2Seq`, by its names."""
+        """Load the weights of a `Seq2Seq`, by its names."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(weights[seq2seq_name(name)].view_as(parameter))
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Return the mean loss of the target tokens."""
-        values, keys, beyond, hidden, cell = self.read(batch.source, batch.source_lengths)
-        attended = self.write(batch.inputs, values, keys, beyond, hidden, cell)
+        values, keys, beyond, hidden, cell = self.encode(batch.source, batch.source_lengths)
+        attended = self.decode(batch.inputs, values, keys, beyond, hidden, cell)
         return self.loss(attended, batch.targets)
 
-    def read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
-        """Run the encoder; return values and keys [B, S, H], where they are padding, and the decoder's start."""
+    def encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """Run the encoder; return values and keys [B, S, H], the mask of padding, and the decoder's initial states."""
         x = self.dropout(self.source_embedding(source))
         if self.packed:
             x = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
@@ -94,10 +94,10 @@ class PlainSeq2Seq(nn.Module):
         hidden, cell = (list(start.chunk(len(self.decoder), -1)) for start in (hidden.tanh(), cell))
         return values, self.attention.keys(values), beyond, hidden, cell
 
-    def write(
+    def decode(
         self, inputs: Tensor, values: Tensor, keys: Tensor, beyond: Tensor, hidden: list[Tensor], cell: list[Tensor]
     ) -> Tensor:
-        """Run the decoder over given tokens [T, B]; return its attended outputs [T, B, H]."""
+        """Run the decoder on given tokens [T, B]; return its attended outputs [T, B, H]."""
         attended, outputs = torch.zeros_like(hidden[0]), []
         for embedded in self.dropout(self.target_embedding(inputs)):
             x = torch.cat([embedded, attended.to(embedded.dtype)], -1)
@@ -111,7 +111,7 @@ class PlainSeq2Seq(nn.Module):
         return torch.stack(outputs)
 
     def loss(self, attended: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss over all target tokens but padding."""
+        """Return the mean loss over all target tokens except padding."""
         scores = self.output(attended).flatten(0, 1)
         return functional.cross_entropy(
             scores, targets.flatten(), ignore_index=PADDING, label_smoothing=self.label_smoothing
@@ -119,7 +119,7 @@ class PlainSeq2Seq(nn.Module):
 
 
 def plain_optimizer(model: PlainSeq2Seq, case: TranslationCase) -> torch.optim.Adam:
-    """Return the fused Adam of the usual loop, whose learning rate lies on the model's device."""
+    """Return a fused Adam optimizer, whose learning rate is a tensor on the model's device."""
     weights = list(model.parameters())
     device = weights[0].device
     rate = torch.tensor(case.learning_rate, device=device)
@@ -127,12 +127,12 @@ def plain_optimizer(model: PlainSeq2Seq, case: TranslationCase) -> torch.optim.A
 
 
 class PlainStep:
-    """One step of the usual loop: forward, loss, backward, clip, update.
+    """One step of a usual training loop: forward, loss, backward, clipping, update.
 
     Args:
-        model: On its device.
-        optimizer: Of its parameters.
-        clip: Largest norm of the gradient.
+        model: The model, on its device.
+        optimizer: The optimizer of its parameters.
+        clip: The largest norm of the gradient.
         autocast: Whether the forward pass runs under bfloat16 autocast.
     """
 

@@ -1,8 +1,8 @@
-"""The parts of a step as named ranges of PyTorch's profiler, and which of them each allocation belongs to.
+"""The parts of a training step as named ranges of PyTorch's profiler, and the assignment of allocations to them.
 
-While `scoped` lasts, each function of `_SCOPES` runs in the range of its part. An allocation belongs to the innermost
-range around it. What a `torch.autograd.Function` allocates in its backward pass belongs to the range that it was called
-in, unless there is another one around it; what autograd's own operators allocate belongs to none.
+Inside the context `scoped`, each function of `_SCOPES` runs in the range of its part. An allocation belongs to the
+innermost range around it. Allocations in the backward pass of a `torch.autograd.Function` belong to the range in which
+it was called, unless another range is around them; allocations by autograd's own operators belong to no part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gatewise.benchmarks.nmt.rival import PlainSeq2Seq
 from gatewise.benchmarks.nmt.rival_attention import AdditiveAttention
 from gatewise.models import Seq2Seq, seq2seq
 
-# Part, what has the functions, their names.
+# The part, the object with the functions, and their names.
 _SCOPES: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (ATTENTION, nn.Attention, ("forward", "keys")),
     (ATTENTION, AdditiveAttention, ("forward", "keys")),
-    # The decoder's loop calls these, step by step, in both passes.
+    # The decoder's loop calls these in each step of both passes.
     (ATTENTION, attention, ("new_steps", "attend_step", "new_gathering", "query_gradient_step", "source_gradients")),
     (LSTM, feeding, ("attended_outputs",)),
     (LSTM, nn.LSTM, ("forward",)),
@@ -34,24 +34,24 @@ _SCOPES: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (LSTM, torch.nn.LSTMCell, ("forward",)),
     (OUTPUT, seq2seq, ("weighted_token_loss",)),
     (OUTPUT, PlainSeq2Seq, ("loss",)),
-    # Whatever else the models do.
+    # All other work of the models.
     (OTHER, Seq2Seq, ("loss",)),
     (OTHER, PlainSeq2Seq, ("forward",)),
 )
 _PREFIX = "gatewise.benchmarks part "
-_BACKWARD_NODE = "Backward"  # behind the name of a `torch.autograd.Function`
+_BACKWARD_NODE = "Backward"  # the suffix of the backward node of a `torch.autograd.Function`
 
 Applied = Mapping[tuple[str, int], str]
-"""Parts by the name of an operator and the number of its node in autograd's graph."""
+"""The parts by the name of an operator and the sequence number of its autograd node."""
 
 
 class Allocation(NamedTuple):
-    """What the allocator did.
+    """An action of the allocator.
 
     Attributes:
-        address: Of the memory.
-        size: Bytes; negative when they are released.
-        part: Whose it is, if it is not released.
+        address: The address of the memory.
+        size: The number of bytes; negative for a release.
+        part: The part of an allocation.
     """
 
     address: int
@@ -60,7 +60,7 @@ class Allocation(NamedTuple):
 
 
 def allocations(step: Callable[[], object], device: torch.device) -> list[Allocation]:
-    """Run a step in its scopes and return what it allocated and released on a device, in order."""
+    """Run a step inside `scoped`, and return its allocations and releases on a device, in order."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording, scoped():
         step()
         if device.type == "cuda":
@@ -72,7 +72,7 @@ def allocations(step: Callable[[], object], device: torch.device) -> list[Alloca
 
 @contextlib.contextmanager
 def scoped() -> Iterator[None]:
-    """Let the functions of each part run in its range."""
+    """Run the functions of each part in the range of the part."""
     with contextlib.ExitStack() as before:
         for part, owner, names in _SCOPES:
             for name in names:
@@ -92,11 +92,11 @@ def _within(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def allocations_of(roots: Iterable[_ProfilerEvent], device: torch.device) -> list[Allocation]:
-    """Return the allocations on a device that a profile has seen, in order.
+    """Return the allocations on a device in a profile, in order.
 
     Args:
-        roots: The profile's events that are in no other.
-        device: With or without an index; without, that of the current one.
+        roots: The top-level events of the profile.
+        device: The device; without an index, the current one.
     """
     roots = list(roots)
     applied: dict[tuple[str, int], str] = {}
@@ -112,12 +112,12 @@ def allocations_of(roots: Iterable[_ProfilerEvent], device: torch.device) -> lis
             where, address = details.device, details.ptr
             if (where.type, where.index) == (device.type, index) and address is not None:
                 found.append((event.start_time_ns, Allocation(address, details.alloc_size, part)))
-    # Those of a pass in a thread of its own are in a tree of its own.
+    # A backward pass in another thread has its own tree of events.
     return [allocation for _, allocation in sorted(found, key=lambda each: each[0])]
 
 
 def _with_parts(roots: Iterable[_ProfilerEvent], applied: Applied) -> Iterator[tuple[_ProfilerEvent, str]]:
-    """Yield every event with the part it belongs to, those of a thread in order."""
+    """Yield every event with the part to which it belongs; the events of a thread are in order."""
     waiting = [(root, BACKWARD) for root in roots][::-1]
     while waiting:
         event, part = waiting.pop()

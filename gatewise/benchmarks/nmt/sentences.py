@@ -1,8 +1,9 @@
-"""Sentence pairs made by rule: nothing is downloaded, and there is something to learn.
+"""Generated sentence pairs, from which a model can learn, without a download.
 
-A pair is about one of a few topics; each topic has words of its own on either side, and every word of a sentence is
-drawn from those. Who knows nothing needs as many nats a word as the logarithm of the vocabulary, who knows which words
-there are at all the logarithm of their number, and who sees the topic the logarithm of a topic's words: `floor`.
+A pair is about one of a few topics. Each topic has its own words in both languages, and all words of a sentence are
+drawn from those. The loss in nats per word is the logarithm of the vocabulary size for a model that knows nothing; that
+of the number of words in use for a model that knows these; and that of the number of a topic's words, `floor`, for a
+model that recognises the topic.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ _FIRST = END + 1
 
 
 def floor(case: TranslationCase) -> float:
-    """Return the mean loss of who knows the topic and nothing else: nats a token, the end included."""
+    """Return the mean loss of a model that recognises the topic only, in nats per token, including the end token."""
     return (case.target - 1) / case.target * math.log(_words(case)[1])
 
 
 def draw(case: TranslationCase, count: int, device: torch.device, seed: int = 1) -> list[PairBatch]:
-    """Draw batches, the same for a seed on every device.
+    """Draw batches; a seed gives the same batches on every device.
 
     Args:
-        case: Their sizes.
-        count: How many.
-        device: Where they are used.
-        seed: Of the draw.
+        case: The sizes.
+        count: The number of batches.
+        device: The device of the batches.
+        seed: The seed.
     """
     generator = torch.Generator().manual_seed(seed)
     topics, words = _words(case)
@@ -56,7 +57,7 @@ def draw(case: TranslationCase, count: int, device: torch.device, seed: int = 1)
 
 
 def _words(case: TranslationCase) -> tuple[int, int]:
-    """Return the number of topics and of words in each, as far as the smaller vocabulary reaches."""
+    """Return the number of topics and the number of words of each, which the smaller vocabulary limits."""
     room = min(case.source_size, case.target_size) - _FIRST
     words = min(_WORDS, max(1, room // 4))
     return min(_TOPICS, room // words), words

@@ -1,4 +1,4 @@
-"""One way with everything that training takes: model, optimizer, and the step as it is and replayed."""
+"""One way with everything that training needs: model, optimizer, and the step, eager and replayed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from gatewise.training.step import MeanLoss, Step
 
 
 class Side:
-    """A way that is ready to train, from given weights.
+    """A way that is ready to train, with given initial weights.
 
     Args:
-        way: Which.
-        case: Its sizes.
-        precision: In which the forward pass runs; weights are of its dtype.
-        batches: Used in turn.
-        start: Weights by the names of `Seq2Seq`; None to keep those that a model starts with.
-        budget: Bytes that a planned way is to keep to; None for what the device has.
+        way: The way.
+        case: The sizes.
+        precision: The precision of the forward pass; weights have its dtype.
+        batches: The batches, used in turn.
+        start: The initial weights by the names of `Seq2Seq`; None for those of a new model.
+        budget: The memory budget in bytes of a planned way; None for the memory of the device.
 
     Attributes:
-        plan: How a planned way's memory is planned; None in others.
+        plan: The memory plan of a planned way; None in others.
 
     Raises:
-        OutOfMemoryPredicted: Nothing keeps to the budget.
+        OutOfMemoryPredicted: No plan fits into the budget.
     """
 
     def __init__(
@@ -73,31 +73,31 @@ class Side:
 
     @property
     def refusal(self) -> str:
-        """Why the step was not captured as a graph; empty when it was, or was not to be."""
+        """The reason why the step was not captured; empty if it was, or has not been tried."""
         return self._replayed.refusal
 
     def launch(self) -> Tensor:
-        """Train on the next batch, launch by launch; return its loss."""
+        """Train on the next batch without a CUDA graph; return its loss."""
         return self._step(next(self._batches), None)[0]
 
     def replay(self) -> Tensor:
-        """Train on the next batch by replaying the recorded step."""
+        """Train on the next batch by replaying the captured step; return its loss."""
         return self._replayed(next(self._batches), None)[0]
 
     def record(self) -> None:
-        """Train on as many batches as it takes until steps are replayed."""
+        """Train on as many batches as needed until steps are replayed."""
         for _ in range(WARMUPS + 1):
             self.replay()
 
     def forget(self) -> None:
-        """Drop the gradients."""
+        """Delete the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
-        """Begin anew on the first batch, from given weights and moments of zero; what was recorded stays valid.
+        """Restart on the first batch, with given weights and with moments of zero; captured steps stay valid.
 
         Args:
-            start: Weights by the names of `Seq2Seq`.
+            start: The weights by the names of `Seq2Seq`.
         """
         self._load(start)
         for moments in self._optimizer.state.values():
@@ -111,8 +111,8 @@ class Side:
             weight.copy_(start[name].view_as(weight))
 
     @contextlib.contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Let the learning rate be 0 for a while: steps leave the weights as they are."""
+    def frozen_weights(self) -> Iterator[None]:
+        """Set the learning rate to 0 inside the context, so that steps do not change the weights."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         before = [rate.clone() for rate in rates]
         for rate in rates:
@@ -124,14 +124,14 @@ class Side:
                 rate.copy_(value)
 
     def evidence(self, replayed: bool = False) -> dict[str, Tensor]:
-        """Return what one step computes on the first batch, by name: the loss, and each weight's clipped gradient.
+        """Return the results of one step on the first batch by name: the loss, and each weight's clipped gradient.
 
-        The weights stay as they are: the learning rate, which steps read from the device, is 0 meanwhile.
+        The weights do not change, because the learning rate, which steps read from the device, is 0 meanwhile.
 
         Args:
-            replayed: Whether the step is replayed, and recorded before where it was not.
+            replayed: Whether the step is replayed, after capturing it if necessary.
         """
-        with self.standing_still():
+        with self.frozen_weights():
             step: Callable[[PairBatch, None], tuple[Tensor, None]] = self._step
             if replayed:
                 self.record()

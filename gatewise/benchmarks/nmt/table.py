@@ -1,4 +1,4 @@
-"""The run: every way on every case, checked, then timed in turn."""
+"""A run of the benchmark: every way on every case is checked, then timed in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gatewise.benchmarks.nmt import sentences
 from gatewise.benchmarks.nmt.cases import TranslationCase
 from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.learning import seconds_to_loss
-from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, weighed
+from gatewise.benchmarks.nmt.peaks import allocated, clear, largest_of, peak_memory
 from gatewise.benchmarks.nmt.planned import predicted_bytes, ways_of
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
 from gatewise.benchmarks.nmt.side import Side
@@ -28,7 +28,7 @@ from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG,
 from gatewise.contract.errors import GatewiseError, KernelRefused, OutOfMemoryPredicted
 from gatewise.selection.timing import Timing, sample_in_turn
 
-# Weights are float32 in all of them; bf16 is autocast, as in the training loop.
+# Weights are float32 in all precisions; bf16 means autocast, as in the training loop.
 TRANSLATION_PRECISIONS = {
     "tf32": PRECISIONS["tf32"],
     "bf16": dataclasses.replace(PRECISIONS["bf16-autocast"], name="bf16"),
@@ -38,20 +38,20 @@ TRANSLATION_PRECISIONS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run.
+    """The settings of a run.
 
     Attributes:
-        benchmark: Goes into the records.
-        cases: Models and batches.
-        precisions: Number formats.
-        ways: A row each.
-        device: Where.
-        seconds: Time for the samples of a table, after which they end.
-        least: Samples of each time, however long they take.
-        calls: Steps a sample.
-        budget: Bytes that the largest batch of the first case is to fit; None to leave it out.
-        loss: What training on the first case is to come to, nats a token; None to leave it out.
-        most_steps: After which that is given up.
+        benchmark: The name of the benchmark in the records.
+        cases: The models and batches.
+        precisions: The precisions.
+        ways: The ways, with a row each.
+        device: The device.
+        seconds: The time in seconds after which sampling for a table stops.
+        least: The smallest number of samples of each time, however long they take.
+        calls: The number of steps per sample.
+        budget: The memory budget in bytes of the search for the largest batch of the first case; None for no search.
+        loss: The loss in nats per token that training on the first case is to reach; None for no such training.
+        most_steps: The largest number of steps of that training.
     """
 
     benchmark: str
@@ -70,12 +70,12 @@ class Settings:
 def run(
     settings: Settings, observer: Observer, keep: Callable[[TranslationRecord], None]
 ) -> Outcome[TranslationRecord]:
-    """Check every way on every case, measure those that agree, and describe each in a record.
+    """Check all ways on all cases, measure those with correct results, and return a record of each.
 
     Args:
-        settings: What to run.
-        observer: Who is told how far it is.
-        keep: Is given each record as soon as it is finished.
+        settings: The settings.
+        observer: The observer of the progress.
+        keep: A function that is called with each record as soon as it is complete.
     """
     about = Run.now(settings.device)
     records: list[TranslationRecord] = []
@@ -100,14 +100,14 @@ def run(
 
 
 def _within_budget(settings: Settings) -> list[Way]:
-    """Return the ways whose largest batch is looked for."""
+    """Return the ways for which the largest batch is searched."""
     return [] if settings.budget is None else [way for way in settings.ways if way.plain or way.lstm == OWN]
 
 
 def _largest(settings: Settings, precision: Precision, about: Run, observer: Observer) -> Iterator[TranslationRecord]:
-    """Yield a record for each way on the largest batch of the first case that fits the budget in that way.
+    """Yield a record for each way with the largest batch of the first case that fits into the budget.
 
-    Plain PyTorch and gatewise's own LSTM layers: the library's need about as much memory.
+    Only plain PyTorch and ways with gatewise's LSTM layers: those with nn.LSTM need about as much memory.
     """
     case, budget = settings.cases[0], settings.budget
     assert budget is not None
@@ -132,7 +132,7 @@ def _largest(settings: Settings, precision: Precision, about: Run, observer: Obs
 
 
 class _Cell:
-    """One case in one precision: its ways share batches, starting weights and the float64 truth."""
+    """One case in one precision: its ways share batches, initial weights and the float64 results."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Cell:
         self._budget = budget
 
     def blank(self, way: Way) -> TranslationRecord:
-        """Return a record of a way of which nothing is known yet."""
+        """Return a record of a way without any results."""
         return TranslationRecord(
             benchmark=self._settings.benchmark,
             case=self._case.name,
@@ -167,7 +167,7 @@ class _Cell:
         )
 
     def rows(self, ways: Sequence[Way]) -> list[TranslationRecord]:
-        """Return a record a way."""
+        """Return a record for each way."""
         device = self._settings.device
         sides: dict[str, Side] = {}
         rows: dict[str, TranslationRecord] = {}
@@ -175,7 +175,7 @@ class _Cell:
         with self._precision.applied():
             try:
                 check = Check(self._case, self._precision, device)
-            except RuntimeError as error:  # out of memory, or a library's own error: the other cases still run
+            except RuntimeError as error:  # out of memory, or a library's error: the other cases still run
                 note = f"plain PyTorch: {first_line(error)}"
                 return [dataclasses.replace(self.blank(way), status=FAILED, note=note) for way in ways]
             for way in ways:
@@ -198,7 +198,7 @@ class _Cell:
             self._observer.step(f"{self._case.name}, {self._precision.name}: {what}")
 
     def _checked(self, way: Way, check: Check) -> tuple[TranslationRecord, Side | None]:
-        """Return what is known before timing, and the side to time when it agrees."""
+        """Return the record before timing, and the side to time if its results are correct."""
         row, device = self.blank(way), self._settings.device
         try:
             before = allocated(device)
@@ -207,7 +207,7 @@ class _Cell:
             replays = device.type == "cuda"
             if finding.agrees and replays:
                 if not self._case.dropout:
-                    row = self._weighed(row, side, before)
+                    row = self._with_memory(row, side, before)
                 replayed = check.finding(side, replayed=True)
                 finding = max(finding, replayed, key=lambda each: each.error / each.allowed)
             row = dataclasses.replace(row, error=finding.error, allowed=finding.allowed)
@@ -228,8 +228,8 @@ class _Cell:
                 clear(device)
                 side = Side(way, self._case, self._precision, check.batches, check.start, self._budget)
                 if replays:
-                    row = self._weighed(row, side, before)
-                # No two ways drop the same, so with dropout there is no curve to compare with.
+                    row = self._with_memory(row, side, before)
+                # Implementations draw different dropout masks, so with dropout there are no losses to compare with.
                 for how, step in _steps(side, device).items():
                     if wrong := not_finite(followed(step)):
                         return _wrong(row, f"{how}: {wrong}"), None
@@ -239,8 +239,8 @@ class _Cell:
         except (RuntimeError, GatewiseError) as error:  # as above
             return dataclasses.replace(row, status=FAILED, note=first_line(error)), None
 
-    def _weighed(self, row: TranslationRecord, side: Side, before: int) -> TranslationRecord:
-        peaks, parts = weighed(side, self._settings.device, before)
+    def _with_memory(self, row: TranslationRecord, side: Side, before: int) -> TranslationRecord:
+        peaks, parts = peak_memory(side, self._settings.device, before)
         return dataclasses.replace(row, peak_bytes=peaks, parts=parts)
 
     def _time(self, rows: dict[str, TranslationRecord], sides: Mapping[str, Side]) -> None:
@@ -269,7 +269,7 @@ class _Cell:
             rows[name] = dataclasses.replace(rows[name], status=MEASURED, times=times)
 
     def _learnt(self, row: TranslationRecord, way: Way) -> TranslationRecord:
-        """Add how long it takes to come to the loss, from weights as a model starts with."""
+        """Add the time of training until the loss, from the initial weights of a new model."""
         settings, device = self._settings, self._settings.device
         loss = settings.loss
         assert loss is not None
@@ -279,7 +279,9 @@ class _Cell:
         for how in row.times:
             try:
                 side = Side(way, self._case, self._precision, batches, start)
-                side.evidence(replayed=how == GRAPH)  # libraries and graph are ready, the weights still at their start
+                side.evidence(
+                    replayed=how == GRAPH
+                )  # initialises libraries and the graph, without changing the weights
                 found = seconds_to_loss(_steps(side, device)[how], loss, settings.most_steps, device)
             except RuntimeError as error:  # as above
                 row = dataclasses.replace(row, note=f"{row.note} Training, {how}: {first_line(error)}.")
@@ -290,25 +292,25 @@ class _Cell:
 
 
 def _steps(side: Side, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Return how a side can train."""
+    """Return the functions that run a training step of a side, eager and replayed."""
     if device.type != "cuda" or side.refusal:
         return {EAGER: side.launch}
     return {EAGER: side.launch, GRAPH: side.replay}
 
 
 def _wrong(row: TranslationRecord, why: str) -> TranslationRecord:
-    """Return a row of which nothing is reported but why."""
+    """Return a row without results other than the reason."""
     return dataclasses.replace(row, status=WRONG, note=f"{why}.", peak_bytes={}, parts={})
 
 
 def _short(timing: Timing) -> Timing:
-    # More digits than were measured would only make the record long.
+    # Further digits would be longer than the measurement is precise.
     median, q20, q80 = (float(f"{value:.5g}") for value in (timing.median, timing.q20, timing.q80))
     return Timing(median, q20, q80, timing.runs)
 
 
 def _reason(refusal: GatewiseError) -> str:
-    """Return the first reason in a printed decision: what stands behind the first dash."""
+    """Return the first reason in a printed decision, which follows the first dash."""
     lines = str(refusal).splitlines()
     first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("- ")), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""The rows: plain PyTorch, then gatewise's model with each attention, on either library's LSTM."""
+"""The rows: plain PyTorch, then gatewise's model with each attention kernel, and with either library's LSTM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gatewise.data.sentences import PADDING
 from gatewise.models import Seq2Seq
 from gatewise.nn import LSTM
 
-_AWAKE = {
+_SCALES = {
     "source_embedding.weight": 10.0,
     "target_embedding.weight": 10.0,
     "attention.weight_query": 4.0,
@@ -28,13 +28,13 @@ LIBRARY, OWN, AUTO = "nn.LSTM", "gatewise", "auto"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train the model.
+    """One implementation of the model, which is one row of the benchmark.
 
     Attributes:
-        name: As it is written in tables.
-        attention: The attention kernel; empty for the plain program.
-        lstm: Whose LSTM layers: "nn.LSTM" or "gatewise".
-        planned: Whether a plan of memory decides what is kept and what is computed again, and the attention kernel.
+        name: The name in tables.
+        attention: The attention kernel; empty for plain PyTorch.
+        lstm: The library of the LSTM layers: "nn.LSTM" or "gatewise".
+        planned: Whether a memory plan determines the attention kernel and what is recomputed.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Way:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing of gatewise is in it."""
+        """Whether the way is plain PyTorch, without any code of gatewise."""
         return not self.attention
 
 
@@ -53,29 +53,29 @@ PLANNED = Way("planned, gatewise", AUTO, OWN, planned=True)
 
 
 def ways() -> list[Way]:
-    """Return every way: the plain program, then attention from what keeps most to what keeps least, then the plan's."""
+    """Return all ways: plain PyTorch, attention kernels from the most to the least memory, and the planned way."""
     known = [name for name in ("reference", "recompute", "fused") if name in kernel_names()]
     known += [name for name in kernel_names() if name not in known]
     return [PLAIN, *(Way(f"{name}, {lstm}", name, lstm) for name in known for lstm in (LIBRARY, OWN)), PLANNED]
 
 
 class LibraryLSTM(nn.LSTM):
-    """`torch.nn.LSTM` in the place of `gatewise.LSTM`, for batches in which all sentences have the same length."""
+    """`torch.nn.LSTM` with the signature of `gatewise.LSTM`, for batches of sentences of the same length."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - no batch of the benchmark is packed
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run the layer over the whole length."""
+        """Run the layer over all time steps."""
         return super().forward(input, hx)
 
 
 def new_model(way: Way, case: TranslationCase, device: torch.device) -> PlainSeq2Seq | Seq2Seq:
-    """Make the model of a way; its weights are to be loaded.
+    """Create the model of a way; its weights must be loaded afterwards.
 
     Args:
-        way: Which.
-        case: Its sizes; dropout too.
-        device: Where it lives.
+        way: The way.
+        case: The sizes and the dropout.
+        device: The device.
     """
     if way.plain:
         return PlainSeq2Seq(case).to(device)
@@ -86,7 +86,7 @@ def new_model(way: Way, case: TranslationCase, device: torch.device) -> PlainSeq
 
 
 def seq2seq(case: TranslationCase, device: torch.device, attention: str = AUTO) -> Seq2Seq:
-    """Make gatewise's model of a case."""
+    """Create gatewise's model for a case."""
     return Seq2Seq(
         case.source_size,
         case.target_size,
@@ -106,24 +106,24 @@ def seq2seq(case: TranslationCase, device: torch.device, attention: str = AUTO) 
 
 
 def starting_weights(case: TranslationCase, device: torch.device, seed: int = 1) -> dict[str, Tensor]:
-    """Draw what every way starts from, by the names of `Seq2Seq`, the same for a seed on a kind of device."""
+    """Draw the initial weights of every way, by the names of `Seq2Seq`; a seed gives the same weights again."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         model = seq2seq(case, device)
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def awake(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make weights of a model that reads and looks: its words differ, and its attention prefers some positions.
+def with_distinct_attention(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with which words have different embeddings and attention prefers some positions.
 
-    A fresh model looks at all positions alike, and the gradients of its attention are all but zero: rounding errors are
-    large beside them, and a wrong one would not be seen.
+    A new model attends equally to all positions, and the gradients of its attention are almost zero: rounding errors
+    would be large in comparison, and hide a wrong gradient.
     """
-    return {name: weight * _AWAKE.get(name, 1.0) for name, weight in start.items()}
+    return {name: weight * _SCALES.get(name, 1.0) for name, weight in start.items()}
 
 
 def _on_library(model: nn.Module) -> None:
-    """Put `torch.nn.LSTM` in the place of every `gatewise.LSTM`."""
+    """Replace every `gatewise.LSTM` with `torch.nn.LSTM`."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, LSTM):

@@ -26,7 +26,7 @@ _KINDS = ("auto", "persistent", "stepwise", "cudnn", "aten", "eager", "lean")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train every case; return 1 if a loss leaves the spread of nn.LSTM's."""
+    """Train all cases; return 1 if a loss leaves the spread of nn.LSTM's."""
     given = _parsed(arguments)
     device = torch.device(given.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else given.processes
@@ -64,7 +64,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _each(cases: list[Case], given: argparse.Namespace, device: torch.device) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each case when it is done; cases beside each other are spread over the GPUs."""
+    """Yield the rows of each case when it is complete; concurrent cases are distributed over the GPUs."""
     gpus = torch.cuda.device_count() if device.type == "cuda" and given.jobs > 1 else 1
     devices = [torch.device(device.type, number) for number in range(gpus)] if gpus > 1 else [device]
     tasks = [
@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=500, help="steps of training (500)")
     parser.add_argument("--case", action="append", help="a model; several times for several (all)")
     parser.add_argument("--kind", action="append", choices=_KINDS, help="a kernel; several times for several (all)")
-    parser.add_argument("--jobs", type=int, default=1, help="models trained beside each other (1)")
-    parser.add_argument("--processes", type=int, default=2, help="on a CPU, the processes that may train together (2)")
-    parser.add_argument("--record", type=Path, help="file that a line of JSON for each trajectory is added to")
+    parser.add_argument("--jobs", type=int, default=1, help="models trained concurrently (1)")
+    parser.add_argument("--processes", type=int, default=2, help="on a CPU, the processes of distributed training (2)")
+    parser.add_argument("--record", type=Path, help="file to which a line of JSON is appended for each trajectory")
     return parser
 
 

@@ -13,12 +13,12 @@ class Case:
         name: The name in reports.
         task: "words" (a language model whose state is carried), "classes" (of sequences with lengths), "series" (a
             number for each step), or "pairs" (an encoder, a decoder and attention).
-        hidden: H.
-        time: T.
-        batch: B, in each process.
-        layers: L.
-        bidirectional: Whether D is 2; of a translation, of its encoder.
-        projection: P; 0 for none.
+        hidden: H, the number of hidden units.
+        time: T, the number of time steps.
+        batch: B, the number of sequences in each process.
+        layers: L, the number of layers.
+        bidirectional: Whether the layers are bidirectional; for "pairs", those of the encoder.
+        projection: P, the number of features of the projected hidden state; 0 for none.
         dtype: The dtype of the parameters.
         autocast: The dtype of autocast; empty without autocast.
         scaled: Whether a GradScaler scales the loss.
@@ -26,7 +26,7 @@ class Case:
         dropout: The probability of dropout between layers and before the output.
         optimizer: "sgd" or "adam".
         rate: The learning rate.
-        processes: GPUs that train together through `DistributedDataParallel`.
+        processes: The number of GPUs that train together with `DistributedDataParallel`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The layers that are compared: gatewise.LSTM on a kernel, and nn.LSTM called in the same way."""
+"""The layers that are compared: gatewise.LSTM with a kernel, and nn.LSTM with the same interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = tuple[Tensor, Tensor]
 
 
 class Packing(nn.LSTM):
-    """`torch.nn.LSTM` for padded batches with lengths, packed as its users do."""
+    """`torch.nn.LSTM` for padded batches with lengths, which it packs as users do."""
 
     def forward(self, input: Tensor, hx: State | None = None, lengths: Tensor | None = None) -> tuple[Tensor, State]:  # type: ignore[override]
         """Run the layers over [T, B, I]."""
@@ -29,10 +29,10 @@ def layer(kind: str, input_size: int, hidden_size: int, num_layers: int = 1, **o
 
     Args:
         kind: `RIVAL`, the name of a kernel, "auto", or "lean".
-        input_size: I.
-        hidden_size: H.
-        num_layers: L.
-        **options: Others of `torch.nn.LSTM`.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers.
+        **options: Other arguments of `torch.nn.LSTM`.
     """
     sizes = input_size, hidden_size, num_layers
     if kind == RIVAL:

@@ -1,4 +1,4 @@
-"""A case on every kernel."""
+"""Training of a case on every kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_case(case: Case, kinds: Sequence[str], steps: int, device: torch.device)
         rows = [_row(case, RIVAL, theirs[0], 0.0)]
         for kind in kinds:
             try:
-                # With dropout a seed gives other masks on each kernel.
+                # With dropout, a seed gives different masks on each kernel.
                 ours = [train(case, kind, seed, steps, device) for seed in range(SEEDS if case.dropout else 1)]
             except (KernelRefused, ProcessRaisedException) as error:
                 if not _is_refusal(error):
@@ -58,7 +58,7 @@ def _row(
 
 
 def _is_refusal(error: Exception) -> bool:
-    # What another process raises arrives as text.
+    # Errors of other processes arrive as text.
     return isinstance(error, KernelRefused) or "errors.KernelRefused" in str(error)
 
 

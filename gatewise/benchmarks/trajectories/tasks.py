@@ -1,4 +1,4 @@
-"""Tasks that can be learnt within some hundred steps, and plain models for them, as users write them."""
+"""Tasks that can be learnt in some hundred steps, and plain models for them, as users write them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Batch(NamedTuple):
     """A batch.
 
     Attributes:
-        inputs: Tokens [T, B], or features [T, B, F].
-        targets: Tokens [T, B], classes [B], or numbers [T, B].
-        lengths: Steps of each sequence [B]; None where all have T.
+        inputs: The tokens [T, B], or features [T, B, F].
+        targets: The tokens [T, B], classes [B], or numbers [T, B].
+        lengths: The number of steps of each sequence [B]; None if all have T.
     """
 
     inputs: Tensor
@@ -41,14 +41,14 @@ class Words(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
 
     def forward(self, batch: Batch, state: State | None) -> tuple[Tensor, State]:
-        """Return the loss, and the state without its history."""
+        """Return the loss, and the detached state."""
         y, (h, c) = self.lstm(self.drop(self.embedding(batch.inputs)), state)
         scores = self.output(self.drop(y)).flatten(0, 1).float()
         return functional.cross_entropy(scores, batch.targets.flatten()), (h.detach(), c.detach())
 
 
 class Classes(nn.Module):
-    """A classifier of sequences by the mean of its outputs."""
+    """A classifier of sequences, which averages the outputs over time."""
 
     def __init__(self, case: Case, kind: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Classes(nn.Module):
 
 
 class Series(nn.Module):
-    """A number for each step."""
+    """A model that predicts a number for each step."""
 
     def __init__(self, case: Case, kind: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Series(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Reads a sentence and writes it backwards: an encoder, a decoder that is given the right words, and attention."""
+    """A model that reverses a sentence: an encoder, a decoder with teacher forcing, and attention."""
 
     def __init__(self, case: Case, kind: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ MODELS: dict[str, Callable[[Case, str], nn.Module]] = {
 
 
 def batches(case: Case, seed: int, device: torch.device) -> Iterator[Batch]:
-    """Yield batches without end, the same for a seed."""
+    """Yield batches without end; a seed gives the same batches."""
     generator = torch.Generator().manual_seed(seed)
     make = {"words": _words, "classes": _classes, "series": _series, "pairs": _pairs}[case.task]
     for batch in make(case, generator):
@@ -118,7 +118,7 @@ def batches(case: Case, seed: int, device: torch.device) -> Iterator[Batch]:
 
 
 def _words(case: Case, generator: torch.Generator) -> Iterator[Batch]:
-    # Each word has a few words that can follow it: the same in all seeds, or else there were nothing to learn.
+    # Each word has a few possible next words, which are the same for all seeds, so that there is something to learn.
     following = torch.randint(_WORDS, (_WORDS, _SUCCESSORS), generator=torch.Generator().manual_seed(0))
     last = torch.randint(_WORDS, (case.batch,), generator=generator)
     while True:
@@ -138,7 +138,7 @@ def _classes(case: Case, generator: torch.Generator) -> Iterator[Batch]:
         lengths = torch.randint(case.time // 4, case.time + 1, (case.batch,), generator=generator)
         inputs = torch.randn(case.time, case.batch, _FEATURES, generator=generator)
         inputs[..., 0] += torch.sin(steps * (targets + 1) * 0.3)
-        inputs[steps.expand(-1, case.batch) >= lengths] = torch.nan  # nobody may read it
+        inputs[steps.expand(-1, case.batch) >= lengths] = torch.nan  # padding must not be read
         yield Batch(inputs, targets, lengths)
 
 
@@ -146,7 +146,7 @@ def _series(case: Case, generator: torch.Generator) -> Iterator[Batch]:
     while True:
         inputs = torch.randn(case.time, case.batch, _FEATURES, generator=generator)
         targets, store = torch.zeros(case.time, case.batch), torch.zeros(case.batch)
-        for step in range(case.time):  # a store that fills and empties
+        for step in range(case.time):  # a leaky integrator
             store = 0.9 * store + inputs[step, :, 0].relu()
             targets[step] = 0.3 * store + 0.2 * inputs[step, :, 1]
         yield Batch(inputs, targets)

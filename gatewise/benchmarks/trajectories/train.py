@@ -1,4 +1,4 @@
-"""Training a case on one kind of layer, in one process or several."""
+"""Training of a case with one kind of layer, in one process or several."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CLIP = 1.0
 
 
 def train(case: Case, kind: str, seed: int, steps: int, device: torch.device) -> list[float]:
-    """Return the loss of each step; that of the first process where several train together.
+    """Return the loss of each step; with several processes, that of the first one.
 
     Args:
         case: The model and how it is trained.
-        kind: The layer, see `trajectories.layers.layer`.
+        kind: The kind of the layer, see `trajectories.layers.layer`.
         seed: The seed of weights, dropout and data.
         steps: The number of steps.
         device: The device; with several processes, that of the first.
@@ -56,7 +56,7 @@ def _train(case: Case, kind: str, seed: int, steps: int, device: torch.device, r
     with _settings(case, device):
         torch.manual_seed(seed)
         model = MODELS[case.task](case, kind).to(device, getattr(torch, case.dtype))
-        torch.manual_seed(seed + 1000 * rank)  # of dropout
+        torch.manual_seed(seed + 1000 * rank)  # for dropout
         wrapped: nn.Module = model
         if case.processes > 1:
             wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)

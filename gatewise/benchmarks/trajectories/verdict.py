@@ -1,4 +1,4 @@
-"""Whether a loss stays within the spread of three seeds of nn.LSTM."""
+"""The check that a loss stays within the spread of three seeds of nn.LSTM."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-WINDOW = 25  # steps whose losses are averaged
+WINDOW = 25  # the number of steps whose losses are averaged
 SEEDS = 3
-_NEAR = 3  # windows before and after
-_LEARNT = 0.98  # of the first loss: a curve that shows nothing cannot fail
+_NEAR = 3  # the number of windows before and after
+_LEARNT = 0.98  # relative to the first loss: a comparison of models that learn nothing would always pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """A trajectory beside those of nn.LSTM.
+    """A loss trajectory compared with those of nn.LSTM.
 
     Attributes:
-        worst: The largest distance from nn.LSTM with the same seed, as a share of the spread of its seeds there.
-        note: The complaint; empty where nothing is wrong.
+        worst: The largest distance from nn.LSTM with the same seed, relative to the spread of its seeds there.
+        note: The error; empty if nothing is wrong.
     """
 
     worst: float
@@ -26,14 +26,14 @@ class Verdict:
 
 
 def verdict(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Verdict:
-    """Hold trajectories to those of nn.LSTM.
+    """Compare trajectories with those of nn.LSTM.
 
-    A trajectory of one seed is held to that of nn.LSTM with the same seed, from which it differs by rounding. With
-    dropout a seed gives other masks on each kernel: then several seeds are compared by their means.
+    A trajectory is compared with that of nn.LSTM with the same seed, from which it differs by rounding. With dropout, a
+    seed gives different masks on each kernel, so the means over several seeds are compared.
 
     Args:
-        ours: The losses of each step, with the first seed, or with each.
-        theirs: The losses of nn.LSTM, of each seed.
+        ours: The losses of each step, with the first seed, or with each seed.
+        theirs: The losses of nn.LSTM, with each seed.
     """
     for curve in ours:
         broken = next((step for step, loss in enumerate(curve) if not math.isfinite(loss)), None)
@@ -45,7 +45,7 @@ def verdict(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) 
         return Verdict(math.inf, f"nn.LSTM learns nothing: its loss goes from {first:.4g} to {last:.4g}")
     own, expected = (mine[0], others[0]) if len(mine) == 1 else (_mean(mine), _mean(others))
     spread = [max(pair) for pair in zip(_range(mine), _range(others), strict=True)]
-    # That of a window alone is small where curves happen to cross.
+    # The spread of a single window is small if curves happen to cross there.
     around = [max(spread[max(0, place - _NEAR) : place + _NEAR + 1]) for place in range(len(spread))]
     shares = [abs(a - b) / most for a, b, most in zip(own, expected, around, strict=True)]
     worst = max(shares)

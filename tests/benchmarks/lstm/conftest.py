@@ -20,7 +20,7 @@ def timing(seconds: float) -> Timing:
 
 @pytest.fixture
 def cell(row: Record) -> LayerRecord:
-    """A measured row that others are made from: 4x eager, 2x under a graph, twice the floor."""
+    """A measured row, from which tests derive others: 4x eager, 2x under a graph, twice the floor."""
     case = LSTMCase("speech", 500, 32, 256)
     return LayerRecord(
         benchmark="lstm",

@@ -1,4 +1,4 @@
-"""What is wrong is found, in every tensor."""
+"""Wrong results are found, in every tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a call."""
+"""The values of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor, by hand on an invented device."""
+"""The floor, compared with a calculation by hand for an invented device."""
 
 from __future__ import annotations
 

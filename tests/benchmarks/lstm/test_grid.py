@@ -1,4 +1,4 @@
-"""The run: what becomes a row, and with what in it."""
+"""A run of the benchmark: its rows and their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def records_of(settings: grid.Settings, observer, **changes: object) -> list[Lay
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, spoil) -> None:
-    """Let every side of gatewise compute something else."""
+    """Change the results of all sides of gatewise."""
 
     def side(call: Call, dtype: torch.dtype, kernel: str) -> Side:
         right = gatewise_side(call, dtype, kernel)

@@ -1,4 +1,4 @@
-"""Reports say what the records say, in 80 columns and in Markdown."""
+"""Reports show the contents of records, in 80 columns and in Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gatewise.selection.timing import Timing
 
 
 def faster(row: LayerRecord, factor: float, **changes: object) -> LayerRecord:
-    """The same row with gatewise's times divided."""
+    """Return the same row with gatewise's times divided."""
     times = {
         how: sides | {"gatewise": Timing(*(value / factor for value in dataclasses.astuple(sides["gatewise"])[:3]), 20)}
         for how, sides in row.times.items()

@@ -1,4 +1,4 @@
-"""The two sides compute the same, from the same numbers."""
+"""Both sides compute the same results from the same values."""
 
 from __future__ import annotations
 

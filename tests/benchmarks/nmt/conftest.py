@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=TINY_CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> TranslationCase:
-    """Every tiny case, without dropout: two ways never drop the same."""
+    """All tiny cases, without dropout, whose masks would differ between ways."""
     return dataclasses.replace(request.param, dropout=0.0)
 
 
@@ -37,7 +37,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def plain(row: Record) -> TranslationRecord:
-    """A measured row of plain PyTorch that others are made from."""
+    """A measured row of plain PyTorch, from which tests derive others."""
     return TranslationRecord(
         benchmark="nmt",
         case="iwslt-50-50-128",

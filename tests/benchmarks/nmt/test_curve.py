@@ -26,7 +26,7 @@ def check(case) -> Check:
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Count the replays of a recording that stands for a graph's."""
+    """Count the replays of a stand-in for a CUDA graph."""
     counted = []
 
     def capture(work):
@@ -49,7 +49,7 @@ def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replay
     for found in (eager, replayed):
         assert found.agrees, str(found)
         assert "is that of plain PyTorch" in str(found)
-    # Four batches in turn.
+    # Four batches, used in turn.
     assert sum(eager.ours[4:]) < 0.99 * sum(eager.ours[:4])
 
 
@@ -73,7 +73,7 @@ def test_a_restart_is_a_fresh_side(check) -> None:
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    """Return what lets the encoders of gatewise's models go wrong after some calls."""
+    """Return a context in which the encoders of gatewise's models compute wrong results after some calls."""
 
     def spoil(change, calls: int) -> None:
         made = side.new_model
@@ -102,7 +102,7 @@ def spoiled(monkeypatch):
     ],
 )
 def test_a_way_that_does_not_learn_gets_no_speed(settings, observer, spoiled, change, steps: int) -> None:
-    spoiled(change, 4)  # the first call is held to float64
+    spoiled(change, 4)  # the first call is compared with float64
     right, wrong = table.run(settings, observer, lambda row: None).records
     assert right.status == "measured"
     assert right.note.endswith("; the loss of 8 steps of training is that of plain PyTorch.")

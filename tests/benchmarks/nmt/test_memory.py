@@ -1,4 +1,4 @@
-"""What lies at the peak is given to the part that asked for it."""
+"""Memory at the peak is assigned to the part that allocated it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(budget: int) -> None:
 
     def peak(batch: int) -> int:
         measured.append(batch)
-        return round(360 + 10 * batch + 0.01 * batch**1.5)  # a little worse than a straight line
+        return round(360 + 10 * batch + 0.01 * batch**1.5)  # slightly more than linear
 
     batch = largest_batch(peak, budget)
     if peak(64) > budget:
@@ -88,7 +88,7 @@ def test_the_parts_of_a_real_step() -> None:
     from gatewise.benchmarks.nmt.ways import PLAIN, starting_weights
     from gatewise.benchmarks.precision import PRECISIONS
 
-    device, case = torch.device("cuda"), IWSLT.of_batch(32)
+    device, case = torch.device("cuda"), IWSLT.with_batch(32)
     before = torch.cuda.memory_allocated(device)
     side = Side(PLAIN, case, PRECISIONS["tf32"], draw(case, 1, device), starting_weights(case, device))
     peak = step_peak(side, device) - before

@@ -1,4 +1,4 @@
-"""From records to tables, pages and a picture."""
+"""Tables, pages and plots from records."""
 
 from __future__ import annotations
 

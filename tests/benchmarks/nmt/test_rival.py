@@ -1,4 +1,4 @@
-"""The plain program computes what gatewise's model computes, padding included."""
+"""The plain PyTorch model computes the same as gatewise's model, including padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from gatewise.benchmarks.nmt import agreement, sentences
 from gatewise.benchmarks.nmt.cases import TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.rival import PlainSeq2Seq, seq2seq_name
-from gatewise.benchmarks.nmt.ways import LibraryLSTM, Way, awake, new_model, seq2seq, starting_weights
+from gatewise.benchmarks.nmt.ways import LibraryLSTM, Way, new_model, seq2seq, starting_weights, with_distinct_attention
 from gatewise.benchmarks.precision import FLOAT64
 from gatewise.data import PairBatch
 from gatewise.data.sentences import PADDING
@@ -47,7 +47,7 @@ def computed(loss: Callable[[], torch.Tensor], model: nn.Module, name: Callable[
 
 @pytest.mark.parametrize("whole", [True, False], ids=["equal lengths", "ragged"])
 def test_loss_and_every_gradient(case: TranslationCase, whole: bool) -> None:
-    start = awake(starting_weights(case, CPU))
+    start = with_distinct_attention(starting_weights(case, CPU))
     batch = sentences.draw(case, 1, CPU)[0] if whole else ragged(case)
     batch = PairBatch(*batch[:4], batch.token_weight.double(), batch.rows)
     rival = PlainSeq2Seq(case, packed=not whole).double()
@@ -60,13 +60,13 @@ def test_loss_and_every_gradient(case: TranslationCase, whole: bool) -> None:
     mine = computed(lambda: model.loss(batch)[0], model, str)
     assert mine.keys() == theirs.keys()
     for name, expected in theirs.items():
-        # float64 on both sides: the order of sums is the only difference, on gradients that partly cancel.
+        # Both sides compute in float64 and differ only in the order of additions, on gradients that partly cancel.
         torch.testing.assert_close(mine[name], expected, rtol=1e-7, atol=1e-11, msg=name)
 
 
 def test_the_truth_is_the_same_in_pieces(case: TranslationCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case = dataclasses.replace(case, clip=0.05)
-    (batch,), start = sentences.draw(case, 1, CPU), awake(starting_weights(case, CPU))
+    (batch,), start = sentences.draw(case, 1, CPU), with_distinct_attention(starting_weights(case, CPU))
     whole = agreement.plain_result(case, batch, start, FLOAT64)
     monkeypatch.setattr(agreement, "_MAP", case.source * case.target * case.hidden_size)
     for name, piece in agreement.plain_result(case, batch, start, FLOAT64).items():

@@ -1,4 +1,4 @@
-"""An allocation belongs to the innermost scope around it, whatever file its code stands in."""
+"""An allocation belongs to the innermost scope around it, in whatever file its code is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = [
 
 
 def new(count: int) -> Tensor:
-    """Allocate so many bytes."""
+    """Allocate the given number of bytes."""
     return torch.empty(count, dtype=torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The run: what becomes a row, and with what in it."""
+"""A run of the benchmark: its rows and their contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatewise.benchmarks.nmt.cases import IWSLT, TINY_CASES
 from gatewise.benchmarks.nmt.planned import ways_of
 from gatewise.benchmarks.nmt.side import Side
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
-from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, awake, starting_weights, ways
+from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, starting_weights, ways, with_distinct_attention
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.contract.errors import OutOfMemoryPredicted
 
@@ -23,7 +23,13 @@ TINY = TINY_CASES[0]
 
 
 def sided(way: Way = PLAIN, case=TINY, seed: int = 1) -> Side:
-    return Side(way, case, PRECISIONS["fp32"], sentences.draw(case, 2, CPU, seed), awake(starting_weights(case, CPU)))
+    return Side(
+        way,
+        case,
+        PRECISIONS["fp32"],
+        sentences.draw(case, 2, CPU, seed),
+        with_distinct_attention(starting_weights(case, CPU)),
+    )
 
 
 def test_every_way_is_a_row(settings, observer) -> None:
@@ -125,7 +131,7 @@ def test_a_forgotten_gradient_is_wrong() -> None:
 
 @pytest.mark.parametrize("way", [PLAIN, Way("ours", "reference", "gatewise")], ids=["plain", "ours"])
 def test_evidence_is_of_clipped_gradients_and_leaves_the_weights(way: Way) -> None:
-    one, before = sided(way), awake(starting_weights(TINY, CPU))
+    one, before = sided(way), with_distinct_attention(starting_weights(TINY, CPU))
     found = one.evidence()
     norm = math.sqrt(sum(float(tensor.norm()) ** 2 for name, tensor in found.items() if name != "loss"))
     tight = sided(way, dataclasses.replace(TINY, clip=norm / 4)).evidence()
@@ -139,7 +145,7 @@ def test_evidence_is_of_clipped_gradients_and_leaves_the_weights(way: Way) -> No
 
 def test_the_learning_rate_comes_from_the_case() -> None:
     slow, fast = (sided(case=dataclasses.replace(TINY, learning_rate=rate)) for rate in (1e-4, 1e-2))
-    start = awake(starting_weights(TINY, CPU))["output.bias"]
+    start = with_distinct_attention(starting_weights(TINY, CPU))["output.bias"]
     moved = []
     for each in (slow, fast):
         each.evidence()
@@ -151,7 +157,7 @@ def test_the_learning_rate_comes_from_the_case() -> None:
 def test_bf16_is_autocast() -> None:
     precision = TRANSLATION_PRECISIONS["bf16"]
     assert (precision.name, precision.dtype, precision.autocast) == ("bf16", torch.float32, True)
-    start, batches = awake(starting_weights(TINY, CPU)), sentences.draw(TINY, 1, CPU)
+    start, batches = with_distinct_attention(starting_weights(TINY, CPU)), sentences.draw(TINY, 1, CPU)
     for way in (PLAIN, Way("ours", "reference", "gatewise")):
         coarse, fine = (Side(way, TINY, each, batches, start) for each in (precision, PRECISIONS["fp32"]))
         assert coarse.evidence()["loss"] != fine.evidence()["loss"]

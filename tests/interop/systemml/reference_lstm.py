@@ -1,10 +1,10 @@
-"""SystemML's LSTM in plain NumPy, float64, one step after another; nothing of gatewise is in it."""
+"""SystemML's LSTM in plain NumPy, float64, step by step, without any code of gatewise."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-# (N, T, D, M), the sizes that SystemML tests its operators with.
+# (N, T, D, M): the sizes in SystemML's own tests.
 SHAPES = [
     (1, 1, 1, 1),
     (20, 13, 50, 10),
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 
 
 def problem(shape, sequences, *, density_x=1.0, density_w=1.0, seed=0):
-    """Zero-mean data; W scaled so that the gates do not saturate."""
+    """Return data with mean zero, and W scaled so that the gates do not saturate."""
     N, T, D, M = shape
     random = np.random.default_rng(seed)
     X, W = random.standard_normal((N, T * D)), random.standard_normal((D + M, 4 * M)) / np.sqrt(D + M)
@@ -76,14 +76,14 @@ def steps(X, W, b, out0, c0):
 
 
 def forward(X, W, b, out0, c0, sequences):
-    """Return out and c."""
+    """Compute out and c."""
     history = steps(X, W, b, out0, c0)
     outputs = [out for *_, out in history]
     return np.hstack(outputs) if sequences else outputs[-1], history[-1][3]
 
 
 def backward(X, W, b, out0, c0, sequences, dout, dc):
-    """Return dX, dW, db, dout0, dc0."""
+    """Compute dX, dW, db, dout0, dc0."""
     M, D = out0.shape[1], W.shape[0] - out0.shape[1]
     history = steps(X, W, b, out0, c0)
     dX, dW, db = np.zeros_like(X), np.zeros_like(W), np.zeros_like(b)
@@ -107,13 +107,13 @@ def backward(X, W, b, out0, c0, sequences, dout, dc):
 
 
 def turned(X, features):
-    """Return [N, T*F] with its steps in the opposite order."""
+    """Return [N, T*F] with the steps in reverse order."""
     N, columns = X.shape
     return X.reshape(N, columns // features, features)[:, ::-1].reshape(N, columns)
 
 
 def error(found, expected):
-    """The largest difference, relative to the largest number that is expected."""
+    """Return the largest difference, relative to the largest expected number."""
     found = np.asarray(found, dtype=np.float64)
     assert found.shape == expected.shape
     scale = np.abs(expected).max(initial=0.0)

@@ -1,4 +1,4 @@
-"""The state: what it saves, who may use it, and what is said when it cannot be used."""
+"""The state: the time that it saves, its conditions of use, and errors."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Inputs lie between walls of NaN, in every form."""
+"""Inputs have NaN before and after them in memory, in every form."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Trials find wrong results, and make them small; those of the library's own kernels are right."""
+"""Trials find wrong results and reduce them to small ones; the library's own kernels are correct."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_kernels_are_right_in_random_settings_on_a_gpu():
 
 @pytest.fixture
 def changed(monkeypatch):
-    """Let the results of the kernel `eager` be changed by a function."""
+    """Change the results of the kernel `eager` with a function."""
 
     def install(change):
         original = type(eager).forward
