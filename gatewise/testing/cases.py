@@ -1,4 +1,4 @@
-"""Named problems at the edge cases of LSTM kernels, and random inputs for them."""
+"""Named problems at the edge cases of recurrent kernels, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import GRU
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -57,8 +58,14 @@ CASES: tuple[Case, ...] = (
     _case("device-lengths-all", 7, 5, 3, 31, layout=_DEVICE, num_layers=2, bidirectional=True, proj_size=3),
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
+    _case("gru", 7, 3, 5, 31, cell=GRU()),
+    _case("gru-no-bias", 5, 8, 64, 128, cell=GRU(), num_layers=2, bias=False),
+    _case("gru-dropout", 7, 3, 5, 31, cell=GRU(), num_layers=2, bidirectional=True, dropout=0.3),
+    _case("gru-lengths", 7, 5, 3, 31, cell=GRU(), layout=_HOST, num_layers=2, bidirectional=True),
+    _case("gru-device-lengths", 7, 5, 3, 31, cell=GRU(), layout=_DEVICE, bidirectional=True),
+    _case("gru-packed", 7, 4, 3, 31, cell=GRU(), layout=_PACKED, num_layers=2, bidirectional=True),
 )
-"""Problems with odd sizes, sizes of one, every option, and every layout of lengths."""
+"""Problems with odd sizes, sizes of one, every option, every layout of lengths, and every cell."""
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:
@@ -107,7 +114,7 @@ def make_inputs(
     weights = []
     for layer in range(problem.num_layers):
         for _ in range(problem.num_directions):
-            spread, gates = problem.hidden_size**-0.5, 4 * problem.hidden_size
+            spread, gates = problem.hidden_size**-0.5, problem.gate_rows
             weights.append(normal(gates, problem.layer_input_size(layer), deviation=spread))
             weights.append(normal(gates, problem.state_size, deviation=spread))
             if problem.bias:
@@ -123,7 +130,7 @@ def make_inputs(
     return Inputs(
         x=normal(*tokens, problem.input_size),
         h0=normal(states, problem.batch, problem.state_size),
-        c0=normal(states, problem.batch, problem.hidden_size),
+        c0=normal(states, problem.batch, problem.states_size),
         weights=tuple(weights),
         lengths=torch.tensor(rows, dtype=torch.int64).to(lengths_there) if ragged else None,
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,
