@@ -1,4 +1,4 @@
-"""`gatewise convert`: bring LSTM weights from one system to another."""
+"""`gatewise convert`: bring LSTM and GRU weights from one system to another."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The file to read.", show_default=False)],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
-    target_layout: Annotated[str, typer.Option("--to", help="Layout of DST.")] = "torch",
+    target_layout: Annotated[
+        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's, torch or torch-gru.")
+    ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to take; repeatable, in this order. Default: all.")
     ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Put the layers on each other, as one LSTM.")] = False,
+    stack: Annotated[bool, typer.Option("--stack", help="Put the layers on each other, as one module.")] = False,
     pair: Annotated[bool, typer.Option("--pair", help="Take layers two by two as the two directions of one.")] = False,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
 ) -> None:
-    """Bring the LSTM weights of a file to another system.
+    """Bring the LSTM or GRU weights of a file to another system.
 
     The names of the files say what they are: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name beside
@@ -53,13 +55,17 @@ def convert(
       gatewise convert old.h5 lstm.safetensors --from keras-cudnn
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
+      gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
     from rich.console import Console
 
     from gatewise.interop.files.formats import convert_file
+    from gatewise.interop.layouts import layout_named, layout_of_pytorch
 
+    cell = layout_named(source_layout).cell
+    target_layout = target_layout or layout_of_pytorch(cell).name
     done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
@@ -68,8 +74,9 @@ def convert(
     if done.left:
         shown = ", ".join(done.left[:3]) + (", ..." if len(done.left) > 3 else "")
         console.print(
-            f"Left out, in no LSTM of the layout {source_layout}: {len(done.left)} tensors ({shown})", markup=False
+            f"Left out, in no {cell.name.upper()} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
+            markup=False,
         )
     if len(done.stacks) > 1:
-        console.print("These are LSTMs of their own. --stack puts them on each other.")
+        console.print(f"These are {cell.name.upper()}s of their own. --stack puts them on each other.")
     console.print(f"Wrote {target} in the layout {target_layout}.")
