@@ -24,7 +24,7 @@ _CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 @runtime_checkable
 class LSTMLike(Protocol):
-    """The attributes that `gatewise.LSTM` and `torch.nn.LSTM` share."""
+    """The attributes that the layers of gatewise and PyTorch share."""
 
     input_size: int
     hidden_size: int
@@ -51,7 +51,7 @@ def explain(
     """Say which kernel a call would run, what every other one says, and what it would cost; run nothing.
 
     Args:
-        module: A `gatewise.LSTM` or `gatewise.GRU` (or a `torch.nn.LSTM`: the decision is the one after
+        module: A `gatewise.LSTM` or `gatewise.GRU` (or PyTorch's: the decision is the one after
             `gatewise.accelerate`).
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
         lengths: Lengths, or True when there would be some on x's device.
@@ -67,7 +67,7 @@ def explain(
         A `Decision`; print it. `decision.chosen` is None when a kernel was named that refuses.
 
     Raises:
-        ArgumentError: `module` is no LSTM layer, or a size is no integer from 0 up.
+        ArgumentError: `module` is no LSTM or GRU layer, or a size is no integer from 0 up.
         ShapeError: The shape does not fit the module.
         DtypeError: `dtype` is no floating-point type of PyTorch.
         DeviceError: The device cannot be probed (a meta tensor): name one.
