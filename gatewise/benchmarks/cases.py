@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+LSTM, GRU = "lstm", "gru"
+"""The cells whose layers are measured over the grid."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LSTMCase:
-    """One LSTM call of the grid; input and hidden size are the same.
+    """One call of a layer of the grid; input and hidden size are the same.
 
     Attributes:
         name: What people call it, or T-B-H.

@@ -17,7 +17,7 @@ from gatewise.files import refuse_overwriting, write_text
 
 def bench_report(
     benchmark: Annotated[
-        str, typer.Argument(help="lm, lstm, nmt or attention; lm_quick and so on for trials.")
+        str, typer.Argument(help="lm, lstm, gru, nmt or attention; lm_quick and so on for trials.")
     ] = language_model.BENCHMARK,
     into: Annotated[
         Path | None, typer.Option(help="A page, such as README.md, whose marked block is filled with the summary.")

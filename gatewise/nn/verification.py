@@ -110,8 +110,8 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
 
     For each call of a `gatewise.LSTM` or `gatewise.GRU` in the model, or of PyTorch's own, the operators and GPU
     kernels that truly ran in its forward pass and, where gradients are on, in its backward pass are compared with the
-    traces that each kernel states. The decision is that of `gatewise.explain` for the very tensors of the call; for PyTorch's layers it is
-    PyTorch's own rule.
+    traces that each kernel states. The decision is that of `gatewise.explain` for the very tensors of the call; for
+    PyTorch's layers it is PyTorch's own rule.
 
     The call is a real one: hooks run, and buffers such as running means move. Parameters, their `.grad` and the random
     state stay as they are; the backward pass starts from the sum of all outputs. A compiled model runs uncompiled: a

@@ -1,1 +1,1 @@
-"""`gatewise bench lstm`: gatewise.LSTM beside torch.nn.LSTM over a grid of shapes."""
+"""`gatewise bench lstm` and `gru`: a layer of gatewise beside that of PyTorch over a grid of shapes."""

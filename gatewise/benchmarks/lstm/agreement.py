@@ -19,14 +19,14 @@ Errors = dict[str, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far a side is from float64, beside nn.LSTM in the same precision.
+    """How far a side is from float64, beside PyTorch's layer in the same precision.
 
-    The allowance of every tensor is the house's: twice the sum of nn.LSTM's own error and one rounding of the
-    precision's coarsest format. It is derived for each call, never tuned.
+    The allowance of every tensor is the house's: twice the sum of the error of PyTorch's layer and one rounding of
+    the precision's coarsest format. It is derived for each call, never tuned.
 
     Attributes:
         errors: Of every tensor, as a share of the truth's norm.
-        rival_errors: nn.LSTM's.
+        rival_errors: Those of PyTorch's layer.
         rounding: Of the precision.
     """
 
@@ -46,7 +46,7 @@ class Agreement:
 
     @property
     def over_rival(self) -> float:
-        """The largest ratio of a kind's error to nn.LSTM's: of y, h_n, dx, ..., and the worst weight of each kind."""
+        """The largest ratio to the error of PyTorch's layer: of y, h_n, dx, ..., and the worst weight of each kind."""
         theirs = by_kind(self.rival_errors)
         ratios = [error / theirs[kind] for kind, error in by_kind(self.errors).items() if theirs[kind] > 0]
         return max(ratios, default=1.0)
@@ -63,7 +63,7 @@ class Agreement:
 
 
 def truth(call: Call) -> dict[str, Tensor]:
-    """Compute a call in float64 on its own device with nn.LSTM; nothing of gatewise is in it."""
+    """Compute a call in float64 on its own device with PyTorch's layer; nothing of gatewise is in it."""
     return rival_side(call, torch.float64).evidence(training=True)
 
 
@@ -73,7 +73,7 @@ def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
 
 
 def agreement(found: Errors, rival: Errors, precision: Precision) -> Agreement:
-    """Put a side's errors beside nn.LSTM's."""
+    """Put a side's errors beside those of PyTorch's layer."""
     return Agreement(found, rival, precision.rounding)
 
 

@@ -1,4 +1,4 @@
-"""The loss of a layer over a few steps of training, which is held to that of nn.LSTM before anything is timed."""
+"""The loss of a layer over a few steps of training, held to that of PyTorch's layer before anything is timed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gatewise.benchmarks.lstm.side import Side
 
 
 def rival(side: Side, rounding: float) -> Rival:
-    """Return the loss of nn.LSTM, from the weights of a case, as what others are held to.
+    """Return the loss of PyTorch's layer, from the weights of a case, as what others are held to.
 
     Args:
-        side: nn.LSTM's side.
+        side: The side of PyTorch's layer.
         rounding: The spacing of the precision's numbers, relative to them.
     """
     return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding)

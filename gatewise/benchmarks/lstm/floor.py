@@ -43,6 +43,7 @@ def floor(
     precision: Precision,
     device: Device,
     *,
+    gates: int,
     training: bool,
     product_seconds: Callable[[Product], float],
 ) -> Floor:
@@ -52,7 +53,7 @@ def floor(
 
     - latency: a step needs the one before, and an upper layer the one below, on whichever multiprocessors they are:
       T + L - 2 exchanges of 0.7 us (both directions, and layers one step apart, run beside each other);
-    - traffic: W_hh is read once, and what a step hands to the next (h_t, going back the 4H gradients of the gates) is
+    - traffic: W_hh is read once, and what a step hands to the next (h_t, going back the G*H gradients of the gates) is
       written once and read once, at the bandwidth of the L2 cache;
     - arithmetic: the products with W_hh, at the rate of large products in this precision.
 
@@ -64,34 +65,36 @@ def floor(
         tokens: Steps of all sequences together; T*B unless ragged.
         precision: Of the products.
         device: Gives exchange time and arithmetic rate.
+        gates: G, the gates of the cell.
         training: Whether the backward pass belongs to it.
         product_seconds: Measures a matrix product.
     """
     size, cells = case.hidden_size, case.num_layers * case.directions
     number_bytes = precision.compute_dtype.itemsize
     latency = (case.time + case.num_layers - 2) * device.exchange_seconds
-    arithmetic = 8.0 * tokens * cells * size**2 / device.matmul_rate(precision.compute_dtype, allow_tf32=precision.tf32)
+    rate = device.matmul_rate(precision.compute_dtype, allow_tf32=precision.tf32)
+    arithmetic = 2.0 * gates * tokens * cells * size**2 / rate
     bandwidth = _L2_BANDWIDTH * device.multiprocessors / _L2_MULTIPROCESSORS
 
     def loop(handed_on: int) -> float:
-        elements = 4 * cells * size**2 + 2 * tokens * cells * handed_on
+        elements = gates * cells * size**2 + 2 * tokens * cells * handed_on
         return max(latency, elements * number_bytes / bandwidth, arithmetic)
 
-    around = sum(product_seconds(product) for product in products(case, tokens, training))
-    return Floor(loop(size) + (loop(4 * size) if training else 0.0), around)
+    around = sum(product_seconds(product) for product in products(case, tokens, gates, training))
+    return Floor(loop(size) + (loop(gates * size) if training else 0.0), around)
 
 
-def products(case: LSTMCase, tokens: int, training: bool) -> Iterator[Product]:
+def products(case: LSTMCase, tokens: int, gates: int, training: bool) -> Iterator[Product]:
     """Yield the matrix products around the loop; those of both directions with one input are one."""
-    size, gates = case.hidden_size, 4 * case.hidden_size
+    size, rows = case.hidden_size, gates * case.hidden_size
     for layer in range(case.num_layers):
         features = size if layer == 0 else size * case.directions
-        yield tokens, case.directions * gates, features  # x W_ih^T
+        yield tokens, case.directions * rows, features  # x W_ih^T
         if training:
-            yield tokens, features, case.directions * gates  # dx
-            yield case.directions * gates, features, tokens  # dW_ih
+            yield tokens, features, case.directions * rows  # dx
+            yield case.directions * rows, features, tokens  # dW_ih
             for _ in range(case.directions):
-                yield gates, size, tokens  # dW_hh
+                yield rows, size, tokens  # dW_hh
 
 
 class Products:

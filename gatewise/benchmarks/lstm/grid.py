@@ -1,4 +1,4 @@
-"""The run: every case in every precision, checked, then timed beside nn.LSTM in turn."""
+"""The run: every case in every precision, checked, then timed beside PyTorch's layer in turn."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from gatewise.benchmarks.cases import LSTMCase
+from gatewise.benchmarks.cases import LSTM, LSTMCase
 from gatewise.benchmarks.lstm import agreement, curve
 from gatewise.benchmarks.lstm.call import Call, draw
 from gatewise.benchmarks.lstm.floor import Products, floor
-from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, RIVAL, TRAIN, LayerRecord
+from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, TRAIN, LayerRecord, rival_of
 from gatewise.benchmarks.lstm.side import Side, gatewise_side, rival_side
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.outcome import Outcome, first_line
@@ -51,6 +51,7 @@ class Settings:
             after another side's find memory and caches as that left them, as no call in a training loop does.
         sample: Seconds of a sample, of as many calls as fit and at least one. Nothing waits between its calls, as in a
             training loop, so that what the CPU does for one call overlaps with the device's work for the one before.
+        cell: "lstm" or "gru".
     """
 
     benchmark: str
@@ -66,6 +67,7 @@ class Settings:
     rounds: int = 3
     leads: int = 3
     sample: float = 0.01
+    cell: str = LSTM
 
 
 def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome[LayerRecord]:
@@ -83,7 +85,7 @@ def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], No
     observer.begin("", rounds)
     try:
         with _current(settings.device), warnings.catch_warnings():
-            # In bfloat16 nn.LSTM does not pack its weights and says so at every call: it is measured as it is.
+            # In bfloat16 PyTorch's layer does not pack its weights and says so at every call: it is measured as it is.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             for case in settings.cases:
                 cell = _Cell(settings, case, about)
@@ -108,6 +110,7 @@ class _Cell:
         self._settings = settings
         self._case = case
         self._about = about
+        self._rival = rival_of(settings.cell)
         self._numbers: tuple[Call, dict[str, Tensor]] | None = None
 
     def rows(self, precision: Precision, direction: str, products: Products) -> list[LayerRecord]:
@@ -123,6 +126,7 @@ class _Cell:
             status=AGREED,
             note="",
             run=self._about,
+            cell=self._settings.cell,
         )
         training = direction == TRAIN
         kernels = self._settings.kernels
@@ -132,7 +136,7 @@ class _Cell:
             rival = rival_side(call, precision.dtype)
             rival_errors = agreement.errors(rival.evidence(training), truth)
         except RuntimeError as error:  # out of memory, or a library's own error: the other cells still run
-            note = f"nn.LSTM: {first_line(error)}"
+            note = f"{self._rival}: {first_line(error)}"
             return [dataclasses.replace(blank, kernel=kernel, status=FAILED, note=note) for kernel in kernels]
         rows: dict[str, LayerRecord] = {}
         sides: dict[str, Side] = {}
@@ -154,7 +158,7 @@ class _Cell:
 
     def _call(self) -> tuple[Call, dict[str, Tensor]]:
         if self._numbers is None:
-            call = draw(self._case, self._settings.device)
+            call = draw(self._case, self._settings.device, cell=self._settings.cell)
             self._numbers = call, agreement.truth(call)
         return self._numbers
 
@@ -193,7 +197,7 @@ class _Cell:
             row,
             status=AGREED if finding.agrees else WRONG,
             note=f"{finding}.",
-            errors={kind: {OURS: _finite(ours[kind]), RIVAL: _finite(theirs[kind])} for kind in ours},
+            errors={kind: {OURS: _finite(ours[kind]), self._rival: _finite(theirs[kind])} for kind in ours},
             error_ratio=_finite(finding.over_rival),
         )
         return row, side if finding.agrees else None
@@ -201,7 +205,7 @@ class _Cell:
     def _learning(
         self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], rival: Side, precision: Precision
     ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
-        """Return the rows, and the sides whose loss is nn.LSTM's in each way in which they are timed."""
+        """Return the rows, and the sides whose loss is that of PyTorch's layer in each way in which they are timed."""
         learning: dict[str, Side] = {}
         theirs = curve.rival(rival, precision.rounding) if sides else None
         for kernel, side in sides.items():
@@ -221,7 +225,7 @@ class _Cell:
 
     def _measured(self, rival: Side, sides: Mapping[str, Side], training: bool) -> dict[str, dict]:
         """Return memory and times of every kernel, or why there are none, as fields of its record."""
-        everyone = {RIVAL: rival, **sides}
+        everyone = {self._rival: rival, **sides}
         try:
             peaks = {name: self._peak(side, training) for name, side in everyone.items()}
             functions = {(EAGER, name): _step(side, training) for name, side in everyone.items()}
@@ -231,7 +235,7 @@ class _Cell:
             return {kernel: {"status": FAILED, "note": first_line(error)} for kernel in sides}
         found = {}
         for kernel, side in sides.items():
-            pair = {OURS: kernel, RIVAL: RIVAL}
+            pair = {OURS: kernel, self._rival: self._rival}
             found[kernel] = {
                 "status": MEASURED,
                 "note": " ".join(complaints[name] for name in pair.values() if name in complaints),
@@ -240,7 +244,7 @@ class _Cell:
                     for how in ((EAGER, GRAPH) if graphs else (EAGER,))
                 },
                 "peak_bytes": {who: peak for who, name in pair.items() if (peak := peaks[name]) is not None},
-                "owned_bytes": {OURS: side.owned_bytes(training), RIVAL: rival.owned_bytes(training)},
+                "owned_bytes": {OURS: side.owned_bytes(training), self._rival: rival.owned_bytes(training)},
             }
         return found
 
@@ -306,7 +310,15 @@ class _Cell:
         if self._settings.device.type != "cuda":
             return None
         numbers = Device.probe(self._settings.device)
-        bound = floor(self._case, call.tokens, precision, numbers, training=training, product_seconds=products.seconds)
+        bound = floor(
+            self._case,
+            call.tokens,
+            precision,
+            numbers,
+            gates=call.gates,
+            training=training,
+            product_seconds=products.seconds,
+        )
         return dataclasses.replace(bound, loop=_short(bound.loop), around=_short(bound.around))
 
 

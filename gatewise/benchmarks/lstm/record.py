@@ -7,24 +7,25 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gatewise.benchmarks.cases import GRU, LSTM
 from gatewise.benchmarks.lstm.floor import Floor
 from gatewise.benchmarks.record import Run, of_device
 from gatewise.selection.timing import Timing
 
-BENCHMARK = "lstm"
-QUICK_BENCHMARK = "lstm_quick"  # trials have a file of their own, so that no report takes one for a figure
+BENCHMARKS = {"lstm": LSTM, "lstm_quick": LSTM, "gru": GRU, "gru_quick": GRU}
+"""The benchmarks and their cells. Trials have a file of their own, so that no report takes one for a figure."""
 
 TRAIN, INFERENCE = "train", "inference"
 EAGER, GRAPH = "eager", "graph"
-OURS, RIVAL = "gatewise", "nn.LSTM"
+OURS = "gatewise"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerRecord:
-    """One row: one kernel beside nn.LSTM on one case, in one precision and one direction.
+    """One row: one kernel beside PyTorch's layer on one case, in one precision and one direction.
 
     Attributes:
-        benchmark: "lstm", or "lstm_quick" for a trial.
+        benchmark: "lstm" or "gru", or "lstm_quick" and so on for a trial.
         case: Name of the case.
         settings: Everything that defines the case, by name; `tokens` are the steps of all its sequences.
         dtype: Name of the precision.
@@ -40,12 +41,13 @@ class LayerRecord:
         ran_captured: The kernel that the decision in a CUDA graph took; empty where there is none, as in old records.
         predicted_captured: Seconds that this one predicts.
         predicted_bytes: Peak memory beyond inputs and weights that it predicts.
-        times: "eager" and "graph", for "gatewise" and "nn.LSTM"; empty when not measured.
+        times: "eager" and "graph", for "gatewise" and its rival; empty when not measured.
         floor: What no kernel can go below; None on a CPU.
         peak_bytes: Of both sides, beyond inputs and weights, with what is held between calls; empty on a CPU.
         owned_bytes: Of both sides, the outputs and in training the gradients: part of `peak_bytes`.
         errors: Of every kind of tensor, the share of its norm that each side is from float64; None for no number.
-        error_ratio: The largest ratio of a kind's errors, gatewise's over nn.LSTM's.
+        error_ratio: The largest ratio of a kind's errors, gatewise's over its rival's.
+        cell: "lstm" or "gru"; old records have none and are of LSTMs.
     """
 
     benchmark: str
@@ -70,6 +72,12 @@ class LayerRecord:
     error_ratio: float | None = None
     ran_captured: str = ""
     predicted_captured: float | None = None
+    cell: str = LSTM
+
+    @property
+    def rival(self) -> str:
+        """The name of PyTorch's layer in times, bytes and errors: "nn.LSTM" or "nn.GRU"."""
+        return rival_of(self.cell)
 
     def median(self, how: str, side: str = OURS) -> float | None:
         """Return the median seconds of a side, "eager" or "graph"; None when there is no such time."""
@@ -77,8 +85,8 @@ class LayerRecord:
         return None if timing is None else timing.median
 
     def speed_up(self, how: str) -> float | None:
-        """Return how many times as fast as nn.LSTM gatewise is, "eager" or "graph"."""
-        ours, theirs = self.median(how, OURS), self.median(how, RIVAL)
+        """Return how many times as fast as its rival gatewise is, "eager" or "graph"."""
+        ours, theirs = self.median(how, OURS), self.median(how, self.rival)
         return theirs / ours if ours and theirs else None
 
     @property
@@ -99,10 +107,10 @@ class LayerRecord:
 
     @property
     def memory_ratio(self) -> float | None:
-        """That memory over nn.LSTM's; None for a single step, which keeps next to nothing."""
+        """That memory over its rival's; None for a single step, which keeps next to nothing."""
         if self.settings["time"] == 1:
             return None
-        ours, theirs = self.extra_bytes(OURS), self.extra_bytes(RIVAL)
+        ours, theirs = self.extra_bytes(OURS), self.extra_bytes(self.rival)
         return None if ours is None or not theirs else ours / theirs
 
     @classmethod
@@ -114,6 +122,11 @@ class LayerRecord:
         }
         floor = None if fields["floor"] is None else Floor(**fields["floor"])
         return cls(**fields | {"run": Run(**fields["run"]), "times": times, "floor": floor})
+
+
+def rival_of(cell: str) -> str:
+    """Return the name of PyTorch's layer of a cell."""
+    return f"nn.{cell.upper()}"
 
 
 def newest(records: Sequence[LayerRecord], device: str = "") -> list[LayerRecord]:
