@@ -58,6 +58,10 @@ CASES: tuple[Case, ...] = (
     _case("device-lengths-all", 7, 5, 3, 31, layout=_DEVICE, num_layers=2, bidirectional=True, proj_size=3),
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
+)
+"""LSTMs with odd sizes, sizes of one, every option, and every layout of lengths."""
+
+GRU_CASES: tuple[Case, ...] = (
     _case("gru", 7, 3, 5, 31, cell=GRU()),
     _case("gru-no-bias", 5, 8, 64, 128, cell=GRU(), num_layers=2, bias=False),
     _case("gru-dropout", 7, 3, 5, 31, cell=GRU(), num_layers=2, bidirectional=True, dropout=0.3),
@@ -65,7 +69,7 @@ CASES: tuple[Case, ...] = (
     _case("gru-device-lengths", 7, 5, 3, 31, cell=GRU(), layout=_DEVICE, bidirectional=True),
     _case("gru-packed", 7, 4, 3, 31, cell=GRU(), layout=_PACKED, num_layers=2, bidirectional=True),
 )
-"""Problems with odd sizes, sizes of one, every option, every layout of lengths, and every cell."""
+"""GRUs in every layout of lengths, with every option that a GRU has."""
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:

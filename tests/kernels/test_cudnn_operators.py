@@ -12,7 +12,7 @@ from gatewise.kernels.cudnn import cudnn
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from tests.kernels.cudnn_operators import Operators
 
-SHAPES = {case.name: case.problem(dtype=torch.float64) for case in testing.CASES}
+SHAPES = {case.name: case.problem(dtype=torch.float64) for case in testing.CASES + testing.GRU_CASES}
 TAKEN = [name for name, problem in SHAPES.items() if problem.layout is not Layout.DEVICE_LENGTHS]
 CELLS = [LSTM(), GRU()]
 

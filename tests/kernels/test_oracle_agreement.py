@@ -10,13 +10,13 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
 def test_every_case(kernel, case, dtype, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(dtype=dtype)), device)
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
 def test_inference_gives_the_same_outputs(kernel, case, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(needs_grad=False)), device)
 
