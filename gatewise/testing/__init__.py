@@ -1,4 +1,4 @@
-"""Tools for testing kernels of recurrent cells: cases, a float64 oracle, error budgets, and a check that combines them.
+"""Tools for testing LSTM kernels: cases, a float64 oracle, error budgets, and a check that combines them.
 
 The package is installed with gatewise, so that you can hold a kernel of your own to the same standard:
 
@@ -6,18 +6,15 @@ The package is installed with gatewise, so that you can hold a kernel of your ow
 
     for case in testing.CASES:
         testing.check_kernel(my_kernel, case.problem(dtype=torch.float32), "cuda")
-
-`testing.GRU_CASES` has the cases of a kernel that computes GRUs.
 """
 
 from gatewise.testing.budgets import budgets, named, relative_error
-from gatewise.testing.cases import CASES, GRU_CASES, Case, lengths_of, make_gradients, make_inputs
+from gatewise.testing.cases import CASES, Case, lengths_of, make_gradients, make_inputs
 from gatewise.testing.check import Disagreement, Measured, check_kernel, run_kernel, why_not
 from gatewise.testing.oracle import oracle, reference
 
 __all__ = [
     "CASES",
-    "GRU_CASES",
     "Case",
     "Disagreement",
     "Measured",

@@ -1,4 +1,4 @@
-"""Named problems at the edge cases of recurrent kernels, and random inputs for them."""
+"""Named problems at the edge cases of kernels, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import GRU
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -59,17 +58,7 @@ CASES: tuple[Case, ...] = (
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
 )
-"""LSTMs with odd sizes, sizes of one, every option, and every layout of lengths."""
-
-GRU_CASES: tuple[Case, ...] = (
-    _case("gru", 7, 3, 5, 31, cell=GRU()),
-    _case("gru-no-bias", 5, 8, 64, 128, cell=GRU(), num_layers=2, bias=False),
-    _case("gru-dropout", 7, 3, 5, 31, cell=GRU(), num_layers=2, bidirectional=True, dropout=0.3),
-    _case("gru-lengths", 7, 5, 3, 31, cell=GRU(), layout=_HOST, num_layers=2, bidirectional=True),
-    _case("gru-device-lengths", 7, 5, 3, 31, cell=GRU(), layout=_DEVICE, bidirectional=True),
-    _case("gru-packed", 7, 4, 3, 31, cell=GRU(), layout=_PACKED, num_layers=2, bidirectional=True),
-)
-"""GRUs in every layout of lengths, with every option that a GRU has."""
+"""Problems with odd sizes, sizes of one, every option, and every layout of lengths."""
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:

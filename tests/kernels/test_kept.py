@@ -19,7 +19,7 @@ def compare(kernel, problem, device):
     assert [(tuple(tensor.shape), tensor.dtype) for tensor in result.kept] == [tuple(spec[:2]) for spec in specs]
 
 
-@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_shapes_and_dtypes(kernel, case, device, admitted):
     problem = admitted(case.problem())
     if problem.layout not in kernel.layouts:
@@ -27,7 +27,7 @@ def test_shapes_and_dtypes(kernel, case, device, admitted):
     compare(kernel, problem, device)
 
 
-@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_inference_keeps_nothing(kernel, case, device, admitted):
     problem = admitted(case.problem(needs_grad=False))
     result, _ = testing.run_kernel(kernel, problem, testing.make_inputs(problem, device))

@@ -4,19 +4,30 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.cells import LSTM, SHIPPED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_every_case(kernel, case, dtype, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(dtype=dtype)), device)
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize("case", testing.CASES + testing.GRU_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("cell", [cell for cell in SHIPPED if type(cell) is not LSTM], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "case", [case for case in testing.CASES if not case.shape.proj_size], ids=lambda case: case.name
+)
+def test_every_case_of_other_cells(kernel, case, dtype, cell, device, admitted):
+    testing.check_kernel(kernel, admitted(case.problem(dtype=dtype).replace(cell=cell)), device)
+
+
+@pytest.mark.usefixtures("budgets_once")
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_inference_gives_the_same_outputs(kernel, case, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(needs_grad=False)), device)
 
