@@ -81,6 +81,7 @@ bench: $(TRAIN_READY) ## the classic table: words per second of a language model
 
 records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and refresh the pages that show them
 	$(RUN) -m gatewise bench lstm
+	$(RUN) -m gatewise bench gru
 	$(RUN) -m gatewise bench lm
 	$(RUN) -m gatewise bench attention
 	$(RUN) -m gatewise bench nmt

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+LSTM, GRU = "lstm", "gru"
+"""The cells whose layers are measured over the grid."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LSTMCase:
-    """The shape of one LSTM call; input size and hidden size are equal.
+    """The shape of one call of a layer; input size and hidden size are equal.
 
     Attributes:
         name: A well-known name, or T-B-H.

@@ -46,12 +46,13 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         ArgumentError: There is no such benchmark or file, a line is not a record, or no record is from such a device.
     """
     path = record.path_of(folder, benchmark)
-    if benchmark in (lstm_record.BENCHMARK, lstm_record.QUICK_BENCHMARK):
+    if benchmark in lstm_record.BENCHMARKS:
+        rival = lstm_record.rival_of(lstm_record.BENCHMARKS[benchmark])
         layers = lstm_record.newest(record.read_lines(path, lstm_record.LayerRecord), device)
         return Publication(
             lstm_report.markdown(layers),
             lstm_report.report(layers),
-            "One training step: how many times as fast as torch.nn.LSTM, by shape and precision",
+            f"One training step: how many times as fast as torch.{rival}, by shape and precision",
             (lambda prefix: picture.draw(layers, prefix)) if picture.drawable(layers) else None,
         )
     if benchmark in (nmt_record.BENCHMARK, nmt_record.QUICK_BENCHMARK):
@@ -68,7 +69,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         return Publication(table, table, "", None)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
-        raise ArgumentError(sentence("benchmark", "lm, lstm, nmt or attention", repr(benchmark), advice))
+        raise ArgumentError(sentence("benchmark", "lm, lstm, gru, nmt or attention", repr(benchmark), advice))
     rows = record.newest(record.read(path), device)
 
     def draw(prefix: Path) -> list[Path]:

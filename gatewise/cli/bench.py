@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from gatewise.benchmarks.cases import GRU, LSTM
 from gatewise.cli.bench_attention import bench_attention
+from gatewise.cli.bench_layer import bench_layer
 from gatewise.cli.bench_lm import bench_language_model
-from gatewise.cli.bench_lstm import bench_lstm
 from gatewise.cli.bench_nmt import bench_translation
 from gatewise.cli.bench_report import bench_report
 
@@ -14,7 +15,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Run benchmarks, and write reports from their records."
 )
 app.command("lm")(bench_language_model)
-app.command("lstm")(bench_lstm)
+for cell in (LSTM, GRU):
+    app.command(cell)(bench_layer(cell))
 app.command("nmt")(bench_translation)
 app.command("attention")(bench_attention)
 app.command("report")(bench_report)

@@ -1,4 +1,4 @@
-"""`gatewise convert`: convert LSTM weights between systems."""
+"""`gatewise convert`: convert LSTM and GRU weights between systems."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The file to read.", show_default=False)],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
-    target_layout: Annotated[str, typer.Option("--to", help="Layout of DST.")] = "torch",
+    target_layout: Annotated[
+        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's, torch or torch-gru.")
+    ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
     ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Stack the layers into one LSTM.")] = False,
+    stack: Annotated[bool, typer.Option("--stack", help="Stack the layers into one module.")] = False,
     pair: Annotated[
         bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
     ] = False,
@@ -43,7 +45,7 @@ def convert(
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
 ) -> None:
-    """Convert the LSTM weights of a file to another system's layout.
+    """Convert the LSTM or GRU weights of a file to another system's layout.
 
     The suffixes of the files give their formats: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
@@ -55,13 +57,17 @@ def convert(
       gatewise convert old.h5 lstm.safetensors --from keras-cudnn
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
+      gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
     from rich.console import Console
 
     from gatewise.interop.files.formats import convert_file
+    from gatewise.interop.layouts import layout_named, layout_of_pytorch
 
+    cell = layout_named(source_layout).cell
+    target_layout = target_layout or layout_of_pytorch(cell).name
     done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
@@ -70,8 +76,9 @@ def convert(
     if done.left:
         shown = ", ".join(done.left[:3]) + (", ..." if len(done.left) > 3 else "")
         console.print(
-            f"Left out, in no LSTM of the layout {source_layout}: {len(done.left)} tensors ({shown})", markup=False
+            f"Left out, in no {cell.name.upper()} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
+            markup=False,
         )
     if len(done.stacks) > 1:
-        console.print("These are separate LSTMs. --stack combines them into one.")
+        console.print(f"These are separate {cell.name.upper()}s. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")

@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.ranges import COUNT, LAYERS, SIZE
-from gatewise.nn import LSTM
+from gatewise.nn import GRU, LSTM
 from gatewise.selection import AUTO
 from gatewise.selection.advice import advise, largest_batch
 from gatewise.selection.explain import explain as explain_call
@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False)
 app.command("nmt")(explain_nmt)
 
 _CALL, _WHERE = "The call", "Where"
+_LAYERS = {"lstm": LSTM, "gru": GRU}
 _DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -44,6 +45,7 @@ def explain(
         typer.Option("--input", metavar="T,B,I", help="Time steps, batch, input features.", rich_help_panel=_CALL),
     ] = "",
     hidden: Annotated[int, typer.Option(help="Hidden units.", show_default=False, rich_help_panel=_CALL)] = 0,
+    cell: Annotated[str, typer.Option(help=f"{' or '.join(_LAYERS)}.", rich_help_panel=_CALL)] = "lstm",
     layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
     bidirectional: Annotated[
@@ -81,6 +83,7 @@ def explain(
       gatewise explain --input 35,20,1500 --hidden 1500 --layers 2
       gatewise explain --input 100,64,512 --hidden 512 --dtype bf16 --gpu h200
       gatewise explain --input 400,32,80 --hidden 320 --bidirectional --lengths
+      gatewise explain --cell gru --input 100,64,512 --hidden 512 --gpu h200
       gatewise explain --input 1,1,256 --hidden 256 --inference --gpu l4 --json
       gatewise explain nmt --memory-budget 8GB --gpu h200
 
@@ -92,17 +95,22 @@ def explain(
         raise ArgumentError("`--input` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
     SIZE.check("hidden_size", hidden)
     LAYERS.check("num_layers", layers)
+    if cell not in _LAYERS:
+        raise ArgumentError(sentence("--cell", f"one of {', '.join(_LAYERS)}", repr(cell)))
+    if proj and cell != "lstm":
+        raise ArgumentError(sentence("--proj", f"0 for a {cell}", proj, "Only LSTMs have a projection."))
     decision = _decision(
+        cell,
         _sizes(shape),
         options={
             "hidden_size": hidden,
             "num_layers": layers,
             "bidirectional": bidirectional,
-            "proj_size": proj,
             "bias": bias,
             "dropout": dropout,
             "memory": keep,
-        },
+        }
+        | ({"proj_size": proj} if proj else {}),
         dtype=_dtype(dtype),
         lengths=lengths,
         training=not inference,
@@ -145,6 +153,7 @@ def _device(gpu: str | None) -> Device:
 
 
 def _decision(
+    cell: str,
     shape: tuple[int, int, int],
     *,
     options: dict[str, Any],
@@ -156,7 +165,7 @@ def _decision(
     kernel: str,
     device: Device,
 ) -> Decision:
-    layer = LSTM(shape[2], device="meta", dtype=dtype, **options)
+    layer = _LAYERS[cell](shape[2], device="meta", dtype=dtype, **options)
     library = torch.backends.cudnn
     with library.flags(
         enabled=library.enabled,

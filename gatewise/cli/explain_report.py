@@ -23,7 +23,7 @@ def as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> 
         suggestions: The changes that would help.
         batch: The largest batch that fits; 0 if there is none.
     """
-    lines = [str(decision), "", "torch.nn.LSTM would run", *_pytorch_lines(decision)]
+    lines = [str(decision), "", f"torch.nn.{decision.problem.cell.name.upper()} would run", *_pytorch_lines(decision)]
     lines += ["", "memory, predicted", *_memory_lines(decision, batch)]
     lines += ["", "what would help, predicted", *_advice_lines(decision, suggestions)]
     return "\n".join(lines)
@@ -69,7 +69,7 @@ def as_data(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> 
 
 
 def _of_pytorch(decision: Decision) -> tuple[Verdict, dict[str, tuple[Refusal, ...]]]:
-    """Return the kernel that `torch.nn.LSTM` would run, and the unmet criteria of cuDNN's persistent algorithms."""
+    """Return the kernel that PyTorch's layer would run, and the unmet criteria of cuDNN's persistent algorithms."""
     own = decide_as_pytorch(decision.problem, decision.device)
     unmet = why_not_persistent(own.problem, own.device) if own.chosen == "cudnn" else {}
     return own.verdict(own.chosen or ""), unmet

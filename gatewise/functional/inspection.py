@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.decision import Decision
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.plan import probed
@@ -31,6 +32,7 @@ def decision_of(
     kernel: str = AUTO,
     memory: str = NORMAL,
     by_pytorch: bool = False,
+    cell: Cell = LSTM(),  # noqa: B008  an immutable statement
 ) -> Decision:
     """Return the decision that `gatewise.functional.lstm` would make for these arguments here and now.
 
@@ -46,7 +48,8 @@ def decision_of(
         dropout: Between layers, as applied.
         kernel: A name, or "auto".
         memory: "normal" or "lean".
-        by_pytorch: Whether `torch.nn.LSTM` makes the call, by its own rule.
+        by_pytorch: Whether PyTorch's layer makes the call, by its own rule.
+        cell: The cell.
     """
     flat = flattened(weights)
     needs_grad = torch.is_grad_enabled() and any(
@@ -64,6 +67,7 @@ def decision_of(
         dropout=dropout,
         needs_grad=needs_grad,
         memory=memory,
+        cell=cell,
     )
     device = probed(x.device)
     return decide_as_pytorch(problem, device) if by_pytorch else decide(problem, device, kernel)

@@ -1,4 +1,4 @@
-"""Conversion of LSTM weights from one layout to another, in memory."""
+"""Conversion of LSTM and GRU weights from one layout to another, in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.interop.layouts import WeightLayout, layout_named
+from gatewise.interop.layouts import WeightLayout, check_same_cell, layout_named
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack, joined, named_tensors, paired, selected
 
@@ -24,27 +24,29 @@ def convert(
     pair: bool = False,
     stack: bool = False,
 ) -> dict[str, Tensor]:
-    """Convert the LSTM weights among named tensors to another layout.
+    """Convert the LSTM or GRU weights among named tensors to another layout.
 
     The numbers are moved and not changed, with two exceptions: two biases are added where the target has one, and a
     constant that one of the layouts adds to the forget gate at run time is added or subtracted.
 
     Args:
-        tensors: The tensors by name, as in a file or a `state_dict`; tensors that belong to no LSTM are left out.
+        tensors: The tensors by name, as in a file or a `state_dict`; tensors that belong to no layer of the
+            source layout are left out.
         source: The layout of the tensors: the name of a layout, or a `WeightLayout`.
-        target: The layout of the result: the name of a layout, or a `WeightLayout`.
+        target: The layout of the result: the name of a layout, or a `WeightLayout`; of the same cell as the source.
         layers: The names of the layers to convert, in this order; all layers if empty.
         pair: Whether to combine successive layers of one direction to bidirectional layers: forward, backward.
-        stack: Whether to combine the layers to one stack as in `torch.nn.LSTM`, the first at the bottom.
+        stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom.
 
     Returns:
-        New tensors. A single LSTM has the plain names of its layout; several LSTMs have their own names as prefixes.
+        New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.
 
     Raises:
-        ArgumentError: There is no such layout; no tensors of an LSTM in the source layout; a layer does not exist, or
-            layers do not fit each other; or the target layout has no place for a direction or a projection.
-        CheckpointError: Some tensors of an LSTM are missing.
-        ShapeError: The shapes of an LSTM's tensors do not fit each other.
+        ArgumentError: There is no such layout; the layouts are of different cells; no tensors are in the source layout;
+            a layer does not exist, or layers do not fit each other; or the target layout has no place for a direction
+            or a projection.
+        CheckpointError: Some tensors of a layer are missing.
+        ShapeError: The shapes of a layer's tensors do not fit each other.
 
     Example:
         >>> import torch
@@ -57,6 +59,7 @@ def convert(
         <All keys matched successfully>
     """
     source, target = layout_named(source), layout_named(target)
+    check_same_cell(source, target)
     found = find_stacks({name: as_tensor(name, value) for name, value in tensors.items()}, source)
     return named_tensors(arranged(found.stacks, layers=layers, pair=pair, stack=stack), target)
 

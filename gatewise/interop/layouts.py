@@ -10,6 +10,11 @@
 | `systemml` | i f o g | one [I + H, 4H] | one [1, 4H] |
 | `flax` | one tensor each | [I, H], [H, H] | one [H] each |
 | `haste` | i g f o | [I, 4H], [H, 4H] | one [4H] |
+| `torch-gru` | r z n | [3H, I], [3H, H] | two [3H] |
+| `keras-gru` | z r n | [I, 3H], [H, 3H] | one [2, 3H] |
+| `keras-cudnn-gru` | z r n | [I, 3H] in cuDNN's order in memory, [H, 3H] of transposed gates | one [6H] |
+| `flax-gru` | one tensor each | [I, H], [H, H] | one [H] each, and a second one of n |
+| `haste-gru` | z r n | [I, 3H], [H, 3H] | two [3H] |
 
 Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
@@ -20,10 +25,8 @@ import dataclasses
 import enum
 from typing import Literal, NamedTuple
 
+from gatewise.cells import GRU, LSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
-
-GATES = "ifgo"
-"""The order of the gates in PyTorch, cuDNN and `DirectionWeights`."""
 
 
 class Form(enum.Enum):
@@ -53,15 +56,17 @@ class Bias(NamedTuple):
 
     Attributes:
         names: The names of the tensors, as in `Matrix`; two if both biases of PyTorch exist.
-        halves: Whether there is one tensor [8H]: the input bias followed by the recurrent bias.
-        row: Whether the tensor is a matrix of one row.
+        halves: Whether there is one tensor [2*G*H]: the input bias followed by the recurrent bias.
+        rows: Whether the tensor is a matrix with one row for each bias.
         required: Whether there is always a bias, which may be zero.
+        second: The gates that have a second bias; empty for all. The bias of the others is the sum of PyTorch's two.
     """
 
     names: tuple[str, ...]
     halves: bool = False
-    row: bool = False
+    rows: bool = False
     required: bool = True
+    second: str = ""
 
     @property
     def told_apart(self) -> int:
@@ -94,12 +99,12 @@ class Places(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WeightLayout:
-    """The way in which one system stores the weights of an LSTM.
+    """The way in which one system stores the weights of a cell.
 
     Attributes:
         name: The name of the layout.
         system: The name of the system.
-        gates: The order of the gates, a permutation of "ifgo".
+        gates: The order of the gates, a permutation of the cell's.
         input: The input weights; if `recurrent` is None, they are followed by the rows of the recurrent weights.
         recurrent: The recurrent weights; None if both are one matrix.
         bias: The biases.
@@ -108,11 +113,13 @@ class WeightLayout:
             second direction.
         separator: The separator between the parts of a name.
         layer_numbers: A pattern for the part of a name that has the layer's number; empty if there is none.
-        marker: A pattern for the innermost scope of an LSTM, for layouts whose tensor names do not identify an LSTM.
+        marker: A pattern for the innermost scope of a cell, for layouts whose tensor names do not identify it.
         forget_bias: The constant that the system adds to the forget gate at run time.
         projection: The name of the projection's tensor; empty if the layout has none.
         refuses: Patterns of the names of further tensors that make the cell one of another kind, and descriptions of
             them.
+        advice: What to do about shapes that do not fit.
+        cell: The cell.
     """
 
     name: str
@@ -129,6 +136,18 @@ class WeightLayout:
     forget_bias: float = 0.0
     projection: str = ""
     refuses: tuple[tuple[str, str], ...] = ()
+    advice: str = "Check the layout."
+    cell: Cell = LSTM()  # noqa: RUF009  an immutable statement
+
+    @property
+    def gates_of_pytorch(self) -> str:
+        """The gates in the order of PyTorch, cuDNN and `DirectionWeights`."""
+        return "".join(self.cell.gates)
+
+    @property
+    def called(self) -> str:
+        """The cell's name in a sentence, with its article."""
+        return {"lstm": "an LSTM", "gru": "a GRU"}[self.cell.name]
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -140,6 +159,20 @@ _KERAS_PLACES = Places(
     bidirectional="{name}/{direction}",
     stacked_bidirectional="{name}/{direction}",
     directions=("forward_layer", "backward_layer"),
+)
+_KERAS_GRU_PLACES = _KERAS_PLACES._replace(names=("gru", "bidirectional"))
+_FLAX_PLACES = Places(
+    "{name}/cell",
+    "{name}/cell",
+    "{name}/{direction}/cell",
+    "{name}/{direction}/cell",
+    ("forward_rnn", "backward_rnn"),
+    ("rnn", "bidirectional"),
+)
+_NORMALISED = ((r"gamma|gamma_h|beta_h", "layer normalisation"),)
+_RESET_BEFORE = (
+    "A bias of 3H is that of reset_after=False, which multiplies the state by the reset gate before the recurrent "
+    "product: no torch.nn.GRU computes that."
 )
 _PEEPHOLES = ((r"w_[ifo]_diag", "peepholes"), (r"projection/(kernel|bias)", "a projection"))
 
@@ -166,6 +199,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             recurrent=Matrix("recurrent_kernel", Form.COLUMNS, 1),
             bias=Bias(("bias",), required=False),
             places=_KERAS_PLACES,
+            advice="A bias of 8H is that of CuDNNLSTM: the layout keras-cudnn.",
         ),
         WeightLayout(
             name="keras-cudnn",
@@ -175,6 +209,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             recurrent=Matrix("recurrent_kernel", Form.ROWS, 1),
             bias=Bias(("bias",), halves=True),
             places=_KERAS_PLACES,
+            advice="A bias of 4H is that of Keras' LSTM: the layout keras.",
         ),
         WeightLayout(
             name="tf1-basic",
@@ -219,7 +254,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             gates="ifog",
             input=Matrix("W", Form.COLUMNS, 1),
             recurrent=None,
-            bias=Bias(("b",), row=True),
+            bias=Bias(("b",), rows=True),
             places=Places(),
         ),
         WeightLayout(
@@ -229,14 +264,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
             recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
             bias=Bias(("h{gate}/bias",)),
-            places=Places(
-                "{name}/cell",
-                "{name}/cell",
-                "{name}/{direction}/cell",
-                "{name}/{direction}/cell",
-                ("forward_rnn", "backward_rnn"),
-                ("rnn", "bidirectional"),
-            ),
+            places=_FLAX_PLACES,
         ),
         WeightLayout(
             name="haste",
@@ -247,7 +275,63 @@ LAYOUTS: dict[str, WeightLayout] = {
             bias=Bias(("bias",)),
             places=Places(),
             separator=".",
-            refuses=((r"gamma|gamma_h|beta_h", "layer normalisation"),),
+            refuses=_NORMALISED,
+        ),
+        WeightLayout(
+            name="torch-gru",
+            system="torch.nn.GRU, gatewise.GRU",
+            gates="rzn",
+            input=Matrix("weight_ih", Form.ROWS, 0),
+            recurrent=Matrix("weight_hh", Form.ROWS, 0),
+            bias=Bias(("bias_ih", "bias_hh"), required=False),
+            places=Places("{name}", "{name}", "{name}", "{name}", names=("gru", "bidirectional")),
+            suffix="_l{layer}{reverse}",
+            separator=".",
+            cell=GRU(),
+        ),
+        WeightLayout(
+            name="keras-gru",
+            system="GRU of Keras 2 and 3 with reset_after=True",
+            gates="zrn",
+            input=Matrix("kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("recurrent_kernel", Form.COLUMNS, 1),
+            bias=Bias(("bias",), halves=True, rows=True, required=False),
+            places=_KERAS_GRU_PLACES,
+            advice=f"{_RESET_BEFORE} A bias of 6H is that of CuDNNGRU: the layout keras-cudnn-gru.",
+            cell=GRU(),
+        ),
+        WeightLayout(
+            name="keras-cudnn-gru",
+            system="CuDNNGRU of Keras 2 and TensorFlow 1",
+            gates="zrn",
+            input=Matrix("kernel", Form.RESHAPED, 1),
+            recurrent=Matrix("recurrent_kernel", Form.ROWS, 1),
+            bias=Bias(("bias",), halves=True),
+            places=_KERAS_GRU_PLACES,
+            advice=f"A bias [2, 3H] is that of Keras' GRU: the layout keras-gru. {_RESET_BEFORE}",
+            cell=GRU(),
+        ),
+        WeightLayout(
+            name="flax-gru",
+            system="GRUCell of Flax linen",
+            gates="rzn",
+            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
+            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
+            bias=Bias(("i{gate}/bias", "h{gate}/bias"), second="n"),
+            places=_FLAX_PLACES,
+            cell=GRU(),
+        ),
+        WeightLayout(
+            name="haste-gru",
+            system="haste_pytorch.GRU",
+            gates="zrn",
+            input=Matrix("kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("recurrent_kernel", Form.COLUMNS, 1),
+            bias=Bias(("bias", "recurrent_bias")),
+            places=Places(names=("gru", "")),
+            separator=".",
+            refuses=_NORMALISED,
+            cell=GRU(),
         ),
     )
 }
@@ -265,3 +349,18 @@ def layout_named(layout: str | WeightLayout) -> WeightLayout:
     if layout not in LAYOUTS:
         raise ArgumentError(sentence("layout", f"one of {', '.join(LAYOUTS)}", repr(layout)))
     return LAYOUTS[layout]
+
+
+def layout_of_pytorch(cell: Cell) -> WeightLayout:
+    """Return the layout of PyTorch's own module for a cell."""
+    return next(layout for layout in LAYOUTS.values() if layout.name.startswith("torch") and layout.cell == cell)
+
+
+def check_same_cell(source: WeightLayout, target: WeightLayout) -> None:
+    """Raise `ArgumentError` unless two layouts are of one cell."""
+    if source.cell != target.cell:
+        known = ", ".join(layout.name for layout in LAYOUTS.values() if layout.cell == source.cell)
+        advice = f"Choose one of {known}."
+        raise ArgumentError(
+            sentence("the layout of the target", f"that of {source.called} as the source's", target.name, advice)
+        )

@@ -1,8 +1,8 @@
 """Conversion of the tensors of any layout to PyTorch's form, and back.
 
-`DirectionWeights` is the common form of all layouts: gates in the order `i f g o`, stacked along the rows. A layout
-with one bias has no `b_hh`. The constant that a system adds to the forget gate at run time is stored in `b_hh`, so that
-no number is rounded; if there is only one bias in the target, it is added to that.
+`DirectionWeights` is the common form of all layouts: gates in the order of the cell, stacked along the rows (G gates of
+H rows each). A layout with one bias has no `b_hh`. The constant that a system adds to the forget gate at run time is
+stored in `b_hh`, so that no number is rounded; if there is only one bias in the target, it is added to that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
-from gatewise.interop.layouts import GATES, Form, Matrix, WeightLayout, layout_named
+from gatewise.interop.layouts import Form, Matrix, WeightLayout, layout_named
 
 _TURNED_WHOLE = ((Form.ROWS, 0), (Form.COLUMNS, 1))
 """The forms for which transposing the tensor transposes every gate and leaves the gates along the rows."""
@@ -28,8 +28,9 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
         layout: The layout of `tensors`.
 
     Returns:
-        Weights with gates in the order `i f g o`. `b_hh` is None if the layout has one bias, and both biases are None
-        if there is none; a forget bias that the system adds at run time is in `b_hh`. They may be views of `tensors`.
+        Weights with gates in the order of the layout's cell. `b_hh` is None if the layout has one bias, and both biases
+        are None if there is none; a forget bias that the system adds at run time is in `b_hh`. They may be views of
+        `tensors`.
 
     Raises:
         ShapeError: The shapes do not fit each other; the message has the actual shapes.
@@ -44,7 +45,7 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
     layout = layout_named(layout)
     w_hr = tensors.get(layout.projection)
     matrices = [_read_matrix(tensors, matrix, layout) for matrix in layout.matrices]
-    hidden_size = matrices[-1].shape[0] // 4
+    hidden_size = matrices[-1].shape[0] // len(layout.gates)
     if layout.recurrent is None:
         input_size = matrices[0].shape[1] - hidden_size
         _require(input_size > 0, tensors, layout)
@@ -54,9 +55,9 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
     _require(w_ih.shape[0] == w_hh.shape[0], tensors, layout)
     _require(w_hh.shape[1] == (hidden_size if w_hr is None else w_hr.shape[0]), tensors, layout)
     biases = _read_biases(tensors, layout)
-    _require(all(bias.shape == (4 * hidden_size,) for bias in biases), tensors, layout)
+    _require(all(bias.shape == (len(layout.gates) * hidden_size,) for bias in biases), tensors, layout)
     if layout.forget_bias:
-        biases = [biases[0], _forget_bias(biases[0], layout.forget_bias)]
+        biases = [biases[0], _forget_bias(biases[0], layout)]
     b_ih, b_hh = [*biases, None, None][:2]
     return DirectionWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
 
@@ -84,15 +85,17 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
     packed: dict[str, Tensor] = {}
     sources = (weights.w_ih, weights.w_hh) if layout.recurrent else (torch.cat((weights.w_ih, weights.w_hh), 1),)
     for matrix, source in zip(layout.matrices, sources, strict=True):
-        blocks = [_turned(block, matrix.form) for block in _reordered(source, GATES, layout.gates)]
+        blocks = [_turned(block, matrix.form) for block in _reordered(source, layout.gates_of_pytorch, layout.gates)]
         packed |= _stored(matrix.name, blocks, matrix.gates_along, layout)
-    biases = [torch.cat(_reordered(bias, GATES, layout.gates)) for bias in _biases_to_write(weights, layout)]
+    biases = [_reordered(bias, layout.gates_of_pytorch, layout.gates) for bias in _biases_to_write(weights, layout)]
     if layout.bias.halves:
-        biases = [torch.cat(biases)]
-    for name, bias in zip(layout.bias.names, biases, strict=bool(biases)):
-        packed |= _stored(name, list(bias.chunk(4)), None if "{gate}" in name else 0, layout)
-        if layout.bias.row:
-            packed[name] = packed[name].unsqueeze(0)
+        biases = [[gate for bias in biases for gate in bias]] if biases else []
+    for index, bias in enumerate(biases):
+        name = layout.bias.names[index]
+        packed |= _stored(name, bias, None if "{gate}" in name else 0, layout)
+        if layout.bias.rows:
+            packed[name] = packed[name].view(layout.bias.told_apart, -1)
+    packed = {name: tensor for name, tensor in packed.items() if name not in _left_out(layout)}
     if weights.w_hr is not None:
         packed[layout.projection] = weights.w_hr.clone()
     return packed
@@ -121,7 +124,15 @@ def _matrix_names(layout: WeightLayout) -> list[str]:
 
 
 def _bias_names(layout: WeightLayout) -> list[str]:
-    return [name for template in layout.bias.names for name in _names(template, layout)]
+    names = [name for template in layout.bias.names for name in _names(template, layout)]
+    return [name for name in names if name not in _left_out(layout)]
+
+
+def _left_out(layout: WeightLayout) -> set[str]:
+    """Return the names of the second biases that the layout has for some gates only and not for these."""
+    if not layout.bias.second:
+        return set()
+    return {layout.bias.names[1].format(gate=gate) for gate in layout.gates if gate not in layout.bias.second}
 
 
 def _names(template: str, layout: WeightLayout) -> list[str]:
@@ -129,38 +140,43 @@ def _names(template: str, layout: WeightLayout) -> list[str]:
 
 
 def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLayout) -> Tensor:
-    """Return the matrix as [4H, K], gates in the order `i f g o`."""
+    """Return the matrix as [G*H, K], gates in the order of PyTorch."""
+    count, wanted = len(layout.gates), layout.gates_of_pytorch
     found = [tensors[name] for name in _names(matrix.name, layout)]
     _require(all(tensor.dim() == 2 for tensor in found), tensors, layout)
     if matrix.gates_along is not None:
-        _require(found[0].shape[matrix.gates_along] % 4 == 0 and found[0].numel() > 0, tensors, layout)
-        if layout.gates == GATES and (matrix.form, matrix.gates_along) in _TURNED_WHOLE:
+        _require(found[0].shape[matrix.gates_along] % count == 0 and found[0].numel() > 0, tensors, layout)
+        if layout.gates == wanted and (matrix.form, matrix.gates_along) in _TURNED_WHOLE:
             return _turned(found[0], matrix.form)  # a view, so that a layer can do this in every call at no cost
-        found = list(found[0].chunk(4, matrix.gates_along))
+        found = list(found[0].chunk(count, matrix.gates_along))
     _require(len({tensor.shape for tensor in found}) == 1, tensors, layout)
     blocks = [_turned(block, matrix.form) for block in found]
-    return torch.cat([blocks[layout.gates.index(gate)] for gate in GATES])
+    return torch.cat([blocks[layout.gates.index(gate)] for gate in wanted])
 
 
 def _read_biases(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[Tensor]:
-    """Return the layout's one or two biases, each [4H] in the order `i f g o`; an empty list if there are none."""
+    """Return the layout's one or two biases, each [G*H] in the order of PyTorch; an empty list if there are none."""
     if _bias_names(layout)[0] not in tensors:
         return []
+    some = tensors[_bias_names(layout)[0]]
     joined = []
     for template in layout.bias.names:
-        found = [tensors[name].flatten() for name in _names(template, layout)]
+        names = _names(template, layout)
+        found = [tensors[name].flatten() if name not in _left_out(layout) else torch.zeros_like(some) for name in names]
         joined.append(found[0] if len(found) == 1 else torch.cat(found))
     if layout.bias.halves:
+        # A bias of one row for each of two may have as many numbers as one of another form.
+        _require(some.dim() == 2 and some.shape[0] == 2 if layout.bias.rows else some.dim() == 1, tensors, layout)
         _require(joined[0].shape[0] % 2 == 0, tensors, layout)
         joined = list(joined[0].chunk(2))
-    _require(all(bias.shape[0] % 4 == 0 for bias in joined), tensors, layout)
-    if layout.gates == GATES:
+    _require(all(bias.shape[0] % len(layout.gates) == 0 for bias in joined), tensors, layout)
+    if layout.gates == layout.gates_of_pytorch:
         return joined
-    return [torch.cat(_reordered(bias, layout.gates, GATES)) for bias in joined]
+    return [torch.cat(_reordered(bias, layout.gates, layout.gates_of_pytorch)) for bias in joined]
 
 
 def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Tensor]:
-    """Return the layout's number of biases, each [4H] in the order `i f g o`."""
+    """Return the layout's number of biases, each [G*H] in the order of PyTorch."""
     b_ih, b_hh = weights.b_ih, weights.b_hh
     if b_ih is None:
         if not layout.bias.required:
@@ -169,20 +185,28 @@ def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Te
     if layout.forget_bias:
         # Subtracted from the second bias if there is one: this undoes what `unpack` did without rounding.
         if b_hh is None:
-            b_ih = b_ih - _forget_bias(b_ih, layout.forget_bias)
+            b_ih = b_ih - _forget_bias(b_ih, layout)
         else:
-            b_hh = b_hh - _forget_bias(b_hh, layout.forget_bias)
+            b_hh = b_hh - _forget_bias(b_hh, layout)
     if layout.bias.told_apart == 1:
         return [b_ih if b_hh is None else b_ih + b_hh]
     if b_hh is None:
+        # Where a cell reads the two sums of a gate apart, only their sum may not be divided.
         half = b_ih / 2
-        b_ih, b_hh = (b_ih - half, half) if layout.bias.halves else (b_ih, torch.zeros_like(b_ih))
+        split = layout.bias.halves and not layout.cell.apart
+        b_ih, b_hh = (b_ih - half, half) if split else (b_ih, torch.zeros_like(b_ih))
+    if layout.bias.second:
+        count = len(layout.gates)
+        gates = list(zip(layout.cell.gates, b_ih.chunk(count), b_hh.chunk(count), strict=True))
+        apart = layout.bias.second
+        b_ih = torch.cat([first if gate in apart else first + second for gate, first, second in gates])
+        b_hh = torch.cat([second if gate in apart else torch.zeros_like(second) for gate, _, second in gates])
     return [b_ih, b_hh]
 
 
-def _forget_bias(like: Tensor, value: float) -> Tensor:
+def _forget_bias(like: Tensor, layout: WeightLayout) -> Tensor:
     bias = torch.zeros_like(like)
-    bias.chunk(4)[GATES.index("f")].fill_(value)
+    bias.chunk(len(layout.gates))[layout.gates_of_pytorch.index("f")].fill_(layout.forget_bias)
     return bias
 
 
@@ -198,7 +222,7 @@ def _turned(block: Tensor, form: Form) -> Tensor:
 
 
 def _reordered(tensor: Tensor, order: str, wanted: str) -> list[Tensor]:
-    blocks = tensor.chunk(4)
+    blocks = tensor.chunk(len(order))
     return [blocks[order.index(gate)] for gate in wanted]
 
 
@@ -212,10 +236,5 @@ def _require(fits: bool, tensors: Mapping[str, Tensor], layout: WeightLayout) ->
     if fits:
         return
     found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-    if layout.bias.halves:
-        advice = "A bias of 4H is that of Keras' LSTM: the layout keras."
-    elif layout.name == "keras":
-        advice = "A bias of 8H is that of CuDNNLSTM: the layout keras-cudnn."
-    else:
-        advice = "Check the layout."
-    raise ShapeError(sentence("weights", f"those of an LSTM in the layout {layout.name}", found, advice))
+    expectation = f"those of {layout.called} in the layout {layout.name}"
+    raise ShapeError(sentence("weights", expectation, found, layout.advice))

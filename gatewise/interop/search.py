@@ -1,4 +1,4 @@
-"""Search for the LSTMs among named tensors, by the names and shapes of a layout."""
+"""Search for the LSTMs or GRUs among named tensors, by the names and shapes of a layout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from gatewise.cells import SHIPPED
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.layouts import LAYOUTS, WeightLayout
@@ -16,7 +17,7 @@ from gatewise.interop.stacks import Stack, checked
 
 _DIRECTIONS = (re.compile(r"(forward|fw)(_.*)?"), re.compile(r"(backward|bw)(_.*)?"))
 _INNER_SCOPES = re.compile(
-    r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
+    r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|gru_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
 )
 _ANY_CELL = {"kernel", "bias", "b"}
 """The names that tensors of other layers have too."""
@@ -26,8 +27,8 @@ class Found(NamedTuple):
     """The result of a search among named tensors.
 
     Attributes:
-        stacks: The LSTMs, in the order of their tensors.
-        left: The names of the tensors that belong to no LSTM.
+        stacks: The LSTMs, or what else the layout is of, in the order of their tensors.
+        left: The names of the tensors that belong to none of them.
     """
 
     stacks: tuple[Stack, ...]
@@ -44,23 +45,23 @@ class _Place(NamedTuple):
 
 
 def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
-    """Find every LSTM in a layout among named tensors.
+    """Find every stack in a layout among named tensors: every LSTM, or every GRU, as the layout is.
 
     Args:
         tensors: The tensors by name; the parts of names are separated by "/" or ".".
         layout: The layout to search for.
 
     Raises:
-        CheckpointError: Some tensors of an LSTM are missing.
+        CheckpointError: Some tensors of a layer are missing.
         ShapeError: Shapes do not fit each other.
-        ArgumentError: There is no LSTM in this layout, or it is of another kind, for example with peepholes.
+        ArgumentError: There is no layer in this layout, or it is of another kind, for example with peepholes.
     """
     places = _places(tensors, layout)
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
     for place, members in _with_paired_directions(places).items():
-        if not _is_lstm(place, members, tensors, layout):
+        if not _is_of_cell(members, tensors, layout):
             left |= set(members.values())
             continue
         missing = missing_tensors(members, layout)
@@ -72,7 +73,7 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
     if not modules:
         raise ArgumentError(_nothing_found(tensors, layout))
     names = _module_names(list(modules))
-    stacks = tuple(_assembled(names[parts], directions) for parts, directions in modules.items())
+    stacks = tuple(_assembled(names[parts], directions, layout) for parts, directions in modules.items())
     return Found(stacks, tuple(name for name in tensors if name in left))
 
 
@@ -116,8 +117,8 @@ def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
             direction = index
             parts.remove(found[-1])
     # TensorFlow numbers cells through the whole model, including those of the two directions of one layer.
-    if direction is not None and parts and re.fullmatch(r"lstm_cell_\d+", parts[-1]):
-        parts[-1] = "lstm_cell"
+    if direction is not None and parts and (numbered := re.fullmatch(r"((?:lstm|gru)_cell)_\d+", parts[-1])):
+        parts[-1] = numbered[1]
     return _Place(tuple(parts), layer, direction, whole)
 
 
@@ -134,14 +135,19 @@ def _with_paired_directions(places: dict[_Place, dict[str, str]]) -> dict[_Place
     }
 
 
-def _is_lstm(place: _Place, members: Mapping[str, str], tensors: Mapping[str, Tensor], layout: WeightLayout) -> bool:
+def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layout: WeightLayout) -> bool:
     if not layout.marker and not members.keys() - _ANY_CELL:
         return False
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
         return True
-    # A GRU and a plain recurrent layer have the same names, but three matrices or one instead of four.
+    # The recurrent layers of a system have the same names, but another number of gates; plain ones have one matrix.
     shape = sorted(tensors[members[layout.recurrent.name]].shape)
-    return len(shape) != 2 or shape[1] not in (shape[0], 3 * shape[0])
+    if len(shape) != 2:
+        return True
+    counts = {1, *(len(cell.gates) for cell in SHIPPED)}
+    if shape[1] > max(counts) * shape[0]:
+        return bool(layout.projection)  # a projection has fewer features than the cell has units
+    return shape[1] not in {count * shape[0] for count in counts - {len(layout.gates)}}
 
 
 def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, object], layout: WeightLayout) -> None:
@@ -151,10 +157,10 @@ def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, o
             match = re.fullmatch(rf"(?:(.*)[/.])?({pattern})", _plain(name))
             if match and (match[1] or "").replace(".", "/") in cells:
                 advice = "gatewise cannot compute this cell. Leave the layer out."
-                raise ArgumentError(sentence(name, "absent: an LSTM without " + what, "present", advice))
+                raise ArgumentError(sentence(name, f"absent: {layout.called} without {what}", "present", advice))
 
 
-def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]) -> Stack:
+def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights], layout: WeightLayout) -> Stack:
     count = 1 + max(direction for _, direction in directions)
     numbers = sorted({layer for layer, _ in directions})
     layers = []
@@ -162,10 +168,10 @@ def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]
         missing = [direction for direction in range(count) if (layer, direction) not in directions]
         if layer != expected or missing:
             part = "" if layer != expected else f"{('forward', 'reverse')[missing[0]]} direction in "
-            where = name or "the LSTM"
+            where = name or f"the {layout.cell.name.upper()}"
             raise CheckpointError(f"{where} has no {part}layer {expected}: it is truncated. Take another copy.")
         layers.append(tuple(directions[layer, direction] for direction in range(count)))
-    return checked(Stack(name, tuple(layers)))
+    return checked(Stack(name, tuple(layers), layout.cell))
 
 
 def _module_names(modules: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
@@ -184,8 +190,8 @@ def _nothing_found(tensors: Mapping[str, Tensor], layout: WeightLayout) -> str:
     others = []
     for other in LAYOUTS.values():
         places = _places(tensors, other)
-        if other is not layout and any(_is_lstm(place, members, tensors, other) for place, members in places.items()):
+        if other is not layout and any(_is_of_cell(members, tensors, other) for members in places.values()):
             others.append(other.name)
     advice = f"The names are those of the layout {' or '.join(others)}." if others else "Check the file and the layout."
     got = ", ".join(list(tensors)[:5]) + (", ..." if len(tensors) > 5 else "") or "nothing"
-    return sentence("the tensors", f"those of an LSTM in the layout {layout.name}", got, advice)
+    return sentence("the tensors", f"those of {layout.called} in the layout {layout.name}", got, advice)

@@ -1,7 +1,7 @@
-"""Stacked LSTMs, independent of their names in a file, and their names in a layout.
+"""Stacked LSTMs and GRUs, independent of their names in a file, and their names in a layout.
 
-A `Stack` holds the weights of one `torch.nn.LSTM`. Keras and others have one module per layer: each is found as a stack
-of one layer, and `joined` combines them.
+A `Stack` holds the weights of one `torch.nn.LSTM` or `torch.nn.GRU`. Keras and others have one module per layer:
+each is found as a stack of one layer, and `joined` combines them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.layouts import WeightLayout
@@ -19,15 +20,17 @@ from gatewise.interop.packing import pack
 
 
 class Stack(NamedTuple):
-    """The weights of an LSTM of one or more layers.
+    """The weights of an LSTM or a GRU of one or more layers.
 
     Attributes:
         name: The name of its module; empty if the tensors had no prefix.
         layers: The weights of each direction, for each layer.
+        cell: The cell.
     """
 
     name: str
     layers: tuple[tuple[DirectionWeights, ...], ...]
+    cell: Cell = LSTM()
 
     @property
     def directions(self) -> int:
@@ -42,7 +45,7 @@ class Stack(NamedTuple):
     @property
     def hidden_size(self) -> int:
         """The number of hidden units of the first layer, H."""
-        return self.layers[0][0].w_ih.shape[0] // 4
+        return self.layers[0][0].w_ih.shape[0] // len(self.cell.gates)
 
     @property
     def output_size(self) -> int:
@@ -84,7 +87,7 @@ def paired(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
     for forward, backward in zip(stacks[::2], stacks[1::2], strict=True):
         if {len(forward.layers), len(backward.layers)} != {1}:
             raise ArgumentError(sentence("layers", "of one layer each, to be paired", _listed((forward, backward))))
-        pairs.append(checked(Stack(forward.name, (forward.layers[0] + backward.layers[0],))))
+        pairs.append(checked(Stack(forward.name, (forward.layers[0] + backward.layers[0],), forward.cell)))
     return tuple(pairs)
 
 
@@ -94,7 +97,7 @@ def joined(stacks: Sequence[Stack]) -> Stack:
     Raises:
         ArgumentError: The sizes of two successive layers do not fit each other.
     """
-    return checked(Stack("", tuple(layer for stack in stacks for layer in stack.layers)))
+    return checked(Stack("", tuple(layer for stack in stacks for layer in stack.layers), stacks[0].cell))
 
 
 def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Replace the `torch.nn.LSTM` layers of an existing model with `gatewise.LSTM`."""
+"""Replace the recurrent layers of PyTorch in an existing model with those of gatewise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import textwrap
 import warnings
 import weakref
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -13,11 +15,20 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn.cell import LSTMCell
+from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
+
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: LSTM,
+    nn.LSTMCell: LSTMCell,
+    nn.GRU: GRU,
+    nn.GRUCell: GRUCell,
+}
 
 # Attributes in which torch.nn.LSTM stores references to its parameters; gatewise.LSTM looks them up in every call.
 _REFERENCES = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
@@ -25,7 +36,7 @@ _REFERENCES = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_we
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Swap:
-    """What `accelerate` does with one `torch.nn.LSTM` of a model.
+    """What `accelerate` does with one recurrent layer or cell of PyTorch in a model.
 
     Attributes:
         names: All dotted names under which the module is registered; "" is the model itself.
@@ -40,18 +51,19 @@ class Swap:
     def __str__(self) -> str:
         """Return one line with the names of the module and what happens to it."""
         where = ", ".join(name or "the model itself" for name in self.names)
-        return f"{where}: {f'stays: it {self.obstacle}' if self.obstacle else 'becomes gatewise.LSTM'}"
+        becomes = f"becomes gatewise.{_class_of(self.module)}"
+        return f"{where}: {f'stays: it {self.obstacle}' if self.obstacle else becomes}"
 
 
 def accelerate(model: Model, *, verbose: bool = True) -> Model:
-    """Replace every `torch.nn.LSTM` in a model with a `gatewise.LSTM`, in place, and return the model.
+    """Replace every `torch.nn.LSTM` and `torch.nn.GRU` in a model with gatewise's, in place, and return the model.
 
-    The new layers hold the same Parameter objects, so existing optimizers keep working and the `state_dict` is
-    unchanged. The training flag, hooks, frozen parameters and other attributes are kept as well, and a layer that is
-    registered in two places stays one layer. If the model itself is a `torch.nn.LSTM`, a new module is returned.
-    Calling the function again changes nothing.
+    A `torch.nn.LSTMCell` or `torch.nn.GRUCell` is replaced too. The new layers hold the same Parameter objects, so
+    existing optimizers keep working and the `state_dict` is unchanged. The training flag, hooks, frozen parameters and
+    other attributes are kept as well, and a layer that is registered in two places stays one layer. If the model itself
+    is such a layer, a new module is returned. Calling the function again changes nothing.
 
-    The following are not replaced: subclasses of `torch.nn.LSTM`, and layers that have parametrizations or their own
+    The following are not replaced: subclasses of these classes, and layers that have parametrizations or their own
     `forward`, are compiled, or are in TorchScript. One warning names all of them with the reasons, and `planned_swaps`
     returns them. Layers that are not registered as submodules (for example, in a plain list) are not found.
 
@@ -68,7 +80,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     swaps = planned_swaps(model)
     left = [swap for swap in swaps if swap.obstacle]
     if left:
-        warnings.warn("\n  ".join(["accelerate leaves torch.nn.LSTM in place:", *map(str, left)]), stacklevel=2)
+        warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} in place:", *map(str, left)]), stacklevel=2)
     if verbose:
         print(_report(model, swaps))
     for swap in swaps:
@@ -90,7 +102,7 @@ def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
         model: Any module.
 
     Returns:
-        One record for every `torch.nn.LSTM`, in the order of `model.named_modules()`.
+        One record for every such layer or cell of PyTorch's, in the order of `model.named_modules()`.
 
     Raises:
         ArgumentError: `model` is not a `torch.nn.Module`.
@@ -100,33 +112,43 @@ def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, advice))
     found: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.LSTM) or _is_script(module):
+        if _class_of(module) and not isinstance(module, tuple(_OURS.values())):
             found.setdefault(module, []).append(name)
     return tuple(Swap(tuple(names), module, _obstacle(module)) for module, names in found.items())
 
 
 def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
     if not swaps:
-        already = sum(isinstance(module, LSTM) for module in model.modules())
-        found = f"; {already} gatewise.LSTM already" if already else ""
-        return f"accelerate: no torch.nn.LSTM to replace{found}"
-    replaced = sum(not swap.obstacle for swap in swaps)
-    lines = [f"accelerate: {replaced} of {len(swaps)} torch.nn.LSTM replaced"]
+        ours = [type(module).__name__ for module in model.modules() if isinstance(module, tuple(_OURS.values()))]
+        already = ", ".join(f"{count} gatewise.{name}" for name, count in Counter(ours).items())
+        return f"accelerate: no torch.nn.LSTM or torch.nn.GRU to replace{f'; {already} already' if already else ''}"
+    replaced = Counter(_class_of(swap.module) for swap in swaps if not swap.obstacle)
+    present = Counter(_class_of(swap.module) for swap in swaps)
+    counts = ", ".join(f"{replaced[name]} of {count} torch.nn.{name}" for name, count in present.items())
+    lines = [f"accelerate: {counts} replaced"]
     for swap in swaps:
         lines += textwrap.wrap(str(swap), _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _is_script(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", "") == nn.LSTM.__name__
+def _classes(swaps: Iterable[Swap]) -> str:
+    return ", ".join(dict.fromkeys(f"torch.nn.{_class_of(swap.module)}" for swap in swaps))
+
+
+def _class_of(module: nn.Module) -> str:
+    """Return the name of the class of PyTorch's that a module is or was made from; empty for others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        name = getattr(module, "original_name", "")
+        return name if name in {kind.__name__ for kind in _OURS} else ""
+    return next((kind.__name__ for kind in _OURS if isinstance(module, kind)), "")
 
 
 def _obstacle(module: nn.Module) -> str:
-    if _is_script(module):
+    if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript; accelerate the model before torch.jit.script"
     if parametrize.is_parametrized(module):
-        return "has parametrizations; build it as gatewise.LSTM and register them there"
-    if type(module) is not nn.LSTM:
+        return f"has parametrizations; build it as gatewise.{_class_of(module)} and register them there"
+    if type(module) not in _OURS:
         return f"is a subclass, {type(module).__qualname__}, whose own behaviour would be lost"
     if "forward" in vars(module):
         return "has a forward of its own, which would be lost"
@@ -135,10 +157,12 @@ def _obstacle(module: nn.Module) -> str:
     return ""
 
 
-def _converted(module: nn.Module) -> LSTM:
+def _converted(module: nn.Module) -> nn.Module:
     # Sharing one dictionary of parameters, hooks and attributes keeps the handles of hooks working too.
-    replacement = LSTM.__new__(LSTM)
-    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in _REFERENCES})
+    kind = _OURS[type(module)]
+    replacement = kind.__new__(kind)
+    left_out = _REFERENCES if kind is LSTM else frozenset()
+    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in left_out})
     for hook in replacement._load_state_dict_pre_hooks.values():
         if hook.with_module:  # pyright: ignore[reportFunctionMemberAccess] - the stub takes the wrapper for its function
             hook.module = weakref.ref(replacement)  # pyright: ignore[reportFunctionMemberAccess] - likewise

@@ -12,13 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.lstm import call
 from gatewise.nn import init
 from gatewise.nn.arguments import check_input, check_layer_options, check_pair, check_sizes, refuse_script
+from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed
-
-_CUDNN_LSTM_MODE = 2  # CUDNN_LSTM in cudnnRNNMode_t
 
 # Attributes that are missing in modules pickled by older versions, and the values that they had implicitly.
 _DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL}
@@ -206,30 +204,7 @@ class LSTM(nn.Module):
         change. Nothing happens on other devices than CUDA, without cuDNN, or if weights are parametrised, tied to each
         other, of a tensor subclass or of several dtypes.
         """
-        found = [self._parameters.get(name) for name in self._flat_names]
-        weights: list[Tensor] = [weight for weight in found if type(weight) is nn.Parameter and _uses_cudnn(weight)]
-        if len(weights) < len(found):
-            return
-        if len({(weight.dtype, weight.device) for weight in weights}) > 1:
-            return
-        if len({weight.data_ptr() for weight in weights}) < len(weights):
-            return
-        per_direction = len(self._weight_names[0])
-        if in_one_buffer(weights, per_direction) or not torch._use_cudnn_rnn_flatten_weight():
-            return
-        # The operator replaces the storage of the parameters, which autograd must not record.
-        with torch.cuda.device_of(weights[0]), torch.no_grad():
-            torch._cudnn_rnn_flatten_weight(
-                weights,
-                per_direction,
-                self.input_size,
-                _CUDNN_LSTM_MODE,
-                self.hidden_size,
-                self.proj_size,
-                self.num_layers,
-                self.batch_first,
-                self.bidirectional,
-            )
+        flatten(self, "LSTM", self._flat_names, len(self._weight_names[0]))
 
     def extra_repr(self) -> str:
         """Return the sizes and every option that differs from its default."""
@@ -286,9 +261,3 @@ class LSTM(nn.Module):
         if self.proj_size:
             shapes.append((self.proj_size, self.hidden_size))
         return shapes
-
-
-def _uses_cudnn(weight: Tensor) -> bool:
-    # torch.backends.cudnn.is_acceptable returns False for bfloat16, which PyTorch's cuDNN LSTM does support.
-    cudnn = torch.backends.cudnn
-    return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()

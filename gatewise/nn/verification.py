@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from gatewise.cells import GRU as GRU_CELL
+from gatewise.cells import LSTM as LSTM_CELL
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.inspection import decision_of, kernels_among
 from gatewise.nn import profile
+from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
 
 _COLUMNS = 80
@@ -78,7 +81,7 @@ class Verification:
 
     Attributes:
         layers: One entry for each layer and decision, in the order of the calls.
-        idle: The names of LSTM layers that the call did not use.
+        idle: The names of LSTM and GRU layers that the call did not use.
     """
 
     layers: tuple[LayerRun, ...]
@@ -103,19 +106,19 @@ class Verification:
 
 
 def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
-    """Run a model once under PyTorch's profiler, and check that every LSTM layer runs the kernel of its decision.
+    """Run a model once under PyTorch's profiler, and check that every layer runs the kernel of its decision.
 
-    For each call of a `gatewise.LSTM` or `torch.nn.LSTM` in the model, the profile shows the operators and GPU kernels
-    that ran in its forward pass and, if gradients are on, in its backward pass. They are compared with the traces that
-    each kernel states. The decision is that of `gatewise.explain` for the tensors of the call; for `torch.nn.LSTM` it
-    is PyTorch's own choice.
+    For each call of a `gatewise.LSTM` or `gatewise.GRU` in the model, or of PyTorch's, the profile shows the operators
+    and GPU kernels that ran in its forward pass and, if gradients are on, in its backward pass. They are
+    compared with the traces that each kernel states. The decision is that of `gatewise.explain` for the tensors of the
+    call; for PyTorch's layers it is PyTorch's own choice.
 
     The call is a real one: hooks run, and buffers such as running means are updated. Parameters, their `.grad` and the
     random state are unchanged. The backward pass starts from the sum of all outputs. A compiled model runs uncompiled,
     because a compiled graph has no layers.
 
     Args:
-        model: Any module with LSTM layers, or such a layer.
+        model: Any module with LSTM or GRU layers, or such a layer.
         *inputs: The positional arguments of the call.
         **options: The keyword arguments of the call.
 
@@ -125,7 +128,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     Raises:
         UnexpectedKernel: A layer ran a different kernel than the decision says, or an unknown one; the message names
             it, and the report follows.
-        ArgumentError: `model` is not a module, has no LSTM layer, or the call used none of them.
+        ArgumentError: `model` is not a module, has no such layer, or the call used none of them.
 
     Example:
         >>> import torch, gatewise
@@ -147,7 +150,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
         for handle in handles:
             handle.remove()
     if not calls:
-        message = sentence("model", "called so that its LSTM layers run", f"no call of {', '.join(layers)}")
+        message = sentence("model", "called so that its layers run", f"no call of {', '.join(layers)}")
         raise ArgumentError(message)
     passes = profile.read(profiler.events() or (), [call.span for call in calls])
     used = {call.name for call in calls}
@@ -168,11 +171,13 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
     found: dict[str, nn.Module] = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, LSTM | nn.LSTM)
+        name: layer for name, layer in model.named_modules() if isinstance(layer, LSTM | GRU | nn.LSTM | nn.GRU)
     }
     if not found:
         advice = "Only registered layers are found; functional calls are not."
-        raise ArgumentError(sentence("model", "a module with gatewise.LSTM or torch.nn.LSTM layers", "none", advice))
+        raise ArgumentError(
+            sentence("model", "a module with LSTM or GRU layers of gatewise or PyTorch", "none", advice)
+        )
     return found
 
 
@@ -198,21 +203,22 @@ def _hooked(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[Any]:
 def _decision(
     layer: Any,
     input: Tensor | PackedSequence,
-    hx: tuple[Tensor, Tensor] | None = None,
+    hx: tuple[Tensor, Tensor] | Tensor | None = None,
     lengths: Any = None,
 ) -> Decision:
     """Return the decision for a call of a layer, from the arguments of its `forward`."""
     batch_sizes = None
+    state = (hx, hx.new_zeros(*hx.shape[:-1], 0)) if isinstance(hx, Tensor) else hx
     if isinstance(input, PackedSequence):
         x, batch_sizes = input.data, input.batch_sizes
     elif input.dim() == 2:
         x = input.unsqueeze(1)
-        hx = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+        state = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
     else:
         x = input.transpose(0, 1) if layer.batch_first else input
     return decision_of(
         x,
-        hx,
+        state,
         layer.all_weights,
         lengths=lengths,
         batch_sizes=batch_sizes,
@@ -220,7 +226,8 @@ def _decision(
         dropout=layer.dropout if layer.training else 0.0,
         kernel=getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
-        by_pytorch=isinstance(layer, nn.LSTM),
+        by_pytorch=isinstance(layer, nn.LSTM | nn.GRU),
+        cell=GRU_CELL() if isinstance(layer, GRU | nn.GRU) else LSTM_CELL(),
     )
 
 

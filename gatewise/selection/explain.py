@@ -24,7 +24,7 @@ _CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 @runtime_checkable
 class LSTMLike(Protocol):
-    """The attributes that `gatewise.LSTM` and `torch.nn.LSTM` share."""
+    """The attributes that the layers of gatewise and PyTorch share."""
 
     input_size: int
     hidden_size: int
@@ -51,7 +51,7 @@ def explain(
     """Return which kernel a call would run, why the others would not, and the predicted time and memory; run nothing.
 
     Args:
-        module: A `gatewise.LSTM` or `gatewise.GRU`, or a `torch.nn.LSTM`, for which the decision is that after
+        module: A `gatewise.LSTM` or `gatewise.GRU`, or a layer of PyTorch, for which the decision is that after
             `gatewise.accelerate`.
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
         lengths: The lengths of the sequences, or True for lengths on x's device.

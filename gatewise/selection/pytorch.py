@@ -1,4 +1,4 @@
-"""The decision that PyTorch makes for `torch.nn.LSTM`."""
+"""The decision that PyTorch makes for its own layer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def decide_as_pytorch(problem: Problem, device: Device) -> Decision:
     """Return the decision of PyTorch's own layer: cuDNN if it can run the call.
 
     Args:
-        problem: The description of the call; lengths become a packed batch, the only form that `torch.nn.LSTM` takes.
+        problem: The description of the call; lengths become a packed batch, the only form that PyTorch takes.
         device: The device of the call.
     """
     problem = problem.replace(lean=False)  # torch.nn.LSTM has no such option
     if problem.layout is not Layout.DENSE:
         problem = problem.replace(layout=Layout.PACKED)
+    layer = f"torch.nn.{problem.cell.name.upper()}"
     verdicts = admit.verdicts(problem, device)
     library = next(verdict for verdict in verdicts if verdict.kernel == _LIBRARY)
     if library.accepted:
-        return Decision(problem, device, verdicts, _LIBRARY, "torch.nn.LSTM takes cuDNN wherever it can")
-    return Decision(problem, device, verdicts, _OTHERWISE, "torch.nn.LSTM without cuDNN")
+        return Decision(problem, device, verdicts, _LIBRARY, f"{layer} takes cuDNN wherever it can")
+    return Decision(problem, device, verdicts, _OTHERWISE, f"{layer} without cuDNN")

@@ -57,6 +57,16 @@ def test_two_layers_become_two_directions(gatewise, tmp_path):
     assert safetensors.load_file("one.safetensors").keys() == expected.keys()
 
 
+def test_a_gru_goes_to_pytorchs_layout_unless_another_is_named(gatewise, tmp_path):
+    layer = torch.nn.GRU(3, 2).state_dict()
+    safetensors.save_file(layer, "gru.safetensors")
+    there = gatewise("convert", "gru.safetensors", "gru.weights.h5", "--from", "torch-gru", "--to", "keras-gru")
+    assert (there.status, there.err) == (0, "")
+    back = gatewise("convert", "gru.weights.h5", "back.safetensors", "--from", "keras-gru")
+    assert back.out.splitlines()[-1] == "Wrote back.safetensors in the layout torch-gru."
+    assert all(torch.equal(tensor, layer[name]) for name, tensor in safetensors.load_file("back.safetensors").items())
+
+
 def test_what_is_left_out_is_named(gatewise, tmp_path):
     tensors = torch.nn.LSTM(3, 2).state_dict() | {"head.weight": torch.zeros(3), "head.bias": torch.zeros(1)}
     safetensors.save_file(tensors, tmp_path / "model.safetensors")
@@ -81,6 +91,8 @@ def test_the_layouts_are_listed(gatewise):
         (["lstm.safetensors", "x.onnx", "--from", "torch"], "`the file` must be one of .safetensors,"),
         (["lstm.safetensors", "x.npz", "--from", "keras"], "The names are those of the layout torch"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`layer` must be one of"),
+        (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "flax-gru"], "must be that of an LSTM as the source"),
+        (["lstm.safetensors", "x.npz", "--from", "torch-gru"], "The names are those of the layout torch"),
     ],
 )
 def test_errors_are_one_sentence_and_write_nothing(gatewise, model, words, message):

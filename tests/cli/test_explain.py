@@ -63,6 +63,21 @@ def test_pytorch_knows_no_lean_memory(gatewise):
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn: STANDARD")
 
 
+@pytest.mark.parametrize(("gpu", "chosen"), [("cpu", "aten"), ("h200", None), ("v100", "cudnn")])
+def test_a_gru_is_beside_pytorchs_gru(gatewise, gpu, chosen):
+    words = ("explain", "--cell", "gru", "--input", "100,64,512", "--hidden", 512, "--dtype", "fp16", "--gpu", gpu)
+    answer = gatewise(*words)
+    assert answer.status == 0
+    assert max(map(len, answer.out.splitlines())) <= 80
+    pytorch = section(answer.out, "torch.nn.GRU would run")
+    if gpu == "h200":
+        assert pytorch[0].startswith("  cudnn: STANDARD")
+        assert "    - cell is gru on sm_90, allowed: lstm; gru on sm_70" in pytorch
+    else:
+        assert pytorch[0].startswith("  cudnn: PERSIST_STATIC" if gpu == "v100" else "  aten: native loop")
+        assert json.loads(gatewise(*words, "--json").out)["chosen"] == chosen
+
+
 def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
     out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--lengths", "--gpu", "h200").out
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn (packed): STANDARD")
@@ -81,6 +96,7 @@ def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
         (("--dtype", "bf16"), "bfloat16"),
         (("--tf32",), "TF32 allowed"),
         (("--layers", 3), "3 layers"),
+        (("--cell", "gru"), "gru"),
     ],
 )
 def test_every_option_reaches_the_problem(gatewise, option, expected):

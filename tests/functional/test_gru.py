@@ -148,7 +148,7 @@ def test_transforms_of_functions():
     torch.testing.assert_close(torch.func.grad(loss)(x.detach()), expected)
 
 
-@pytest.mark.parametrize("kernel", ["persistent", "stepwise", "cudnn"])
+@pytest.mark.parametrize("kernel", ["persistent", "stepwise"])
 def test_kernels_that_know_the_lstm_alone_refuse_it_by_name(kernel):
     module, x, h0 = made()
     with pytest.raises(KernelRefused, match="cell is gru, allowed: lstm"):

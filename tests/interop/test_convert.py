@@ -157,6 +157,12 @@ def test_layer_normalisation_of_haste_is_refused():
         convert(keras() | {"gamma": torch.ones(2, 8)}, "haste", "torch")
 
 
+def test_a_gru_of_haste_with_layer_normalisation_is_refused():
+    model = keras(gates=3) | {"recurrent_bias": torch.randn(6), "gamma": torch.ones(2, 6)}
+    with pytest.raises(ArgumentError, match="a GRU without layer normalisation"):
+        convert(model, "haste-gru", "torch-gru")
+
+
 def test_a_dense_layer_of_tensorflow_is_no_lstm():
     model = {"dense/kernel": torch.randn(5, 8), "dense/bias": torch.randn(8)}
     with pytest.raises(ArgumentError, match="the tensors` must be those of an LSTM in the layout tf1-basic"):
@@ -207,6 +213,32 @@ def test_another_layout_is_suggested_where_nothing_is_found():
         convert(torch.nn.LSTM(3, 2).state_dict(), "keras", "torch")
     with pytest.raises(ArgumentError, match=r"got nothing\. Check the file"):
         convert({}, "keras", "torch")
+
+
+@pytest.mark.parametrize("layout", ["torch", "torch-gru"])
+def test_the_layers_of_a_layouts_cell_are_taken_out_of_a_model(layout):
+    modules = {
+        "lstm": torch.nn.LSTM(3, 2, 2, bidirectional=True),
+        "gru": torch.nn.GRU(3, 2, 2, bidirectional=True),
+        "narrow": torch.nn.LSTM(3, 5, proj_size=2),
+        "plain": torch.nn.RNN(3, 2),
+    }
+    model = {f"{name}.{key}": tensor for name, module in modules.items() for key, tensor in module.state_dict().items()}
+    found = find_stacks(model, layout_named(layout))
+    of_cell = ["gru"] if layout == "torch-gru" else ["lstm", "narrow"]
+    assert [stack.name for stack in found.stacks] == of_cell
+    assert all(stack.cell == layout_named(layout).cell for stack in found.stacks)
+    assert set(found.left) == {name for name in model if name.partition(".")[0] not in of_cell}
+
+
+def test_the_gru_cells_of_keras_models_are_found():
+    cell = keras(gates=3) | {"bias": torch.randn(2, 6)}
+    model = under("bidirectional_1/forward_gru_2/gru_cell_7", cell)
+    model |= under("bidirectional_1/backward_gru_2/gru_cell_8", cell) | under("lstm/lstm_cell", keras())
+    tensors = convert(model, "keras-gru", "torch-gru")
+    assert tensors.keys() == torch.nn.GRU(3, 2, bidirectional=True).state_dict().keys()
+    with pytest.raises(ArgumentError, match="are those of the layout keras-gru"):
+        convert(under("gru", cell), "keras", "torch")
 
 
 @pytest.mark.parametrize("module", [torch.nn.GRU(3, 2), torch.nn.RNN(3, 2)])

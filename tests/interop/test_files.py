@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra
+from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra, ShapeError
 from gatewise.interop.convert import convert
 from gatewise.interop.files import formats, hdf5
 from gatewise.interop.files.formats import convert_file, read_file
@@ -28,20 +28,23 @@ keras = keras_on_torch()
 SUFFIXES = (".safetensors", ".npz", ".keras", ".weights.h5", ".h5")
 
 
-def keras_model(layers=2, bidirectional=True, features=3, units=4):
-    """Return a Keras model of stacked LSTM layers with random weights, biases too."""
+LAYOUTS = {"LSTM": ("keras", "torch"), "GRU": ("keras-gru", "torch-gru")}
+
+
+def keras_model(layers=2, bidirectional=True, features=3, units=4, cell="LSTM"):
+    """Return a Keras model of stacked LSTM or GRU layers with random weights, biases too."""
     model = keras.Sequential([keras.Input((None, features))])
     for _ in range(layers):
-        layer = keras.layers.LSTM(units, return_sequences=True)
+        layer = getattr(keras.layers, cell)(units, return_sequences=True)
         model.add(keras.layers.Bidirectional(layer) if bidirectional else layer)
     generator = np.random.default_rng(0)
     model.set_weights([generator.standard_normal(weight.shape).astype("f4") / 2 for weight in model.get_weights()])
     return model
 
 
-def outputs_of(path, x, layers=2, bidirectional=True):
-    """Return what a torch.nn.LSTM computes with the weights of a file."""
-    module = torch.nn.LSTM(x.shape[-1], 4, layers, bidirectional=bidirectional, batch_first=True)
+def outputs_of(path, x, layers=2, bidirectional=True, cell="LSTM"):
+    """Return what a module of PyTorch computes with the weights of a file."""
+    module = getattr(torch.nn, cell)(x.shape[-1], 4, layers, bidirectional=bidirectional, batch_first=True)
     module.load_state_dict(read_file(path))
     return module(torch.from_numpy(x))[0].detach().numpy()
 
@@ -53,31 +56,42 @@ def x():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5"])
+@pytest.mark.parametrize("cell", LAYOUTS)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
-def test_a_model_of_keras_computes_the_same_in_pytorch(tmp_path, x, suffix, bidirectional):
-    model = keras_model(bidirectional=bidirectional)
+def test_a_model_of_keras_computes_the_same_in_pytorch(tmp_path, x, suffix, bidirectional, cell):
+    model = keras_model(bidirectional=bidirectional, cell=cell)
     source, target = tmp_path / f"model{suffix}", tmp_path / "lstm.safetensors"
     (model.save_weights if suffix == ".weights.h5" else model.save)(source)
-    done = convert_file(source, target, "keras", "torch", stack=True)
+    done = convert_file(source, target, *LAYOUTS[cell], stack=True)
     assert str(done.stacks[0]) == f"2 layers, {1 + bidirectional} direction{'s' * bidirectional}, I 3, H 4"
     assert done.left == ()
     np.testing.assert_allclose(
-        outputs_of(target, x, bidirectional=bidirectional), model.predict(x, verbose=0), rtol=0, atol=1e-6
+        outputs_of(target, x, bidirectional=bidirectional, cell=cell), model.predict(x, verbose=0), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_a_keras_gru_that_resets_before_its_product_is_refused(tmp_path, suffix):
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.GRU(4, reset_after=False)])
+    (model.save_weights if suffix == ".weights.h5" else model.save)(tmp_path / f"model{suffix}")
+    with pytest.raises(ShapeError, match="A bias of 3H is that of reset_after=False, which multiplies the state by"):
+        convert_file(tmp_path / f"model{suffix}", tmp_path / "gru.npz", "keras-gru", "torch-gru")
+    assert not (tmp_path / "gru.npz").exists()
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5"])
-def test_keras_reads_what_is_written_and_computes_the_same(tmp_path, x, suffix, bidirectional):
+@pytest.mark.parametrize("cell", LAYOUTS)
+def test_keras_reads_what_is_written_and_computes_the_same(tmp_path, x, suffix, bidirectional, cell):
     torch.manual_seed(0)
-    module = torch.nn.LSTM(3, 4, 2, bidirectional=bidirectional, batch_first=True)
-    source, target = tmp_path / "lstm.safetensors", tmp_path / f"model{suffix}"
+    module = getattr(torch.nn, cell)(3, 4, 2, bidirectional=bidirectional, batch_first=True)
+    source, target = tmp_path / "torch.safetensors", tmp_path / f"model{suffix}"
     safetensors.save_file(module.state_dict(), source)
-    convert_file(source, target, "torch", "keras")
+    convert_file(source, target, *reversed(LAYOUTS[cell]))
     if suffix == ".keras":
         model = keras.saving.load_model(target)
     else:
-        model = keras_model(bidirectional=bidirectional)
+        model = keras_model(bidirectional=bidirectional, cell=cell)
         model.load_weights(target)
     expected = module(torch.from_numpy(x))[0].detach()
     np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=0, atol=1e-6)

@@ -16,16 +16,24 @@ from gatewise.interop.layouts import LAYOUTS, layout_named
 from gatewise.interop.packing import pack, unpack
 
 REFERENCES = Path(__file__).parent / "references"
-ONE_DIRECTION = ("systemml", "haste")
+ONE_DIRECTION = ("systemml", "haste", "haste-gru")
+
+
+def pytorchs(layout):
+    """Return the module of PyTorch that a layout is of, and the name of its layout."""
+    gru = LAYOUTS[layout].cell.name == "gru"
+    return (torch.nn.GRU, "torch-gru") if gru else (torch.nn.LSTM, "torch")
 
 
 def loaded(tensors, directions=1):
-    """Return a torch.nn.LSTM that holds the tensors, sized by them."""
+    """Return a torch.nn.LSTM or GRU that holds the tensors, sized by them."""
     layers = 1 + max(int(name.split("_l")[1][0]) for name in tensors)
-    gates, features = tensors["weight_ih_l0"].shape
-    module = torch.nn.LSTM(
-        features, gates // 4, layers, bias="bias_ih_l0" in tensors, bidirectional=directions == 2
-    ).to(tensors["weight_ih_l0"].dtype)
+    rows, features = tensors["weight_ih_l0"].shape
+    units = tensors["weight_hh_l0"].shape[1]
+    kind = {4: torch.nn.LSTM, 3: torch.nn.GRU}[rows // units]
+    module = kind(features, units, layers, bias="bias_ih_l0" in tensors, bidirectional=directions == 2).to(
+        tensors["weight_ih_l0"].dtype
+    )
     module.load_state_dict(tensors)
     return module
 
@@ -75,6 +83,69 @@ def test_the_converted_weights_compute_the_equations_of_the_layout(layout):
     np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), np.stack(outputs), rtol=0, atol=1e-14)
 
 
+def of_keras(kernel, recurrent, input_bias, recurrent_bias):
+    """Return the tensors of a Keras GRU with reset_after=True: gates z r h."""
+    return {"kernel": kernel, "recurrent_kernel": recurrent, "bias": np.stack([input_bias, recurrent_bias])}
+
+
+def of_haste(kernel, recurrent, input_bias, recurrent_bias):
+    """Return the tensors of haste's GRU: gates z r g."""
+    return {"kernel": kernel, "recurrent_kernel": recurrent, "bias": input_bias, "recurrent_bias": recurrent_bias}
+
+
+def of_flax(kernel, recurrent, input_bias, recurrent_bias):
+    """Return the tensors of Flax' GRUCell, whose gates r and z have one bias each."""
+    tensors = {}
+    for index, gate in enumerate("zrn"):
+        tensors[f"i{gate}/kernel"], tensors[f"h{gate}/kernel"] = (
+            np.hsplit(matrix, 3)[index] for matrix in (kernel, recurrent)
+        )
+        tensors[f"i{gate}/bias"] = np.split(input_bias, 3)[index]
+    tensors["hn/bias"] = np.split(recurrent_bias, 3)[2]
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensors_of"), [("keras-gru", of_keras), ("haste-gru", of_haste), ("flax-gru", of_flax)]
+)
+def test_a_converted_gru_computes_the_equations_of_its_system(layout, tensors_of):
+    generator = np.random.default_rng(4)
+    kernel, recurrent, input_bias, recurrent_bias = (
+        generator.standard_normal(shape) for shape in ((3, 6), (2, 6), (6,), (6,))
+    )
+    if layout == "flax-gru":
+        recurrent_bias[:4] = 0
+    x = generator.standard_normal((5, 2, 3))
+    h, outputs = np.zeros((2, 2)), []
+    for step in x:
+        x_z, x_r, x_n = np.split(step @ kernel + input_bias, 3, -1)
+        h_z, h_r, h_n = np.split(h @ recurrent + recurrent_bias, 3, -1)
+        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        h = z * h + (1 - z) * np.tanh(x_n + r * h_n)
+        outputs.append(h)
+    module = loaded(convert(tensors_of(kernel, recurrent, input_bias, recurrent_bias), layout, "torch-gru"))
+    np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), np.stack(outputs), rtol=0, atol=1e-14)
+
+
+def test_cudnn_weights_of_a_keras_gru_are_packed_as_keras_does():
+    generator = np.random.default_rng(5)
+    kernel, recurrent, bias = (generator.standard_normal(shape) for shape in ((3, 6), (2, 6), (2, 6)))
+    packed = {
+        "kernel": np.hstack([gate.T.reshape(gate.shape) for gate in np.hsplit(kernel, 3)]),
+        "recurrent_kernel": np.hstack([gate.T for gate in np.hsplit(recurrent, 3)]),
+        "bias": bias.reshape(-1),
+    }
+    plain = {"kernel": kernel, "recurrent_kernel": recurrent, "bias": bias}
+    for given, source, target, expected in (
+        (packed, "keras-cudnn-gru", "keras-gru", plain),
+        (plain, "keras-gru", "keras-cudnn-gru", packed),
+    ):
+        converted = convert(given, source, target)
+        assert converted.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(converted[name], array, err_msg=name)
+
+
 def test_cudnn_weights_of_keras_are_packed_as_keras_documents_it():
     generator = np.random.default_rng(2)
     kernel, recurrent, bias = (generator.standard_normal(shape) for shape in ((3, 8), (2, 8), (8,)))
@@ -104,14 +175,15 @@ def test_cudnn_weights_of_keras_are_packed_as_keras_documents_it():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_round_trips_are_exact(layout, layers, directions, dtype):
     torch.manual_seed(0)
-    module = torch.nn.LSTM(3, 2, layers, bidirectional=directions == 2).to(dtype)
+    kind, own = pytorchs(layout)
+    module = kind(3, 2, layers, bidirectional=directions == 2).to(dtype)
     if directions == 2 and layout in ONE_DIRECTION:
         with pytest.raises(ArgumentError, match="second direction"):
-            convert(module.state_dict(), "torch", layout)
+            convert(module.state_dict(), own, layout)
         return
-    there = convert(module.state_dict(), "torch", layout)
-    back = convert(there, layout, "torch", stack=True)
-    again = convert(back, "torch", layout)
+    there = convert(module.state_dict(), own, layout)
+    back = convert(there, layout, own, stack=True)
+    again = convert(back, own, layout)
     assert again.keys() == there.keys()
     for name, tensor in there.items():
         assert tensor.dtype == dtype
@@ -129,11 +201,12 @@ def test_round_trips_are_exact(layout, layers, directions, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_biases(layout):
-    module = torch.nn.LSTM(3, 2, bias=False).double()
-    there = convert(module.state_dict(), "torch", layout)
+    kind, own = pytorchs(layout)
+    module = kind(3, 2, bias=False).double()
+    there = convert(module.state_dict(), own, layout)
     assert any("bias" in name or name == "b" for name in there) == LAYOUTS[layout].bias.required
     x = torch.randn(4, 2, 3).double()
-    torch.testing.assert_close(loaded(convert(there, layout, "torch"))(x)[0], module(x)[0], rtol=0, atol=1e-15)
+    torch.testing.assert_close(loaded(convert(there, layout, own))(x)[0], module(x)[0], rtol=0, atol=1e-15)
 
 
 def test_the_forget_bias_of_run_time_is_folded_in_and_taken_out():
@@ -154,6 +227,43 @@ def test_projections_stay_in_the_layout_that_has_them():
     assert all(torch.equal(same[name], tensor) for name, tensor in module.state_dict().items())
     with pytest.raises(ArgumentError, match=r"`weights` must be without a projection, got w_hr \[2, 4\]"):
         convert(module.state_dict(), "torch", "keras")
+
+
+@pytest.mark.parametrize("layout", ["keras-gru", "keras-cudnn-gru", "haste-gru"])
+def test_both_biases_of_a_gru_are_moved_and_not_added(layout):
+    module = torch.nn.GRU(3, 2)
+    back = convert(convert(module.state_dict(), "torch-gru", layout), layout, "torch-gru")
+    assert all(torch.equal(back[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_the_gates_of_flax_that_have_one_bias_get_the_sum():
+    module = torch.nn.GRU(3, 2)
+    there = convert(module.state_dict(), "torch-gru", "flax-gru")
+    first, second = module.bias_ih_l0.detach().chunk(3), module.bias_hh_l0.detach().chunk(3)
+    assert torch.equal(there["cell/ir/bias"], first[0] + second[0])
+    assert torch.equal(there["cell/in/bias"], first[2])
+    assert torch.equal(there["cell/hn/bias"], second[2])
+    assert not {"cell/hr/bias", "cell/hz/bias"} & there.keys()
+    x = torch.randn(4, 2, 3)
+    torch.testing.assert_close(loaded(convert(there, "flax-gru", "torch-gru"))(x)[0], module(x)[0])
+
+
+def test_a_layout_of_another_cell_is_refused():
+    message = (
+        r"`the layout of the target` must be that of a GRU as the source's, got torch\. Choose one of torch-gru, keras"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        convert(torch.nn.GRU(3, 2).state_dict(), "torch-gru", "torch")
+
+
+@pytest.mark.parametrize("bias", [(6,), (2, 9), (1, 6), (12,)])
+def test_a_bias_of_another_gru_is_refused_and_says_why(bias):
+    tensors = {"kernel": torch.zeros(3, 6), "recurrent_kernel": torch.zeros(2, 6), "bias": torch.zeros(bias)}
+    message = r"must be those of a GRU in the layout keras-gru, got .* A bias of 3H is that of reset_after=False"
+    with pytest.raises(ShapeError, match=message):
+        convert(tensors, "keras-gru", "torch-gru")
+    with pytest.raises(ShapeError, match=r"A bias \[2, 3H\] is that of Keras' GRU: the layout keras-gru"):
+        unpack(tensors | {"bias": torch.zeros(2, 6)}, "keras-cudnn-gru")
 
 
 def test_unpacking_is_differentiable():

@@ -1,10 +1,12 @@
-"""cuDNN through its explicit operators: the flat buffer, the single-use reserve, what torch.nn.LSTM computes."""
+"""cuDNN through its explicit operators: the flat buffer, the single-use reserve, what PyTorch's modules compute."""
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import gatewise
 from gatewise import functional
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.validate import prepare
@@ -17,44 +19,58 @@ FORMS = [
     {"num_layers": 2, "bias": False},
     {"proj_size": 8, "num_layers": 2},
 ]
+CALLS = [(cell, form) for cell in ("LSTM", "GRU") for form in FORMS if cell == "LSTM" or "proj_size" not in form]
+CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 
-def make(form, dtype=torch.float32):
+def make(form, dtype=torch.float32, cell="LSTM"):
     torch.manual_seed(0)
-    theirs = torch.nn.LSTM(16, 32, device="cuda", dtype=dtype, **form)
-    ours = gatewise.LSTM(16, 32, device="cuda", dtype=dtype, kernel="cudnn", **form)
+    theirs = getattr(torch.nn, cell)(16, 32, device="cuda", dtype=dtype, **form)
+    ours = getattr(gatewise, cell)(16, 32, device="cuda", dtype=dtype, kernel="cudnn", **form)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours, torch.randn(7, 5, 16, device="cuda", dtype=dtype, requires_grad=True)
 
 
+def outputs(module, *given):
+    """Return y and the final states, one or two, in one list."""
+    y, final = module(*given)
+    return [y, *([final] if isinstance(final, torch.Tensor) else final)]
+
+
 def gradients(module, x):
-    y, (h, c) = module(x)
+    found = outputs(module, x)
     torch.manual_seed(1)
-    above = [torch.randn_like(tensor) for tensor in (y, h, c)]
-    return [y, h, c, *torch.autograd.grad([y, h, c], [x, *module.parameters()], above)]
+    above = [torch.randn_like(tensor) for tensor in found]
+    return [*found, *torch.autograd.grad(found, [x, *module.parameters()], above)]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+def state_of(module, *tensors):
+    return tensors if isinstance(module, gatewise.LSTM) else tensors[0]
+
+
+@pytest.mark.parametrize(("cell", "form"), CALLS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_very_numbers_of_torch_nn_lstm(form, dtype):
-    theirs, ours, x = make(form, dtype)
+def test_the_very_numbers_of_pytorchs_module(cell, form, dtype):
+    theirs, ours, x = make(form, dtype, cell)
     torch.testing.assert_close(gradients(ours, x), gradients(theirs, x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_state_may_have_any_strides(dropout):
-    module = gatewise.LSTM(16, 32, 2, dropout=dropout, device="cuda", kernel="cudnn").eval()
+def test_a_state_may_have_any_strides(dropout, cell):
+    module = getattr(gatewise, cell)(16, 32, 2, dropout=dropout, device="cuda", kernel="cudnn").eval()
     x = torch.randn(7, 5, 16, device="cuda", requires_grad=True)
     h0, c0 = (torch.randn(5, 2, 32, device="cuda").transpose(0, 1) for _ in range(2))
-    strided, plain = module(x, (h0, c0)), module(x, (h0.contiguous(), c0.contiguous()))
+    strided = outputs(module, x, state_of(module, h0, c0))
+    plain = outputs(module, x, state_of(module, h0.contiguous(), c0.contiguous()))
     torch.testing.assert_close(strided, plain, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_flat_weights_are_seen_and_read_in_place(form):
-    _, ours, x = make(form)
+@pytest.mark.parametrize(("cell", "form"), CALLS, ids=str)
+def test_flat_weights_are_seen_and_read_in_place(cell, form):
+    _, ours, x = make(form, cell=cell)
     flat = tuple(ours.parameters())
-    options = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "needs_grad": False}
+    options = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "needs_grad": False, "cell": CELLS[cell]}
     problem, inputs = prepare(x.detach(), None, flat, bidirectional=form.get("bidirectional", False), **options)
     assert in_one_buffer(flat, problem.weights_per_direction)
     with torch.no_grad():
@@ -74,15 +90,17 @@ def test_a_second_backward_repeats_the_forward_because_the_reserve_is_used_up():
     torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=0)
 
 
-def test_backward_in_eval_mode():
-    _, ours, x = make({"num_layers": 2, "dropout": 0.5})
+@pytest.mark.parametrize("cell", CELLS)
+def test_backward_in_eval_mode(cell):
+    _, ours, x = make({"num_layers": 2, "dropout": 0.5}, cell=cell)
     ours.eval()
     ours(x)[0].sum().backward()
     assert torch.isfinite(x.grad).all()
 
 
-def test_dropout_follows_the_seed():
-    _, ours, x = make({"num_layers": 3, "dropout": 0.5})
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_follows_the_seed(cell):
+    _, ours, x = make({"num_layers": 3, "dropout": 0.5}, cell=cell)
     runs = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
@@ -91,18 +109,20 @@ def test_dropout_follows_the_seed():
     assert not torch.equal(runs[0], runs[2])
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_runs_in_its_own_dtype(dtype):
-    _, ours, x = make({"num_layers": 2})
+def test_autocast_runs_in_its_own_dtype(dtype, cell):
+    _, ours, x = make({"num_layers": 2}, cell=cell)
     with torch.autocast("cuda", dtype):
-        y, (h, c) = ours(x)
-    assert y.dtype == h.dtype == c.dtype == dtype
-    y.float().sum().backward()
+        found = outputs(ours, x)
+    assert all(tensor.dtype == dtype for tensor in found)
+    found[0].float().sum().backward()
     assert ours.weight_hh_l0.grad.dtype == torch.float32
 
 
-def test_lengths_on_the_gpu_wait_for_nothing():
-    module = gatewise.LSTM(16, 32, num_layers=2, bidirectional=True, device="cuda")
+@pytest.mark.parametrize("cell", CELLS)
+def test_lengths_on_the_gpu_wait_for_nothing(cell):
+    module = getattr(gatewise, cell)(16, 32, num_layers=2, bidirectional=True, device="cuda")
     x = torch.randn(7, 3, 16, device="cuda", requires_grad=True)
     lengths = torch.tensor([3, 7, 0], device="cuda")
     module(x, lengths=lengths)[0].sum().backward()
@@ -114,8 +134,23 @@ def test_lengths_on_the_gpu_wait_for_nothing():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_cuda_graph_replays_a_training_step():
-    _, ours, x = make({"num_layers": 2})
+@pytest.mark.parametrize("form", [{"num_layers": 2}, {"bidirectional": True}], ids=str)
+def test_a_packed_batch_is_pytorchs(form):
+    theirs, ours, x = make(form, torch.float64, "GRU")
+    packed = pack_padded_sequence(x, torch.tensor([7, 4, 4, 2, 1]))
+    (found, h_n), (expected, expected_h) = ours(packed), theirs(packed)
+    torch.testing.assert_close([found.data, h_n], [expected.data, expected_h], rtol=0, atol=0)
+    above = torch.randn_like(found.data)
+    mine, others = (
+        torch.autograd.grad(y.data, [x, *module.parameters()], above)
+        for y, module in ((found, ours), (expected, theirs))
+    )
+    torch.testing.assert_close(mine, others, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cuda_graph_replays_a_training_step(cell):
+    _, ours, x = make({"num_layers": 2}, cell=cell)
     parameters = list(ours.parameters())
 
     def step():
@@ -145,14 +180,15 @@ def test_switched_off_cudnn_is_refused():
     assert ours(x)[0].shape == (7, 5, 32)
 
 
-def test_dropout_is_pytorchs_own_unless_results_must_be_repeatable():
-    _, ours, x = make({"num_layers": 3, "dropout": 0.5, "bidirectional": True}, torch.float64)
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_is_pytorchs_own_unless_results_must_be_repeatable(cell):
+    _, ours, x = make({"num_layers": 3, "dropout": 0.5, "bidirectional": True}, torch.float64, cell)
     torch.use_deterministic_algorithms(False)
     assert "CudnnRnn" in ours(x)[0].grad_fn.name()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(2)
     y, _ = ours(x)
+    ours.kernel = "eager"
     torch.manual_seed(2)
-    weights = [parameter.detach().clone() for parameter in ours.parameters()]
-    (expected, _), _ = functional.forward(x, None, weights, bidirectional=True, dropout=0.5, kernel="eager")
+    expected = outputs(ours, x)[0]
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)

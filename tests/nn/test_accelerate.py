@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import gatewise
-from gatewise.nn import LSTM, Swap, accelerate, planned_swaps
+from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, Swap, accelerate, planned_swaps
 
 
 class Tagger(nn.Module):
@@ -214,7 +214,7 @@ def test_the_result_copies_and_pickles(model, tokens):
 
 
 def test_a_model_without_lstm_is_returned_unchanged():
-    model = nn.Sequential(nn.Linear(3, 4), nn.GRU(4, 4))
+    model = nn.Sequential(nn.Linear(3, 4), nn.RNN(4, 4))
     assert accelerate(model) is model
     assert planned_swaps(model) == ()
 
@@ -247,9 +247,11 @@ def test_that_nothing_was_exchanged_is_printed_too(model, capsys):
     accelerate(model)
     capsys.readouterr()
     accelerate(model)
-    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to replace; 3 gatewise.LSTM already\n"
+    assert capsys.readouterr().out == (
+        "accelerate: no torch.nn.LSTM or torch.nn.GRU to replace; 3 gatewise.LSTM already\n"
+    )
     accelerate(nn.Linear(3, 4))
-    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM to replace\n"
+    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM or torch.nn.GRU to replace\n"
 
 
 def test_it_can_be_silent_but_not_about_what_it_left(model, capsys):
@@ -257,3 +259,77 @@ def test_it_can_be_silent_but_not_about_what_it_left(model, capsys):
     with pytest.warns(UserWarning, match="custom"):
         accelerate(model, verbose=False)
     assert capsys.readouterr().out == ""
+
+
+class Mixed(nn.Module):
+    """One layer of each class, and a subclass of a GRU."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(6, 4, num_layers=2, bidirectional=True, dropout=0.5)
+        self.also = self.gru
+        self.lstm = nn.LSTM(8, 4)
+        self.gru_cell, self.lstm_cell = nn.GRUCell(4, 4), nn.LSTMCell(4, 4)
+
+    def forward(self, x):
+        y, h = self.gru(x)
+        z, _ = self.lstm(y)
+        return self.lstm_cell(self.gru_cell(z[-1], h[0]))
+
+
+def test_grus_and_cells_are_exchanged_and_results_stay(capsys):
+    model, x = Mixed().eval(), torch.randn(5, 3, 6)
+    model.gru.weight_ih_l0.requires_grad_(False)
+    expected, parameters, state = model(x), list(model.parameters()), model.state_dict()
+    assert accelerate(model) is model
+    assert [type(part) for part in (model.gru, model.lstm, model.gru_cell, model.lstm_cell)] == [
+        GRU,
+        LSTM,
+        GRUCell,
+        LSTMCell,
+    ]
+    assert model.also is model.gru
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert model.state_dict().keys() == state.keys()
+    assert (model.gru.dropout, model.gru.training, model.gru.kernel) == (0.5, False, "auto")
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(x), expected)
+    printed = capsys.readouterr().out.splitlines()
+    names = ("GRU", "LSTM", "GRUCell", "LSTMCell")
+    assert printed[0] == f"accelerate: {', '.join(f'1 of 1 torch.nn.{name}' for name in names)} replaced"
+    assert printed[1] == "  gru, also: becomes gatewise.GRU"
+    assert planned_swaps(model) == ()
+
+
+def test_state_dicts_of_grus_load_both_ways():
+    theirs, other = Mixed().eval(), Mixed().eval()
+    ours, x = accelerate(Mixed(), verbose=False).eval(), torch.randn(5, 3, 6)
+    ours.load_state_dict(theirs.state_dict())
+    other.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(other(x), theirs(x))
+
+
+def test_an_exchanged_gru_trains_moves_and_follows_its_parameters():
+    model, x = nn.Sequential(nn.GRU(3, 4)), torch.randn(5, 2, 3)
+    accelerate(model, verbose=False)
+    model.double()
+    model(x.double())[0].sum().backward()
+    assert all(weight.grad.dtype == torch.float64 for weight in model.parameters())
+    model[0].weight_hh_l0 = nn.Parameter(torch.zeros(12, 4).double())
+    twin = nn.GRU(3, 4).double()
+    twin.load_state_dict(model[0].state_dict())
+    torch.testing.assert_close(model(x.double()), twin(x.double()))
+
+
+def test_a_subclass_of_a_gru_is_left_alone_and_named():
+    class Own(nn.GRU):
+        pass
+
+    model = nn.ModuleDict({"own": Own(3, 4), "compiled": nn.GRUCell(3, 4), "plain": nn.GRU(3, 4)})
+    model["compiled"].compile(backend="eager")
+    with pytest.warns(UserWarning, match=r"leaves torch\.nn\.GRU, torch\.nn\.GRUCell in place") as caught:
+        accelerate(model)
+    assert "own: stays: it is a subclass" in str(caught[0].message)
+    assert [type(part).__name__ for part in model.values()] == ["Own", "GRUCell", "GRU"]
+    assert type(model["plain"]) is GRU

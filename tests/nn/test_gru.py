@@ -98,6 +98,69 @@ def test_it_compiles_to_one_graph(form):
     assert_same([weight.grad for weight in ours.parameters()], [weight.grad for weight in theirs.parameters()])
 
 
+@pytest.fixture
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def outputs_and_gradients(call, layer, *given):
+    layer.zero_grad()
+    x = given[0].clone().requires_grad_()
+    outputs = call(x, *given[1:])
+    sum(output.square().sum() for output in outputs).backward()
+    return [*outputs, x.grad, *(weight.grad.clone() for weight in layer.parameters())]
+
+
+@pytest.mark.parametrize("extra", ["state", "lengths", "one sequence"])
+def test_compiled_with_a_state_and_lengths(extra):
+    _, ours, x = pair(num_layers=2, bidirectional=True)
+    given = {
+        "state": (x, torch.randn(4, 3, 5)),
+        "lengths": (x, None, torch.tensor([1, 3, 2])),
+        "one sequence": (x[:, 0],),
+    }[extra]
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_same(outputs_and_gradients(compiled, ours, *given), outputs_and_gradients(ours, ours, *given))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True}, {"memory": "lean"}, {"kernel": "cudnn"}, {"kernel": "eager"}],
+    ids=str,
+)
+@pytest.mark.parametrize("extra", ["nothing", "state", "lengths"])
+def test_on_a_gpu_compiled_and_not_it_is_pytorchs(dtype, options, extra, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    layer = gatewise.GRU(24, 32, device="cuda", dtype=dtype, **options)
+    exact = torch.nn.GRU(24, 32, layer.num_layers, bidirectional=layer.bidirectional).double()
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(9, 5, 24, device="cuda", dtype=dtype)
+    rows = layer.num_layers * (1 + layer.bidirectional)
+    state = torch.randn(rows, 5, 32, device="cuda", dtype=dtype) if extra == "state" else None
+    # The kernel cudnn reads lengths on the CPU alone.
+    where = "cpu" if options.get("kernel") == "cudnn" else "cuda"
+    lengths = torch.tensor([9, 1, 4, 7, 3], device=where) if extra == "lengths" else None
+
+    def reference(x, state, lengths):
+        if lengths is None:
+            return exact(x, state)
+        packed, h_n = exact(pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False), state)
+        return pad_packed_sequence(packed)[0], h_n
+
+    there = None if state is None else state.cpu().double()
+    expected = outputs_and_gradients(reference, exact, x.cpu().double(), there, lengths)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}[dtype]
+    for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        for mine, theirs in zip(outputs_and_gradients(call, layer, x, state, lengths), expected, strict=True):
+            bound = tolerance * float(theirs.detach().abs().max())
+            torch.testing.assert_close(mine.cpu().double(), theirs, rtol=tolerance, atol=bound)
+
+
 def test_dropout_acts_in_training_only():
     layer, x = gatewise.GRU(4, 5, 2, dropout=0.5), torch.randn(3, 2, 4)
     assert not torch.equal(layer(x)[0], layer(x)[0])
@@ -110,6 +173,7 @@ def test_the_decision_names_the_cell_and_its_refusals():
     decision = gatewise.explain(layer, (7, 3, 4), device="h200")
     assert decision.problem.cell.name == "gru"
     assert "cell is gru, allowed: lstm" in str(decision)
+    assert next(verdict for verdict in decision.verdicts if verdict.kernel == "cudnn").accepted
     assert gatewise.explain(torch.nn.GRU(4, 5), (7, 3, 4)).chosen == "aten"
     with pytest.raises(gatewise.ArgumentError, match="an LSTM or GRU"):
         gatewise.explain(torch.nn.RNN(4, 5), (7, 3, 4))

@@ -98,6 +98,9 @@ def runs(request, tmp_path_factory):
         pytest.skip("needs two GPUs")
     jobs = {way.__name__: (trained, {"way": way}) for way in WAYS}
     jobs["theirs"] = (trained, {"way": averaged, "layer": nn.LSTM})
+    for way in (averaged, in_shards):
+        jobs[f"gru {way.__name__}"] = (trained, {"way": way, "layer": gatewise.GRU})
+    jobs["their gru"] = (trained, {"way": averaged, "layer": nn.GRU})
     jobs["unequal"] = (trained, {"way": averaged, "lengths": [7, 3, 1, 5]})
     context = multiprocessing.get_context("spawn") if device == "cuda" else None
     return device, together(tmp_path_factory.mktemp("results"), jobs, device, context, SECONDS)
@@ -120,6 +123,13 @@ def test_two_processes_train_what_one_does_with_both_shares(runs, way):
 def test_it_trains_what_the_layer_of_torch_does(runs):
     (_, start, ours), (_, _, theirs) = runs[1]["averaged"][0], runs[1]["theirs"][0]
     assert distance(ours, theirs) < 0.001 * distance(start, ours)
+
+
+@pytest.mark.parametrize("way", [averaged, in_shards], ids=lambda way: way.__name__)
+def test_grus_train_what_those_of_torch_do(runs, way):
+    (_, start, first), (_, _, second) = runs[1][f"gru {way.__name__}"]
+    assert all((one == other).all() for one, other in zip(first, second, strict=True)), "weights of both processes"
+    assert distance(first, runs[1]["their gru"][0][2]) < 0.001 * distance(start, first)
 
 
 def test_lengths_go_through(runs):

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.problem import Problem
 from gatewise.functional import inspection
 from gatewise.kernels import ALL
@@ -61,11 +62,12 @@ def test_the_report_fits_80_columns(x):
         assert words in text
 
 
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", ["aten", "eager"])
 @pytest.mark.parametrize("form", ["dense", "packed", "single", "first"])
-def test_every_way_of_calling_a_layer(kernel, dtype, form):
-    layer = gatewise.LSTM(4, 8, kernel=kernel, dtype=dtype, batch_first=form == "first")
+def test_every_way_of_calling_a_layer(kernel, dtype, form, cell):
+    layer = getattr(gatewise, cell)(4, 8, kernel=kernel, dtype=dtype, batch_first=form == "first")
     sequences = [torch.randn(steps, 4, dtype=dtype) for steps in (5, 3)]
     inputs = {
         "dense": torch.stack([sequences[0]] * 2, 1),
@@ -75,7 +77,27 @@ def test_every_way_of_calling_a_layer(kernel, dtype, form):
     }
     report = verify(layer, inputs[form])
     assert report.layers[0].decision.problem.time == 5
-    assert set(report.layers[0].backward.kernels) == {kernel}
+    assert report.layers[0].decision.problem.cell.name == cell.lower()
+    assert set(report.layers[0].forward.kernels) == set(report.layers[0].backward.kernels) == {kernel}
+
+
+def test_grus_beside_lstms(x):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ours, self.lstm = gatewise.GRU(4, 8, kernel="eager"), gatewise.LSTM(8, 8)
+            self.theirs = nn.GRU(8, 4, 2)
+
+        def forward(self, x):
+            y, h = self.ours(x, torch.zeros(1, x.shape[1], 8))
+            y, _ = self.lstm(y)
+            return self.theirs(y)[0] + self.theirs(h.expand_as(y))[0]
+
+    report = verify(Both(), x)
+    assert [(layer.name, layer.calls) for layer in report.layers] == [("ours", 1), ("lstm", 1), ("theirs", 2)]
+    assert report.layers[0].decision.chosen == "eager"
+    assert report.layers[2].decision.reason == "torch.nn.GRU without cuDNN"
+    assert verify(nn.GRU(4, 8), x[0], torch.zeros(1, 8)).agrees
 
 
 def test_every_output_of_the_model_starts_the_backward_pass(x):
@@ -184,7 +206,7 @@ def test_an_empty_sequence_needs_no_kernel():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(4, 4), r"`model` must be a module with gatewise.LSTM or torch.nn.LSTM layers, got none"),
+        (nn.Linear(4, 4), r"`model` must be a module with LSTM or GRU layers of gatewise or PyTorch, got none"),
         ([], r"`model` must be a torch.nn.Module, got list"),
         (nn.ModuleDict({"unused": nn.LSTM(4, 4)}), "NotImplementedError"),
     ],
@@ -206,12 +228,13 @@ def test_a_model_that_calls_none_of_its_layers(x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}, {"lengths": True}], ids=str)
-def test_every_kernel_on_a_gpu(kernel, dtype, form):
+@pytest.mark.parametrize("cell", SHIPPED, ids=repr)
+def test_every_kernel_on_a_gpu(kernel, dtype, form, cell):
     options = {name: value for name, value in form.items() if name != "lengths"}
-    problem = Problem(6, 8, 64, 256, dtype=dtype, needs_grad=True, allow_tf32=True, **options)
+    problem = Problem(6, 8, 64, 256, dtype=dtype, needs_grad=True, allow_tf32=True, cell=cell, **options)
     if testing.why_not(kernel, problem, "cuda"):
         pytest.skip(f"{kernel.name} refuses: {'; '.join(testing.why_not(kernel, problem, 'cuda'))}")
-    layer = gatewise.LSTM(64, 256, kernel=kernel.name, device="cuda", dtype=dtype, **options)
+    layer = getattr(gatewise, cell.name.upper())(64, 256, kernel=kernel.name, device="cuda", dtype=dtype, **options)
     lengths = torch.tensor([6, 1, 3, 6, 2, 6, 5, 4]) if form.get("lengths") else None
     for _ in range(2):
         report = verify(layer, torch.randn(6, 8, 64, device="cuda", dtype=dtype), lengths=lengths)
@@ -223,8 +246,9 @@ def test_every_kernel_on_a_gpu(kernel, dtype, form):
 
 
 @pytest.mark.gpu
-def test_pytorchs_own_layer_on_a_gpu():
-    layer = nn.LSTM(64, 256, device="cuda")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_pytorchs_own_layer_on_a_gpu(kind):
+    layer = kind(64, 256, device="cuda")
     x = torch.randn(6, 8, 64, device="cuda")
     assert verify(layer, x).layers[0].decision.chosen == "cudnn"
     with torch.backends.cudnn.flags(enabled=False):

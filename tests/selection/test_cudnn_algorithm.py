@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gatewise.cells import GRU
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cudnn.criteria import PERSISTENT_CRITERIA, algorithm, why_not_persistent
@@ -30,6 +31,8 @@ PERSISTENT, SMALL, STANDARD = "PERSIST_STATIC", "PERSIST_STATIC_SMALL_H", "STAND
         ({"bidirectional": True}, STANDARD),
         ({"proj_size": 64, "hidden_size": 128}, STANDARD),
         ({"layout": Layout.PACKED}, STANDARD),
+        ({"cell": GRU()}, STANDARD),
+        ({"cell": GRU(), "hidden_size": 192}, SMALL),
     ],
 )
 def test_on_an_h200(changes, expected):
@@ -61,6 +64,10 @@ def test_other_gpus(name, expected):
 )
 def test_volta_has_a_table_of_its_own(time, batch, expected):
     assert algorithm(HALF.replace(time=time, batch=batch), Device.named("v100")) == expected
+
+
+def test_on_volta_a_gru_runs_on_what_an_lstm_does():
+    assert algorithm(HALF.replace(cell=GRU()), Device.named("v100")) == PERSISTENT
 
 
 def test_each_unmet_demand_of_a_persistent_algorithm_is_named():

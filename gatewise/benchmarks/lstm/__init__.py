@@ -1,1 +1,1 @@
-"""`gatewise bench lstm`: gatewise.LSTM compared with torch.nn.LSTM over a grid of shapes."""
+"""`gatewise bench lstm` and `gru`: a layer of gatewise compared with PyTorch's over a grid of shapes."""

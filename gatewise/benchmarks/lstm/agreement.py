@@ -19,14 +19,14 @@ Errors = dict[str, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Agreement:
-    """The errors of a side with respect to float64, compared with those of nn.LSTM in the same precision.
+    """The errors of a side with respect to float64, compared with those of PyTorch's layer in the same precision.
 
-    The allowance of every tensor is twice the sum of nn.LSTM's own error and one rounding unit of the precision's
-    coarsest format. It is derived for each call, never tuned.
+    The allowance of every tensor is twice the sum of the error of PyTorch's layer and one rounding unit of
+    the precision's coarsest format. It is derived for each call, never tuned.
 
     Attributes:
         errors: The relative error of every tensor.
-        rival_errors: The errors of nn.LSTM.
+        rival_errors: The errors of PyTorch's layer.
         rounding: The rounding unit of the precision.
     """
 
@@ -46,7 +46,7 @@ class Agreement:
 
     @property
     def over_rival(self) -> float:
-        """The largest ratio of errors to nn.LSTM's, by kind: y, h_n, dx, ..., and the worst weight of each kind."""
+        """The largest ratio to the error of PyTorch's layer: of y, h_n, dx, ..., and the worst weight of each kind."""
         theirs = by_kind(self.rival_errors)
         ratios = [error / theirs[kind] for kind, error in by_kind(self.errors).items() if theirs[kind] > 0]
         return max(ratios, default=1.0)
@@ -63,7 +63,7 @@ class Agreement:
 
 
 def truth(call: Call) -> dict[str, Tensor]:
-    """Compute a call in float64 on its device with nn.LSTM, without any code of gatewise."""
+    """Compute a call in float64 on its device with PyTorch's layer, without any code of gatewise."""
     return rival_side(call, torch.float64).evidence(training=True)
 
 
@@ -73,7 +73,7 @@ def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
 
 
 def agreement(found: Errors, rival: Errors, precision: Precision) -> Agreement:
-    """Compare the errors of a side with those of nn.LSTM."""
+    """Compare the errors of a side with those of PyTorch's layer."""
     return Agreement(found, rival, precision.rounding)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from gatewise.benchmarks.cases import LSTMCase
+from gatewise.benchmarks.cases import GRU, LSTM, LSTMCase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,23 +21,25 @@ class Call:
         case: The sizes.
         x: The input [T, B, I], normally distributed with mean zero.
         h0: The initial hidden state [L*D, B, H], normally distributed.
-        c0: The initial cell state [L*D, B, H], normally distributed.
-        weights: The weights by name, uniformly distributed as in `torch.nn.LSTM`.
+        c0: The initial cell state [L*D, B, H], normally distributed; None for a GRU, which has none.
+        weights: The weights by name, uniformly distributed as in PyTorch.
         dy: The gradient of the output [T, B, D*H], normally distributed.
         dh: The gradient of the final hidden state, normally distributed.
-        dc: The gradient of the final cell state, normally distributed.
+        dc: The gradient of the final cell state, normally distributed; None for a GRU.
         lengths: The lengths of the sequences [B] on the CPU, in random order, with T as the largest; None if all are T.
+        cell: "lstm" or "gru".
     """
 
     case: LSTMCase
     x: Tensor
     h0: Tensor
-    c0: Tensor
+    c0: Tensor | None
     weights: dict[str, Tensor]
     dy: Tensor
     dh: Tensor
-    dc: Tensor
+    dc: Tensor | None
     lengths: Tensor | None
+    cell: str = LSTM
 
     @property
     def tokens(self) -> int:
@@ -46,8 +48,13 @@ class Call:
             return self.case.time * self.case.batch
         return int(self.lengths.sum())
 
+    @property
+    def gates(self) -> int:
+        """Gates of the cell: rows of the recurrent weights for each hidden unit."""
+        return self.weights["weight_hh_l0"].shape[0] // self.case.hidden_size
 
-def draw(case: LSTMCase, device: torch.device, seed: int = 1) -> Call:
+
+def draw(case: LSTMCase, device: torch.device, seed: int = 1, cell: str = LSTM) -> Call:
     """Draw the values of a case; a seed gives the same values on devices of the same kind."""
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -59,7 +66,7 @@ def draw(case: LSTMCase, device: torch.device, seed: int = 1) -> Call:
 
     states = (case.num_layers * case.directions, case.batch, case.hidden_size)
     with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in module_of(nn.LSTM, case).named_parameters()}
+        shapes = {name: weight.shape for name, weight in module_of(torch_layer(cell), case).named_parameters()}
     bound = case.hidden_size**-0.5
     weights = {
         name: exact(torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator))
@@ -69,17 +76,23 @@ def draw(case: LSTMCase, device: torch.device, seed: int = 1) -> Call:
         case,
         x=normal(case.time, case.batch, case.hidden_size),
         h0=normal(*states),
-        c0=normal(*states),
+        c0=normal(*states) if cell == LSTM else None,
         weights=weights,
         dy=normal(case.time, case.batch, case.directions * case.hidden_size),
         dh=normal(*states),
-        dc=normal(*states),
+        dc=normal(*states) if cell == LSTM else None,
         lengths=_lengths(case, seed) if case.ragged else None,
+        cell=cell,
     )
 
 
+def torch_layer(cell: str) -> type[nn.Module]:
+    """Return PyTorch's layer of a cell."""
+    return {LSTM: nn.LSTM, GRU: nn.GRU}[cell]
+
+
 def module_of(kind: type[nn.Module], case: LSTMCase, **options: object) -> nn.Module:
-    """Create a layer with a case's sizes; `kind` takes the arguments of `torch.nn.LSTM`."""
+    """Create a layer with a case's sizes; `kind` takes the arguments of PyTorch's layer."""
     size = case.hidden_size
     return kind(size, size, case.num_layers, bidirectional=case.directions == 2, **options)
 

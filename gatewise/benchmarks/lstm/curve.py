@@ -1,4 +1,4 @@
-"""The loss of a layer over a few training steps, which is compared with nn.LSTM's before anything is timed."""
+"""The loss of a layer over a few training steps, which is compared with PyTorch's before anything is timed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gatewise.benchmarks.lstm.side import Side
 
 
 def rival(side: Side, rounding: float) -> Rival:
-    """Return the losses of nn.LSTM from the weights of a case, with which others are compared.
+    """Return the losses of PyTorch's layer from the weights of a case, with which others are compared.
 
     Args:
-        side: The side of nn.LSTM.
+        side: The side of PyTorch's layer.
         rounding: The rounding unit of the precision, relative to a number.
     """
     return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding)

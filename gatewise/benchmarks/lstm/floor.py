@@ -43,6 +43,7 @@ def floor(
     precision: Precision,
     device: Device,
     *,
+    gates: int,
     training: bool,
     product_seconds: Callable[[Product], float],
 ) -> Floor:
@@ -52,8 +53,8 @@ def floor(
 
     - latency: a step depends on the previous step, and an upper layer on the one below, on whichever multiprocessors
       they are: T + L - 2 exchanges of 0.7 us (both directions, and layers one step apart, run concurrently);
-    - traffic: W_hh is read once, and the values for the next step (h_t; in the backward pass the 4H gradients of the
-      gates) are written once and read once, at the bandwidth of the L2 cache;
+    - traffic: W_hh is read once, and the values for the next step (h_t; in the backward pass the G*H gradients of
+      the gates) are written once and read once, at the bandwidth of the L2 cache;
     - arithmetic: the products with W_hh, at the rate of large products in this precision.
 
     To this are added the products x W_ih^T of every layer, and in the backward pass dx, dW_ih and dW_hh: the time that
@@ -64,34 +65,36 @@ def floor(
         tokens: The total number of time steps of all sequences; T*B unless ragged.
         precision: The precision of the products.
         device: The device, with its exchange time and arithmetic rate.
+        gates: The number of gates of the cell, G.
         training: Whether the backward pass is included.
         product_seconds: A function that returns the time of a matrix product.
     """
     size, cells = case.hidden_size, case.num_layers * case.directions
     number_bytes = precision.compute_dtype.itemsize
     latency = (case.time + case.num_layers - 2) * device.exchange_seconds
-    arithmetic = 8.0 * tokens * cells * size**2 / device.matmul_rate(precision.compute_dtype, allow_tf32=precision.tf32)
+    rate = device.matmul_rate(precision.compute_dtype, allow_tf32=precision.tf32)
+    arithmetic = 2.0 * gates * tokens * cells * size**2 / rate
     bandwidth = _L2_BANDWIDTH * device.multiprocessors / _L2_MULTIPROCESSORS
 
     def loop(handed_on: int) -> float:
-        elements = 4 * cells * size**2 + 2 * tokens * cells * handed_on
+        elements = gates * cells * size**2 + 2 * tokens * cells * handed_on
         return max(latency, elements * number_bytes / bandwidth, arithmetic)
 
-    around = sum(product_seconds(product) for product in products(case, tokens, training))
-    return Floor(loop(size) + (loop(4 * size) if training else 0.0), around)
+    around = sum(product_seconds(product) for product in products(case, tokens, gates, training))
+    return Floor(loop(size) + (loop(gates * size) if training else 0.0), around)
 
 
-def products(case: LSTMCase, tokens: int, training: bool) -> Iterator[Product]:
+def products(case: LSTMCase, tokens: int, gates: int, training: bool) -> Iterator[Product]:
     """Yield the matrix products outside of the loop; products of both directions with the same input are one."""
-    size, gates = case.hidden_size, 4 * case.hidden_size
+    size, rows = case.hidden_size, gates * case.hidden_size
     for layer in range(case.num_layers):
         features = size if layer == 0 else size * case.directions
-        yield tokens, case.directions * gates, features  # x W_ih^T
+        yield tokens, case.directions * rows, features  # x W_ih^T
         if training:
-            yield tokens, features, case.directions * gates  # dx
-            yield case.directions * gates, features, tokens  # dW_ih
+            yield tokens, features, case.directions * rows  # dx
+            yield case.directions * rows, features, tokens  # dW_ih
             for _ in range(case.directions):
-                yield gates, size, tokens  # dW_hh
+                yield rows, size, tokens  # dW_hh
 
 
 class Products:

@@ -1,4 +1,4 @@
-"""A run of the benchmark: every case in every precision is checked, then timed in turn with nn.LSTM."""
+"""A run of the benchmark: every case in every precision is checked, then timed in turn with PyTorch's layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from gatewise.benchmarks.cases import LSTMCase
+from gatewise.benchmarks.cases import LSTM, LSTMCase
 from gatewise.benchmarks.lstm import agreement, curve
 from gatewise.benchmarks.lstm.call import Call, draw
 from gatewise.benchmarks.lstm.floor import Products, floor
-from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, RIVAL, TRAIN, LayerRecord
+from gatewise.benchmarks.lstm.record import EAGER, GRAPH, OURS, TRAIN, LayerRecord, rival_of
 from gatewise.benchmarks.lstm.side import Side, gatewise_side, rival_side
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.outcome import Outcome, first_line
@@ -54,6 +54,7 @@ class Settings:
         sample: The time of a sample in seconds, with as many calls as fit and at least one. Nothing synchronises
             between its calls, as in a training loop, so that the CPU's work for one call overlaps with the device's
             work for the previous one.
+        cell: "lstm" or "gru".
     """
 
     benchmark: str
@@ -69,6 +70,7 @@ class Settings:
     rounds: int = 3
     leads: int = 3
     sample: float = 0.01
+    cell: str = LSTM
 
 
 def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome[LayerRecord]:
@@ -86,7 +88,7 @@ def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], No
     observer.begin("", rounds)
     try:
         with _current(settings.device), warnings.catch_warnings():
-            # In bfloat16, nn.LSTM does not pack its weights and warns in every call; it is measured as it is.
+            # In bfloat16, PyTorch's layer does not pack its weights and warns in every call; it is measured as it is.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             for case in settings.cases:
                 cell = _Cell(settings, case, about)
@@ -111,6 +113,7 @@ class _Cell:
         self._settings = settings
         self._case = case
         self._about = about
+        self._rival = rival_of(settings.cell)
         self._numbers: tuple[Call, dict[str, Tensor]] | None = None
 
     def rows(self, precision: Precision, direction: str, products: Products) -> list[LayerRecord]:
@@ -126,6 +129,7 @@ class _Cell:
             status=AGREED,
             note="",
             run=self._about,
+            cell=self._settings.cell,
         )
         training = direction == TRAIN
         kernels = self._settings.kernels
@@ -135,7 +139,7 @@ class _Cell:
             rival = rival_side(call, precision.dtype)
             rival_errors = agreement.errors(rival.evidence(training), truth)
         except RuntimeError as error:  # out of memory, or a library's error: the other cells still run
-            note = f"nn.LSTM: {first_line(error)}"
+            note = f"{self._rival}: {first_line(error)}"
             return [dataclasses.replace(blank, kernel=kernel, status=FAILED, note=note) for kernel in kernels]
         rows: dict[str, LayerRecord] = {}
         sides: dict[str, Side] = {}
@@ -157,7 +161,7 @@ class _Cell:
 
     def _call(self) -> tuple[Call, dict[str, Tensor]]:
         if self._numbers is None:
-            call = draw(self._case, self._settings.device)
+            call = draw(self._case, self._settings.device, cell=self._settings.cell)
             self._numbers = call, agreement.truth(call)
         return self._numbers
 
@@ -196,7 +200,7 @@ class _Cell:
             row,
             status=AGREED if finding.agrees else WRONG,
             note=f"{finding}.",
-            errors={kind: {OURS: _finite(ours[kind]), RIVAL: _finite(theirs[kind])} for kind in ours},
+            errors={kind: {OURS: _finite(ours[kind]), self._rival: _finite(theirs[kind])} for kind in ours},
             error_ratio=_finite(finding.over_rival),
         )
         return row, side if finding.agrees else None
@@ -204,7 +208,7 @@ class _Cell:
     def _learning(
         self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], rival: Side, precision: Precision
     ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
-        """Return the rows, and the sides whose losses agree with nn.LSTM's, eager and replayed."""
+        """Return the rows, and the sides whose losses agree with PyTorch's, eager and replayed."""
         learning: dict[str, Side] = {}
         theirs = curve.rival(rival, precision.rounding) if sides else None
         for kernel, side in sides.items():
@@ -224,7 +228,7 @@ class _Cell:
 
     def _measured(self, rival: Side, sides: Mapping[str, Side], training: bool) -> dict[str, dict]:
         """Return memory and times of every kernel, or the reason why there are none, as fields of its record."""
-        everyone = {RIVAL: rival, **sides}
+        everyone = {self._rival: rival, **sides}
         try:
             peaks = {name: self._peak(side, training) for name, side in everyone.items()}
             functions = {(EAGER, name): _step(side, training) for name, side in everyone.items()}
@@ -234,7 +238,7 @@ class _Cell:
             return {kernel: {"status": FAILED, "note": first_line(error)} for kernel in sides}
         found = {}
         for kernel, side in sides.items():
-            pair = {OURS: kernel, RIVAL: RIVAL}
+            pair = {OURS: kernel, self._rival: self._rival}
             found[kernel] = {
                 "status": MEASURED,
                 "note": " ".join(complaints[name] for name in pair.values() if name in complaints),
@@ -243,7 +247,7 @@ class _Cell:
                     for how in ((EAGER, GRAPH) if graphs else (EAGER,))
                 },
                 "peak_bytes": {who: peak for who, name in pair.items() if (peak := peaks[name]) is not None},
-                "owned_bytes": {OURS: side.owned_bytes(training), RIVAL: rival.owned_bytes(training)},
+                "owned_bytes": {OURS: side.owned_bytes(training), self._rival: rival.owned_bytes(training)},
             }
         return found
 
@@ -309,7 +313,15 @@ class _Cell:
         if self._settings.device.type != "cuda":
             return None
         numbers = Device.probe(self._settings.device)
-        bound = floor(self._case, call.tokens, precision, numbers, training=training, product_seconds=products.seconds)
+        bound = floor(
+            self._case,
+            call.tokens,
+            precision,
+            numbers,
+            gates=call.gates,
+            training=training,
+            product_seconds=products.seconds,
+        )
         return dataclasses.replace(bound, loop=_short(bound.loop), around=_short(bound.around))
 
 

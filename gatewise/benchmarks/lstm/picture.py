@@ -1,4 +1,4 @@
-"""The plot of the benchmark: speed-ups over nn.LSTM by case."""
+"""The plot of the benchmark: speed-ups over PyTorch's layer by case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -> list[Path]:
-    """Plot the speed-ups over nn.LSTM of every case, with a mark for each precision, as PNG and as SVG.
+    """Plot the speed-ups over PyTorch's layer of every case, with a mark for each precision, as PNG and as SVG.
 
     Args:
         records: The records of one device; those that were measured in the given direction are drawn, and of these, if
@@ -63,7 +63,9 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
         axes[0].set_ylabel("task, or time steps-batch-hidden units", fontsize="small")
         axes[0].set_ylim(len(cases) - 0.4, -0.6)
         what = "Training step" if direction == TRAIN else "Inference"
-        figure.suptitle(f"{what}: times as fast as torch.nn.LSTM on one {rows[-1].run.device}", fontsize="medium")
+        figure.suptitle(
+            f"{what}: times as fast as torch.{rows[-1].rival} on one {rows[-1].run.device}", fontsize="medium"
+        )
         prefix.parent.mkdir(parents=True, exist_ok=True)
         files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
         for file in files:

@@ -7,24 +7,25 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gatewise.benchmarks.cases import GRU, LSTM
 from gatewise.benchmarks.lstm.floor import Floor
 from gatewise.benchmarks.record import Run, of_device
 from gatewise.selection.timing import Timing
 
-BENCHMARK = "lstm"
-QUICK_BENCHMARK = "lstm_quick"  # in a separate file, so that reports do not include quick runs
+BENCHMARKS = {"lstm": LSTM, "lstm_quick": LSTM, "gru": GRU, "gru_quick": GRU}
+"""The benchmarks and their cells. Quick runs are in a separate file, so that reports do not include them."""
 
 TRAIN, INFERENCE = "train", "inference"
 EAGER, GRAPH = "eager", "graph"
-OURS, RIVAL = "gatewise", "nn.LSTM"
+OURS = "gatewise"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerRecord:
-    """One row: one kernel compared with nn.LSTM on one case, in one precision and one direction.
+    """One row: one kernel compared with PyTorch's layer on one case, in one precision and one direction.
 
     Attributes:
-        benchmark: "lstm", or "lstm_quick" for a quick run.
+        benchmark: "lstm" or "gru", or "lstm_quick" and so on for a quick run.
         case: The name of the case.
         settings: All values that define the case, by name; `tokens` is the total number of time steps.
         dtype: The name of the precision.
@@ -40,13 +41,14 @@ class LayerRecord:
         ran_captured: The chosen kernel in a CUDA graph; empty if there is none, as in old records.
         predicted_captured: The predicted time in a CUDA graph in seconds.
         predicted_bytes: The predicted peak memory in addition to inputs and weights.
-        times: The times "eager" and "graph", of "gatewise" and "nn.LSTM"; empty if it was not measured.
+        times: The times "eager" and "graph", of "gatewise" and its rival ("nn.LSTM"); empty if it was not measured.
         floor: The lower bound of the time; None on a CPU.
         peak_bytes: The peak memory of both sides in addition to inputs and weights, including memory held between
             calls; empty on a CPU.
         owned_bytes: The size of the outputs of both sides, and in training of the gradients; a part of `peak_bytes`.
         errors: The relative errors of both sides with respect to float64, by kind of tensor; None if infinite or NaN.
-        error_ratio: The largest ratio of gatewise's error to nn.LSTM's of all kinds.
+        error_ratio: The largest ratio of gatewise's error to its rival's of all kinds.
+        cell: "lstm" or "gru"; old records have none and are of LSTMs.
     """
 
     benchmark: str
@@ -71,6 +73,12 @@ class LayerRecord:
     error_ratio: float | None = None
     ran_captured: str = ""
     predicted_captured: float | None = None
+    cell: str = LSTM
+
+    @property
+    def rival(self) -> str:
+        """The name of PyTorch's layer in times, bytes and errors: "nn.LSTM" or "nn.GRU"."""
+        return rival_of(self.cell)
 
     def median(self, how: str, side: str = OURS) -> float | None:
         """Return the median time of a side in seconds, "eager" or "graph"; None if it was not measured."""
@@ -78,8 +86,8 @@ class LayerRecord:
         return None if timing is None else timing.median
 
     def speed_up(self, how: str) -> float | None:
-        """Return the speed-up of gatewise over nn.LSTM, "eager" or "graph"."""
-        ours, theirs = self.median(how, OURS), self.median(how, RIVAL)
+        """Return the speed-up of gatewise over its rival, "eager" or "graph"."""
+        ours, theirs = self.median(how, OURS), self.median(how, self.rival)
         return theirs / ours if ours and theirs else None
 
     @property
@@ -100,10 +108,10 @@ class LayerRecord:
 
     @property
     def memory_ratio(self) -> float | None:
-        """The ratio of that memory to nn.LSTM's; None for a single step, which keeps almost nothing."""
+        """The ratio of that memory to its rival's; None for a single step, which keeps almost nothing."""
         if self.settings["time"] == 1:
             return None
-        ours, theirs = self.extra_bytes(OURS), self.extra_bytes(RIVAL)
+        ours, theirs = self.extra_bytes(OURS), self.extra_bytes(self.rival)
         return None if ours is None or not theirs else ours / theirs
 
     @classmethod
@@ -115,6 +123,11 @@ class LayerRecord:
         }
         floor = None if fields["floor"] is None else Floor(**fields["floor"])
         return cls(**fields | {"run": Run(**fields["run"]), "times": times, "floor": floor})
+
+
+def rival_of(cell: str) -> str:
+    """Return the name of PyTorch's layer of a cell."""
+    return f"nn.{cell.upper()}"
 
 
 def newest(records: Sequence[LayerRecord], device: str = "") -> list[LayerRecord]:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gatewise.benchmarks.lstm.record import EAGER, GRAPH, INFERENCE, OURS, RIVAL, TRAIN, LayerRecord
+from gatewise.benchmarks.lstm.record import EAGER, GRAPH, INFERENCE, OURS, TRAIN, LayerRecord
 from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, REFUSED
 from gatewise.contract.decision import format_bytes
@@ -24,22 +24,22 @@ _FULL_COLUMNS = (
     "case",
     "gatewise, us/step: eager (20-80 %)",
     "graph (20-80 %)",
-    "nn.LSTM: eager",
+    "{rival}: eager",
     "graph",
     "speed-up: eager",
     "graph",
     "floor, us/step",
     "over floor",
-    "memory (nn.LSTM)",
-    "error over nn.LSTM",
+    "memory ({rival})",
+    "error over {rival}",
     "ran",
     "predicted, us/step",
 )
 _NO_GRAPH = "No CUDA graph"
 _NOISE = 0.03
 _LEGEND = (
-    "us/step: microseconds a time step, under a CUDA graph where there is one. eager, graph: times as fast as nn.LSTM. "
-    "floor: times the floor. memory, error: nn.LSTM is 1; memory beyond inputs, weights, outputs and gradients."
+    "us/step: microseconds a time step, under a CUDA graph where there is one. eager, graph: times as fast as {rival}. "
+    "floor: times the floor. memory, error: {rival} is 1; memory beyond inputs, weights, outputs and gradients."
 )
 
 Key = tuple[str, str, str]
@@ -60,7 +60,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def slower(records: Sequence[LayerRecord], how: str, below: float = 0.995) -> list[str]:
-    """Return the cases in which gatewise is slower than nn.LSTM, the slowest first: "50-256-1024 0.67x"."""
+    """Return the cases in which gatewise is slower than PyTorch's layer, the slowest first: "50-256-1024 0.67x"."""
     found = [(factor, record.case) for record in records if (factor := record.speed_up(how))]
     return [f"{case} {factor:.2f}x" for factor, case in sorted(found) if factor < below]
 
@@ -149,7 +149,10 @@ def on_screen(records: Sequence[LayerRecord]) -> RenderableType:
     if not records:
         return Text("No row was finished.")
     parts += [_means(records), *(Text(line) for line in _shortfalls(records) + missed_choices(records)), Text("")]
-    parts += [Text(_LEGEND, style="dim"), Text(provenance([record.run for record in records]), style="dim")]
+    parts += [
+        Text(_LEGEND.format(rival=records[0].rival), style="dim"),
+        Text(provenance([record.run for record in records]), style="dim"),
+    ]
     return Group(*parts)
 
 
@@ -158,7 +161,8 @@ def markdown(records: Sequence[LayerRecord]) -> str:
     rows = [record for record in records if record.kernel == "auto"] or list(records)
     cases = len({record.case for record in rows})
     lines = [
-        f"Times as fast as `torch.nn.LSTM`, geometric means over {cases} shapes (`gatewise bench lstm`):",
+        f"Times as fast as `torch.{rows[0].rival}`, geometric means over {cases} shapes "
+        f"(`gatewise bench {rows[0].cell}`):",
         "",
         "| | train step, eager | train step, CUDA graph | inference, eager | inference, CUDA graph | memory of a train "
         "step |",
@@ -178,12 +182,14 @@ def markdown(records: Sequence[LayerRecord]) -> str:
 def report(records: Sequence[LayerRecord]) -> str:
     """Return the complete report in Markdown: the summary, then all rows with times, memory, errors and decisions."""
     made_by = commands([record.run for record in records])
-    parts = ["# `gatewise bench lstm`", "", markdown(records), "", _LEGEND, "", "Made by", "", made_by, ""]
+    rival = records[0].rival
+    legend = _LEGEND.format(rival=rival)
+    parts = [f"# `gatewise bench {records[0].cell}`", "", markdown(records), "", legend, "", "Made by", "", made_by, ""]
     for key, rows in tables(records).items():
         parts += [
             f"## {_title(key)}",
             "",
-            f"| {' | '.join(_FULL_COLUMNS)} |",
+            f"| {' | '.join(_FULL_COLUMNS).format(rival=rival)} |",
             f"|---|{'---:|' * 10}---|---:|",
         ]
         parts += [f"| {' | '.join(_full_cells(record))} |" for record in rows]
@@ -216,7 +222,7 @@ def _shortfalls(records: Sequence[LayerRecord]) -> list[str]:
             if cases:
                 lines.append(f"Below 1.00x, {_title(key)}, {name}: {', '.join(cases)}.")
         coarse = [f"{row.case} {row.error_ratio:.2f}x" for row in rows if row.error_ratio and row.error_ratio > 1.2]
-        lines += [f"Errors above 1.20x of nn.LSTM's, {_title(key)}: {', '.join(coarse)}."] if coarse else []
+        lines += [f"Errors above 1.20x of {records[0].rival}'s, {_title(key)}: {', '.join(coarse)}."] if coarse else []
         lines += [f"{_title(key)}: {line}" for line in [predictions(rows)] if line]
     return lines
 
@@ -230,7 +236,7 @@ def _below_one(records: Sequence[LayerRecord]) -> list[str]:
         if (cases := slower(rows, how, 1 - _NOISE))
     ]
     beyond = f"by more than the {_NOISE:.0%} that runs differ by"
-    return [f"Slower than `torch.nn.LSTM` {where}, {beyond}: {'; '.join(found)}.", ""] if found else []
+    return [f"Slower than `torch.{records[0].rival}` {where}, {beyond}: {'; '.join(found)}.", ""] if found else []
 
 
 def _mean(
@@ -274,13 +280,13 @@ def _full_cells(record: LayerRecord) -> list[str]:
     if record.status != MEASURED:
         return [record.case, record.status, *[""] * 9, record.ran, ""]
     floor = record.floor.seconds if record.floor else None
-    memory = [format_bytes(count) for side in (OURS, RIVAL) if (count := record.extra_bytes(side)) is not None]
+    memory = [format_bytes(count) for side in (OURS, record.rival) if (count := record.extra_bytes(side)) is not None]
     return [
         record.case,
         _spread(record, EAGER),
         _spread(record, GRAPH),
-        _microseconds(record, record.median(EAGER, RIVAL)),
-        _microseconds(record, record.median(GRAPH, RIVAL)),
+        _microseconds(record, record.median(EAGER, record.rival)),
+        _microseconds(record, record.median(GRAPH, record.rival)),
         _factor(record.speed_up(EAGER), "x"),
         _factor(record.speed_up(GRAPH), "x"),
         _microseconds(record, floor),

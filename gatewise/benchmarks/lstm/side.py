@@ -1,4 +1,4 @@
-"""The two sides of a comparison: gatewise.LSTM and torch.nn.LSTM with the same values."""
+"""The two sides of a comparison: gatewise's layer and PyTorch's with the same values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from gatewise.benchmarks.lstm.call import Call, module_of
+from gatewise.benchmarks.cases import GRU
+from gatewise.benchmarks.cases import LSTM as LSTM_CELL
+from gatewise.benchmarks.lstm.call import Call, module_of, torch_layer
 from gatewise.contract.problem import LEAN
-from gatewise.nn import LSTM
+from gatewise.nn import GRU as OUR_GRU
+from gatewise.nn import LSTM as OUR_LSTM
 
-Outputs = tuple[Tensor, Tensor, Tensor]
+Outputs = tuple[Tensor, ...]
 
-RIVAL = "nn.LSTM"
+_OURS = {LSTM_CELL: OUR_LSTM, GRU: OUR_GRU}
+_OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,19 +29,17 @@ class Side:
     Attributes:
         module: The layer.
         x: The input in the form of this side: padded, or the data of a packed batch.
-        h0: The initial hidden state.
-        c0: The initial cell state.
-        given: The gradients of the output (in the form of x), final hidden state and final cell state.
-        call: A function that computes (y in the form of x, h_n, c_n).
+        states: The initial hidden state, and for an LSTM the initial cell state.
+        given: The gradients of the output (in the form of x) and of the final states.
+        call: A function that computes (y in the form of x, h_n), for an LSTM (y, h_n, c_n).
         padded: A function that converts a tensor in the form of x to [T, B, features], with zeros as padding.
-        leaves: All tensors that get a gradient: x, h0, c0 and the weights.
+        leaves: All tensors that get a gradient: x, the initial states and the weights.
         held_bytes: The memory that calls leave allocated for later calls, as the kernel states it.
     """
 
     module: nn.Module
     x: Tensor
-    h0: Tensor
-    c0: Tensor
+    states: tuple[Tensor, ...]
     given: Outputs
     call: Callable[[], Outputs]
     padded: Callable[[Tensor], Tensor]
@@ -47,7 +49,7 @@ class Side:
     def prepare(self, training: bool) -> None:
         """Set the mode of the layer, and whether the inputs require gradients."""
         self.module.train(training)
-        for tensor in (self.x, self.h0, self.c0):
+        for tensor in (self.x, *self.states):
             tensor.requires_grad_(training)
 
     def infer(self) -> None:
@@ -72,10 +74,11 @@ class Side:
             outputs = self.call()
             if training:
                 torch.autograd.backward(outputs, self.given)
-        y, h_n, c_n = (output.detach() for output in outputs)
-        found = {"y": self.padded(y), "h_n": h_n, "c_n": c_n}
+        found = {name: output.detach() for name, output in zip(_OUTPUTS, outputs, strict=False)}
+        found["y"] = self.padded(found["y"])
         if training:
-            found |= {"dx": self.padded(_gradient(self.x)), "dh0": _gradient(self.h0), "dc0": _gradient(self.c0)}
+            found["dx"] = self.padded(_gradient(self.x))
+            found |= {name: _gradient(state) for name, state in zip(_STATES, self.states, strict=False)}
             found |= {f"d{name}": _gradient(weight) for name, weight in self.module.named_parameters()}
         self.forget()
         return found
@@ -83,7 +86,7 @@ class Side:
     def owned_bytes(self, training: bool) -> int:
         """Return the size of the outputs, and in training of all gradients: memory that every implementation needs."""
         y_elements = self.given[0].numel()
-        count = y_elements + self.h0.numel() + self.c0.numel()
+        count = y_elements + sum(state.numel() for state in self.states)
         if training:
             count += sum(tensor.numel() for tensor in self.leaves)
         return count * self.x.element_size()
@@ -92,41 +95,49 @@ class Side:
 def gatewise_side(call: Call, dtype: torch.dtype, kernel: str) -> Side:
     """Create gatewise's side with a kernel, "auto" or `LEAN`; a ragged batch is padded, with lengths on the device."""
     options = {"memory": LEAN} if kernel == LEAN else {"kernel": kernel}
-    module = _module(LSTM, call, dtype, **options)
-    x, h0, c0, dy, dh, dc = _tensors(call, dtype)
+    module = _module(_OURS[call.cell], call, dtype, **options)
+    x, states, given = _tensors(call, dtype)
     lengths = None if call.lengths is None else call.lengths.to(x.device)
 
     def run() -> Outputs:
-        y, (h_n, c_n) = module(x, (h0, c0), lengths)
-        return y, h_n, c_n
+        return _outputs(module(x, _form(states), lengths))
 
-    return Side(module, x, h0, c0, (dy, dh, dc), run, lambda tensor: tensor, (x, h0, c0, *module.parameters()))
+    return Side(module, x, states, given, run, lambda tensor: tensor, (x, *states, *module.parameters()))
 
 
 def rival_side(call: Call, dtype: torch.dtype) -> Side:
-    """Create nn.LSTM's side; a ragged batch is a `PackedSequence`, which is packed before the timing."""
-    module = _module(nn.LSTM, call, dtype)
-    x, h0, c0, dy, dh, dc = _tensors(call, dtype)
+    """Create the side of PyTorch's layer; a ragged batch is a `PackedSequence`, packed before the timing."""
+    module = _module(torch_layer(call.cell), call, dtype)
+    x, states, given = _tensors(call, dtype)
     lengths, time = call.lengths, call.case.time
     if lengths is None:
 
         def run() -> Outputs:
-            y, (h_n, c_n) = module(x, (h0, c0))
-            return y, h_n, c_n
+            return _outputs(module(x, _form(states)))
 
-        return Side(module, x, h0, c0, (dy, dh, dc), run, lambda tensor: tensor, (x, h0, c0, *module.parameters()))
+        return Side(module, x, states, given, run, lambda tensor: tensor, (x, *states, *module.parameters()))
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
     data, *arrangement = packed
 
     def run_packed() -> Outputs:
-        y, (h_n, c_n) = module(packed, (h0, c0))
-        return y.data, h_n, c_n
+        y, *final = _outputs(module(packed, _form(states)))
+        return y.data, *final
 
     def padded(tensor: Tensor) -> Tensor:
         return pad_packed_sequence(PackedSequence(tensor, *arrangement), total_length=time)[0]
 
-    packed_dy = pack_padded_sequence(dy, lengths, enforce_sorted=False).data
-    return Side(module, data, h0, c0, (packed_dy, dh, dc), run_packed, padded, (data, h0, c0, *module.parameters()))
+    given = pack_padded_sequence(given[0], lengths, enforce_sorted=False).data, *given[1:]
+    return Side(module, data, states, given, run_packed, padded, (data, *states, *module.parameters()))
+
+
+def _form(states: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
+    hidden, *others = states
+    return states if others else hidden
+
+
+def _outputs(found: tuple) -> Outputs:
+    y, final = found
+    return (y, final) if isinstance(final, Tensor) else (y, *final)
 
 
 def _module(kind: type[nn.Module], call: Call, dtype: torch.dtype, **options: object) -> nn.Module:
@@ -136,9 +147,15 @@ def _module(kind: type[nn.Module], call: Call, dtype: torch.dtype, **options: ob
     return module
 
 
-def _tensors(call: Call, dtype: torch.dtype) -> list[Tensor]:
-    # Copies, because each side has its own flags and gradients.
-    return [tensor.to(dtype, copy=True) for tensor in (call.x, call.h0, call.c0, call.dy, call.dh, call.dc)]
+def _tensors(call: Call, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...], Outputs]:
+    """Return the input, the initial states and the gradients of the outputs."""
+
+    def copies(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+        # Copies, because each side has its own flags and gradients.
+        return tuple([tensor.to(dtype, copy=True) for tensor in tensors if tensor is not None])
+
+    (x,) = copies(call.x)
+    return x, copies(call.h0, call.c0), copies(call.dy, call.dh, call.dc)
 
 
 def _gradient(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
-from gatewise.interop.layouts import WeightLayout, layout_named
+from gatewise.interop.layouts import WeightLayout, check_same_cell, layout_named
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack
 
@@ -37,9 +37,9 @@ class FileKind(NamedTuple):
 KINDS = (
     FileKind(".safetensors", arrays.read_safetensors, arrays.write_safetensors),
     FileKind(".npz", arrays.read_npz, arrays.write_npz),
-    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, ("keras",)),
-    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, ("keras",)),
-    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, ("keras", "keras-cudnn")),
+    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, ("keras", "keras-gru")),
+    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, ("keras", "keras-gru")),
+    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, ("keras", "keras-cudnn", "keras-gru", "keras-cudnn-gru")),
     FileKind(".ckpt", tensorflow.read_checkpoint, tensorflow.write_checkpoint),
 )
 """All kinds of files; the first one whose suffix matches applies. A TensorFlow checkpoint may have any name."""
@@ -50,7 +50,7 @@ class Conversion(NamedTuple):
 
     Attributes:
         stacks: The stacks that were written.
-        left: The names of the source's tensors that belong to no LSTM.
+        left: The names of the source's tensors that belong to no layer of its layout.
     """
 
     stacks: tuple[Stack, ...]
@@ -67,7 +67,7 @@ def convert_file(
     pair: bool = False,
     stack: bool = False,
 ) -> Conversion:
-    """Convert the LSTM weights of a file to another file and layout.
+    """Convert the LSTM or GRU weights of a file to another file and layout.
 
     The kind of a file is recognised by its name: `.safetensors`, `.npz`, `.keras`, `.weights.h5`, `.h5`, and TensorFlow
     checkpoints (`.ckpt`, or any name for which an `.index` file exists). The new file is written atomically; no file
@@ -84,12 +84,13 @@ def convert_file(
 
     Raises:
         CheckpointError: The source cannot be read, is truncated or of another kind; or the target cannot be written.
-        ArgumentError: There is no such layout; there is no LSTM in the source; or the target cannot hold the layout or
-            the layers, or is the source.
+        ArgumentError: There is no such layout; the layouts are of different cells; no layer of the source is in its
+            layout; or the target cannot hold the layout or the layers, or is the source.
         MissingExtra: h5py, safetensors or TensorFlow is required and not installed.
     """
     source, target = Path(source), Path(target)
     source_layout, target_layout = layout_named(source_layout), layout_named(target_layout)
+    check_same_cell(source_layout, target_layout)
     kind = _kind_to_write(target, target_layout)
     for written in _written(target, kind):
         for read in _read(source):

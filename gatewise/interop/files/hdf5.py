@@ -29,17 +29,19 @@ _DIRECTIONS = ("forward", "backward")
 
 
 class KerasLayer(NamedTuple):
-    """One layer in the form of Keras: `LSTM`, or `Bidirectional` around an `LSTM`.
+    """One layer in the form of Keras: `LSTM` or `GRU`, or `Bidirectional` around one.
 
     Attributes:
-        kind: "lstm" or "bidirectional".
+        kind: "lstm", "gru" or "bidirectional".
         name: The name of the layer.
         directions: The weights of one or two directions.
+        cell: "lstm" or "gru".
     """
 
     kind: str
     name: str
     directions: tuple[DirectionWeights, ...]
+    cell: str
 
 
 def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
@@ -48,12 +50,13 @@ def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
     layers = []
     for stack in stacks:
         for directions in stack.layers:
-            kind = "lstm" if len(directions) == 1 else "bidirectional"
+            kind = stack.cell.name if len(directions) == 1 else "bidirectional"
             number = counts[kind] = counts.get(kind, -1) + 1
             numbered = f"{kind}_{number}" if number else kind
             own = stack.name.replace("/", "_") if len(stack.layers) == 1 else ""
             taken = {layer.name for layer in layers}
-            layers.append(KerasLayer(kind, own if own and own not in taken else numbered, directions))
+            name = own if own and own not in taken else numbered
+            layers.append(KerasLayer(kind, name, directions, stack.cell.name))
     return layers
 
 
@@ -107,9 +110,9 @@ def write_h5(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
             group = file.create_group(layer.name)
             names = []
             for direction, weights in zip(_DIRECTIONS, layer.directions, strict=False):
-                place = f"{layer.name}/{direction}_lstm" if layer.kind == "bidirectional" else layer.name
+                place = f"{layer.name}/{direction}_{layer.cell}" if layer.kind == "bidirectional" else layer.name
                 for variable, tensor in pack(weights, layout).items():
-                    names.append(f"{place}/lstm_cell/{variable}:0".encode())
+                    names.append(f"{place}/{layer.cell}_cell/{variable}:0".encode())
                     group.create_dataset(names[-1], data=tensor.numpy())
             group.attrs["weight_names"] = names
 

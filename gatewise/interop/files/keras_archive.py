@@ -52,7 +52,9 @@ def _sequential(stack: Stack) -> dict[str, Any]:
     shape = [None, None, stack.input_size]
     entry = _entry("InputLayer", {"batch_shape": shape, "dtype": dtype, "name": "input"})
     layers = [_layer(layer, dtype) for layer in keras_layers([stack])]
-    return _entry("Sequential", {"name": "lstm", "layers": [entry, *layers], "build_input_shape": shape}, "keras")
+    return _entry(
+        "Sequential", {"name": stack.cell.name, "layers": [entry, *layers], "build_input_shape": shape}, "keras"
+    )
 
 
 def _layer(layer: KerasLayer, dtype: str) -> dict[str, Any]:
@@ -64,10 +66,13 @@ def _layer(layer: KerasLayer, dtype: str) -> dict[str, Any]:
         "use_bias": first.b_ih is not None,
         "return_sequences": True,
     }
-    if layer.kind == "lstm":
-        return _entry("LSTM", config)
-    forward = _entry("LSTM", config | {"name": "forward_lstm"})
-    backward = _entry("LSTM", config | {"name": "backward_lstm", "go_backwards": True})
+    cell = layer.cell.upper()
+    if cell == "GRU":
+        config["reset_after"] = True
+    if layer.kind == layer.cell:
+        return _entry(cell, config)
+    forward = _entry(cell, config | {"name": f"forward_{layer.cell}"})
+    backward = _entry(cell, config | {"name": f"backward_{layer.cell}", "go_backwards": True})
     wrapped = {"name": layer.name, "dtype": dtype, "merge_mode": "concat", "layer": forward, "backward_layer": backward}
     return _entry("Bidirectional", wrapped)
 

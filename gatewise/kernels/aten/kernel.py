@@ -38,8 +38,22 @@ class _Aten:
     sets_up_in_captures = False
     # oneDNN; the loop's fused cell on a GPU; on a CPU the loop has only the split of its gates to itself.
     traces = Traces(
-        frozenset({"aten::mkldnn_rnn_layer", "aten::_thnn_fused_lstm_cell", "aten::unsafe_chunk"}),
-        frozenset({"aten::mkldnn_rnn_layer_backward", "aten::_thnn_fused_lstm_cell_backward", "UnsafeSplitBackward0"}),
+        frozenset(
+            {
+                "aten::mkldnn_rnn_layer",
+                "aten::_thnn_fused_lstm_cell",
+                "aten::_thnn_fused_gru_cell",
+                "aten::unsafe_chunk",
+            }
+        ),
+        frozenset(
+            {
+                "aten::mkldnn_rnn_layer_backward",
+                "aten::_thnn_fused_lstm_cell_backward",
+                "aten::_thnn_fused_gru_cell_backward",
+                "UnsafeSplitBackward0",
+            }
+        ),
     )
 
     def single_use(self, problem: Problem) -> bool:

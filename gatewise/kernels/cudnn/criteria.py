@@ -1,4 +1,4 @@
-"""When PyTorch runs an LSTM on cuDNN, and which of cuDNN's algorithms it asks for.
+"""When PyTorch runs an LSTM or a GRU on cuDNN, and which of cuDNN's algorithms it asks for.
 
 Source: the conditions in ATen's cudnn/RNN.cpp (`use_cudnn`, `get_algo`, `use_persist_common_heuristics`,
 `use_rnn_persist_small_h`).
@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import torch
 
+from gatewise.cells import GRU, LSTM, Cell
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.criteria import IS_LSTM, LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _BF16_SINCE = 91300
+
+
+class _OtherCell(Cell):
+    name = "another cell"
+
 
 CRITERIA = (
     Criterion(
@@ -48,7 +54,23 @@ CRITERIA = (
         violation=lambda problem, device: (problem.replace(time=65536), device),
         advice="split the sequence and carry the state",
     ),
-    IS_LSTM,
+    Criterion(
+        "cell",
+        allowed="lstm, gru",
+        actual=lambda problem, device: problem.cell.name,
+        holds=lambda problem, device: type(problem.cell) in (LSTM, GRU),
+        violation=lambda problem, device: (problem.replace(cell=_OtherCell(), proj_size=0), device),
+    ),
+    Criterion(
+        "proj_size",
+        allowed="0 for a gru",
+        actual=lambda problem, device: str(problem.proj_size),
+        holds=lambda problem, device: type(problem.cell) is not GRU or problem.proj_size == 0,
+        violation=lambda problem, device: (
+            problem.replace(cell=GRU(), proj_size=1, hidden_size=max(2, problem.hidden_size)),
+            device,
+        ),
+    ),
     NOT_EMPTY,
     NOT_PROJECTED,
     NOT_LEAN,
@@ -133,6 +155,13 @@ PERSISTENT_CRITERIA = {
             actual=lambda problem, device: str(problem.input_size),
             holds=lambda problem, device: problem.input_size % 128 == 0,
             violation=lambda problem, device: (problem.replace(input_size=500), device),
+        ),
+        Criterion(
+            "cell",
+            allowed="lstm; gru on sm_70",
+            actual=lambda problem, device: f"{problem.cell.name} on {device.architecture}",
+            holds=lambda problem, device: type(problem.cell) is not GRU or device.capability == (7, 0),
+            violation=lambda problem, device: (problem.replace(cell=GRU()), device.replace(capability=(8, 0))),
         ),
         Criterion(
             "GPU",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -19,13 +21,13 @@ from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stack import Layer, LayerGradients
 
-_LSTM = 2
+_MODES = {LSTM: 2, GRU: 3}  # CUDNN_LSTM, CUDNN_GRU
 _PRODUCT_BYTES = 8 << 20
 _STRETCH = 256
 
 
 class _Cudnn:
-    """cuDNN's LSTM.
+    """cuDNN's LSTM and GRU.
 
     The whole stack is one call, except that explicit passes with dropout call the layers one by one and apply the masks
     between them: cuDNN would draw from a state of its own, which no other kernel could repeat.
@@ -55,9 +57,11 @@ class _Cudnn:
         # turned around, and their gradients cleared, summed and handed over.
         persistent = criteria.runs_persistent(problem, device)
         weights = problem.parameter_count * (5 if problem.needs_grad else 1.3 if persistent else 0.4)
-        traffic = (passes * 12 * tokens * problem.hidden_size + weights) * problem.element_bytes
+        # The sums and the states of every step are written and read.
+        values = 2 * (len(problem.cell.sums) + len(problem.cell.states) + 1)
+        traffic = (passes * values * tokens * problem.hidden_size + weights) * problem.element_bytes
         # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
-        recurrent = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+        recurrent = problem.gate_rows * problem.state_size * problem.element_bytes
         traffic += passes * steps * recurrent // 10
         stored = _workspace_bytes(problem, device)
         # A training step costs the CPU more than its operators: backward runs on a thread of autograd's own.
@@ -83,8 +87,10 @@ class _Cudnn:
         projected = problem.hidden_size + problem.proj_size if problem.proj_size else 0
 
         def reserve(layers: int) -> TensorSpec:
-            # Measured with cuDNN 9.19: gates and cell of every step, and the outputs between layers.
-            features = layers * (5 * problem.hidden_size + projected) + (layers - 1) * problem.state_size
+            # Measured with cuDNN 9.19 for LSTMs: gates and cell of every step, and the outputs between layers. A GRU
+            # needs its gates, and the recurrent sum that its reset gate multiplies.
+            values = len(problem.cell.sums) + len(problem.cell.states)
+            features = layers * (values * problem.hidden_size + projected) + (layers - 1) * problem.state_size
             return TensorSpec((tokens * features * problem.element_bytes,), torch.uint8, exact=False)
 
         if not _layer_by_layer(problem):
@@ -117,7 +123,15 @@ class _Cudnn:
 def _call(problem: Problem, inputs: Inputs) -> Result:
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     x, h0, c0, weights, _, batch_sizes, _ = inputs
-    state = h0.contiguous(), c0.contiguous()  # cuDNN takes no other
+    h0, c0 = h0.contiguous(), c0.contiguous()  # cuDNN takes no other
+    if type(problem.cell) is GRU:
+        found = (
+            torch.gru(x, h0, weights, *options, False)
+            if batch_sizes is None
+            else torch.gru(x, batch_sizes, h0, weights, *options)
+        )
+        return Result(*found, c0.clone())
+    state = h0, c0
     if batch_sizes is None:
         return Result(*torch.lstm(x, state, weights, *options, False))
     return Result(*torch.lstm(x, batch_sizes, state, weights, *options))
@@ -126,7 +140,8 @@ def _call(problem: Problem, inputs: Inputs) -> Result:
 def _workspace_bytes(problem: Problem, device: Device) -> int:
     # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run beside
     # each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200 (record of
-    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %.
+    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %. For a GRU
+    # the gates are counted; nothing else is known of its workspace.
     tokens = problem.time * problem.batch * problem.num_directions
     layers = problem.num_layers * problem.num_directions
     if criteria.runs_persistent(problem, device):
@@ -134,7 +149,8 @@ def _workspace_bytes(problem: Problem, device: Device) -> int:
     else:
         # Without a backward pass a single layer makes the gates' sums of so many steps at once.
         stretch = min(1.0, _STRETCH / max(problem.time, 1)) if layers == 1 and not problem.needs_grad else 1.0
-        values = 2 + 4 * stretch + 10 * problem.num_layers / max(problem.time, 1) + 1.5 * problem.bidirectional
+        sums = len(problem.cell.gates) * stretch
+        values = 2 + sums + 10 * problem.num_layers / max(problem.time, 1) + 1.5 * problem.bidirectional
     stored = problem.parameter_count + round(values * tokens * problem.hidden_size)
     return stored * problem.element_bytes + _PRODUCT_BYTES * layers
 
@@ -166,8 +182,8 @@ def _forward(problem: Problem, inputs: Inputs, num_layers: int) -> Result:
         problem.weights_per_direction,
         weight_buffer(inputs.weights, problem.weights_per_direction),
         inputs.h0.contiguous(),
-        inputs.c0.contiguous(),
-        _LSTM,
+        _cell_state(problem, inputs.c0),
+        _MODES[type(problem.cell)],
         problem.hidden_size,
         problem.proj_size,
         num_layers,
@@ -178,6 +194,8 @@ def _forward(problem: Problem, inputs: Inputs, num_layers: int) -> Result:
         _steps(inputs),
         None,
     )
+    if not problem.cell.states:
+        c_n = inputs.c0.clone()  # the operator returns a tensor [0]
     return Result(y, h_n, c_n, (reserve,) if problem.needs_grad else ())
 
 
@@ -189,19 +207,22 @@ def _backward(
     needs: Needs,
     num_layers: int,
 ) -> InputGradients:
-    weights = list(inputs.weights)
+    weights, states = list(inputs.weights), bool(problem.cell.states)
+    dy, dc_n = gradients.y, gradients.c_n if states else None
+    if dy is None and gradients.h_n is None and dc_n is None:
+        dy = torch.zeros_like(result.y)  # the operator wants one at least
     dx, dh0, dc0, dweights = torch.ops.aten._cudnn_rnn_backward(
         inputs.x.contiguous(),
         weights,
         problem.weights_per_direction,
         weight_buffer(inputs.weights, problem.weights_per_direction),
         inputs.h0.contiguous(),
-        inputs.c0.contiguous(),
+        _cell_state(problem, inputs.c0),
         result.y,
-        gradients.y,
+        dy,
         gradients.h_n,
-        gradients.c_n,
-        _LSTM,
+        dc_n,
+        _MODES[type(problem.cell)],
         problem.hidden_size,
         problem.proj_size,
         num_layers,
@@ -212,14 +233,19 @@ def _backward(
         _steps(inputs),
         None,
         result.kept[-1],
-        [needs.x, needs.state, needs.state, needs.weights],
+        [needs.x, needs.state, needs.state and states, needs.weights],
     )
     return InputGradients(
         dx if needs.x else None,
         dh0 if needs.state else None,
-        dc0 if needs.state else None,
+        (dc0 if states else torch.zeros_like(inputs.c0)) if needs.state else None,
         tuple(dweights) if needs.weights else (None,) * len(weights),
     )
+
+
+def _cell_state(problem: Problem, c0: Tensor) -> Tensor | None:
+    # cuDNN's cells but the LSTM have none, and the operators refuse one for them.
+    return c0.contiguous() if problem.cell.states else None
 
 
 def _steps(inputs: Inputs) -> list[int]:

@@ -3,7 +3,7 @@
 Fitted to the rows of `cudnn` in tests/selection/measured.jsonl, times under CUDA graphs on one H200 with cuDNN 9.19:
 nn.LSTM's in the record of `gatewise bench lstm` at commit 191f4af, and sizes around those that the persistent
 algorithms take. Most of them are met within 10 %, the worst within 40 %. All times are microseconds of one step of one
-layer and direction.
+layer and direction. All rows are of LSTMs: a step of a GRU is taken to wait as long, since no row says otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Misaligned(NamedTuple):
         """Return its value."""
         if problem.hidden_size * problem.element_bytes % 16 == 0:
             return 0.0
-        megabytes = 4 * problem.hidden_size * problem.state_size * problem.element_bytes / 1e6
+        megabytes = problem.gate_rows * problem.state_size * problem.element_bytes / 1e6
         return (self.constant + self.row * problem.batch) * megabytes
 
 
@@ -125,7 +125,7 @@ def persistent_seconds(problem: Problem) -> float:
     few, many = min(rows, 64) - 16, max(0, rows - 64)
     if problem.needs_grad:
         return (4.1 + 2.3 * width + 0.21 * few + 0.14 * many) * 1e-6
-    gates = 4 * problem.time * problem.batch * problem.hidden_size * problem.element_bytes
+    gates = problem.time * problem.batch * problem.gate_rows * problem.element_bytes
     from_memory = 0.2 if gates > _CACHE_BYTES else 0.0
     return (1.05 + 0.75 * width + 0.085 * few + 0.03 * many + from_memory) * 1e-6
 

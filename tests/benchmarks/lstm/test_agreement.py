@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.benchmarks.cases import LSTM_TINY, LSTMCase
+from gatewise.benchmarks.cases import GRU, LSTM, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm import agreement
 from gatewise.benchmarks.lstm.call import Call, draw
 from gatewise.benchmarks.lstm.side import gatewise_side, rival_side
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from gatewise.cells import cell_named
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -31,17 +32,20 @@ def oracle_of(call: Call) -> dict[str, torch.Tensor]:
         bidirectional=case.directions == 2,
         layout=Layout.HOST_LENGTHS if case.ragged else Layout.DENSE,
         needs_grad=True,
+        cell=cell_named(call.cell),
     )
-    inputs = Inputs(call.x, call.h0, call.c0, tuple(call.weights.values()), call.lengths, None, ())
-    return testing.named(problem, *testing.oracle(problem, inputs, OutputGradients(call.dy, call.dh, call.dc)))
+    c0, dc = (torch.empty(*call.h0.shape[:2], 0) if cell is None else cell for cell in (call.c0, call.dc))
+    inputs = Inputs(call.x, call.h0, c0, tuple(call.weights.values()), call.lengths, None, ())
+    return testing.named(problem, *testing.oracle(problem, inputs, OutputGradients(call.dy, call.dh, dc)))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("case", LSTM_TINY, ids=lambda case: case.name)
-def test_the_truth_is_the_oracle(case: LSTMCase, device: str) -> None:
-    call = draw(case, torch.device(device))
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_the_truth_is_the_oracle(case: LSTMCase, device: str, cell: str) -> None:
+    call = draw(case, torch.device(device), cell=cell)
     truth = {name: tensor.cpu() for name, tensor in agreement.truth(call).items()}
-    oracle = oracle_of(call)
+    oracle = {name: tensor for name, tensor in oracle_of(call).items() if tensor.numel()}
     assert set(truth) == set(oracle)
     assert max(agreement.errors(truth, oracle).values()) < 1e-13
 

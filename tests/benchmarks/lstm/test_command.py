@@ -49,6 +49,25 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / "reports" / "lstm_quick.png").is_file()
 
 
+def test_a_run_of_grus_and_its_report(tmp_path: Path) -> None:
+    ran = call("gru", *QUICK[1:], "--plot", "gru")
+    assert ran.exit_code == 0
+    assert "times as fast as nn.GRU" in " ".join(ran.stdout.split())
+    rows = lines_of(tmp_path / "benchmarks" / "results" / "gru_quick.jsonl")
+    assert [(row["benchmark"], row["cell"], row["status"]) for row in rows] == [("gru_quick", "gru", "measured")] * 8
+    page = tmp_path / "README.md"
+    page.write_text("<!-- benchmark: gru_quick -->\n<!-- /benchmark: gru_quick -->\n")
+    assert call("report", "gru_quick", "--into", "README.md", "--plot", "docs/gru").exit_code == 0
+    assert "Times as fast as `torch.nn.GRU`" in page.read_text()
+    assert "torch.nn.GRU, by shape and precision](docs/gru.svg)" in page.read_text()
+    report = (tmp_path / "benchmarks" / "reports" / "gru_quick.md").read_text()
+    assert report.startswith("# `gatewise bench gru`")
+    assert "| nn.GRU: eager |" in report
+    assert "nn.LSTM" not in report + page.read_text()
+    with pytest.raises(ArgumentError, match=r"gru\.jsonl.*Run `gatewise bench gru` first"):
+        call("report", "gru")
+
+
 def test_options_choose_the_rows_and_the_file(tmp_path: Path) -> None:
     options = ["--case", "tiny", "--case", "tiny_decode", "--dtype", "bf16", "--direction", "inference"]
     assert call(*QUICK, *options, "--kernel", "eager", "--record", "kept/mine.jsonl").exit_code == 0

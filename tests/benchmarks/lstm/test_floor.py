@@ -8,6 +8,7 @@ import torch
 from gatewise.benchmarks.cases import LSTM_GRID, LSTMCase
 from gatewise.benchmarks.lstm.floor import Floor, Products, floor, products
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from gatewise.cells import SHIPPED, Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 
@@ -17,9 +18,9 @@ DEVICE = Device.named("h200").replace(
 )
 
 
-def bound(case: LSTMCase, *, tokens: int | None = None, training: bool = False, precision=BF16, device=DEVICE) -> Floor:
+def bound(case: LSTMCase, *, tokens=None, training=False, precision=BF16, device=DEVICE, gates=4) -> Floor:
     count = tokens or case.time * case.batch
-    return floor(case, count, precision, device, training=training, product_seconds=lambda product: 1e-3)
+    return floor(case, count, precision, device, gates=gates, training=training, product_seconds=lambda product: 1e-3)
 
 
 def test_a_narrow_loop_waits_for_its_exchanges() -> None:
@@ -35,6 +36,7 @@ def test_a_wide_loop_is_arithmetic() -> None:
     assert bound(case).loop == pytest.approx(10 * 2 * 10_000 * 4 * 1000**2 / 1e15)
     assert bound(case, precision=FP32).loop == pytest.approx(100 * bound(case).loop)
     assert bound(case, tokens=50_000).loop == pytest.approx(bound(case).loop / 2)
+    assert bound(case, gates=3).loop == pytest.approx(3 / 4 * bound(case).loop)
 
 
 def test_one_step_reads_the_weights() -> None:
@@ -54,13 +56,15 @@ def test_training_adds_a_loop_and_the_products_of_backward() -> None:
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "inference"])
 @pytest.mark.parametrize("case", LSTM_GRID, ids=lambda case: case.name)
-def test_loop_and_products_are_all_of_the_arithmetic(case: LSTMCase, training: bool) -> None:
-    size, tokens = case.hidden_size, case.time * case.batch
-    problem = Problem(case.time, case.batch, size, size, num_layers=case.num_layers, bidirectional=case.directions == 2)
+@pytest.mark.parametrize("cell", SHIPPED, ids=repr)
+def test_loop_and_products_are_all_of_the_arithmetic(case: LSTMCase, training: bool, cell: Cell) -> None:
+    size, tokens, gates = case.hidden_size, case.time * case.batch, len(cell.gates)
+    options = {"num_layers": case.num_layers, "bidirectional": case.directions == 2, "cell": cell}
+    problem = Problem(case.time, case.batch, size, size, **options)
     passes = 3 if training else 1
     # The products with W_hh inside the loop, once a pass; the third is dW_hh, which is around it.
-    loop = (2 if training else 1) * 8 * tokens * size**2 * case.num_layers * case.directions
-    around = sum(2 * rows * columns * depth for rows, columns, depth in products(case, tokens, training))
+    loop = (2 if training else 1) * 2 * gates * tokens * size**2 * case.num_layers * case.directions
+    around = sum(2 * rows * columns * depth for rows, columns, depth in products(case, tokens, gates, training))
     assert loop + around == pytest.approx(passes * problem.matmul_flops)
 
 

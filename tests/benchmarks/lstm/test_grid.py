@@ -54,6 +54,23 @@ def test_a_measured_row(tiny, observer) -> None:
     assert row.owned_bytes["gatewise"] > 0
 
 
+def test_a_row_of_a_gru(tiny, observer) -> None:
+    (row,) = records_of(tiny, observer, benchmark="gru_quick", cell="gru")
+    assert (row.status, row.cell, row.rival) == ("measured", "gru", "nn.GRU")
+    assert set(row.times["eager"]) == set(row.owned_bytes) == {"gatewise", "nn.GRU"}
+    assert set(row.errors) == {"y", "h_n", "dx", "dh0"} | {
+        f"d{kind}_{of}" for kind in ("weight", "bias") for of in ("ih", "hh")
+    }
+    assert 0 < row.errors["dx"]["nn.GRU"] < 1e-5
+    assert row.speed_up("eager") == row.median("eager", "nn.GRU") / row.median("eager")
+
+
+def test_a_gru_that_is_wrong_turns_red(tiny, observer, monkeypatch) -> None:
+    spoiled(monkeypatch, lambda y, h: (y, 1.1 * h))
+    (row,) = records_of(tiny, observer, cell="gru")
+    assert (row.status, row.times) == ("wrong", {})
+
+
 def test_every_case_precision_direction_and_kernel_is_a_row(tiny, observer) -> None:
     precisions = (LAYER_PRECISIONS["fp32"], LAYER_PRECISIONS["bf16"])
     changes = {"directions": ("train", "inference"), "kernels": ("auto", "eager"), "precisions": precisions}
@@ -197,18 +214,19 @@ def test_the_precision_is_applied_while_it_is_measured(tiny, observer, monkeypat
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_both_are_measured_under_a_graph_with_floor_and_memory(tiny, observer) -> None:
-    changes = {"directions": ("train", "inference"), "precisions": tuple(LAYER_PRECISIONS.values())}
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_on_a_gpu_both_are_measured_under_a_graph_with_floor_and_memory(tiny, observer, cell: str) -> None:
+    changes = {"directions": ("train", "inference"), "precisions": tuple(LAYER_PRECISIONS.values()), "cell": cell}
     rows = records_of(tiny, observer, cases=LSTM_TINY, device=torch.device("cuda"), **changes)
     assert len(rows) == 4 * 2 * 4
     for row in rows:
         assert row.status == "measured", f"{row.case}, {row.dtype}, {row.direction}: {row.note}"
         assert {how: set(sides) for how, sides in row.times.items()} == {
-            how: {"gatewise", "nn.LSTM"} for how in ("eager", "graph")
+            how: {"gatewise", row.rival} for how in ("eager", "graph")
         }
         assert row.ran_captured
         assert row.predicted_captured <= row.predicted
         assert row.floor.loop > 0
         assert row.floor.around > 0
         assert row.peak_bytes["gatewise"] > 0
-        assert row.peak_bytes["nn.LSTM"] > 0
+        assert row.peak_bytes[row.rival] > 0

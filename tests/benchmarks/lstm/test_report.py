@@ -71,6 +71,9 @@ def test_without_a_graph_the_eager_time_is_shown(cell: LayerRecord) -> None:
 
 def test_a_record_survives_its_file(cell: LayerRecord) -> None:
     assert LayerRecord.from_line(json.dumps(dataclasses.asdict(cell))) == cell
+    of_before_grus = dataclasses.asdict(cell)
+    del of_before_grus["cell"]
+    assert LayerRecord.from_line(json.dumps(of_before_grus)) == cell
 
 
 def test_screen(rows: list[LayerRecord]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gatewise.benchmarks.cases import LSTM_TINY, LSTMCase
+from gatewise.benchmarks.cases import GRU, LSTM, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.side import gatewise_side, rival_side
 
@@ -14,8 +14,9 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "inference"])
 @pytest.mark.parametrize("case", LSTM_TINY, ids=lambda case: case.name)
-def test_both_sides_agree_in_float64(case: LSTMCase, training: bool) -> None:
-    call = draw(case, CPU)
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_both_sides_agree_in_float64(case: LSTMCase, training: bool, cell: str) -> None:
+    call = draw(case, CPU, cell=cell)
     ours = gatewise_side(call, torch.float64, "eager").evidence(training)
     theirs = rival_side(call, torch.float64).evidence(training)
     assert list(ours) == list(theirs)
@@ -30,6 +31,17 @@ def test_evidence_names_every_output_and_gradient() -> None:
     names = {f"d{name}" for name, _ in side.module.named_parameters()}
     assert set(found) == {"y", "h_n", "c_n", "dx", "dh0", "dc0"} | names
     assert len(names) == 16
+
+
+def test_a_gru_has_no_cell_state() -> None:
+    call = draw(LSTM_TINY[1], CPU, cell=GRU)
+    assert (call.gates, call.c0, call.dc) == (3, None, None)
+    for side in (rival_side(call, torch.float32), gatewise_side(call, torch.float32, "auto")):
+        assert list(side.evidence(training=False)) == ["y", "h_n"]
+        found = side.evidence(training=True)
+        assert set(found) == {"y", "h_n", "dx", "dh0"} | {f"d{name}" for name, _ in side.module.named_parameters()}
+        assert type(side.module).__name__ == "GRU"
+    assert draw(LSTM_TINY[1], CPU).gates == 4
 
 
 def test_a_step_makes_every_gradient_anew() -> None:

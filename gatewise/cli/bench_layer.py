@@ -1,0 +1,139 @@
+"""`gatewise bench lstm` and `gatewise bench gru`: one layer compared with PyTorch's over a grid of shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from gatewise.benchmarks import precision, record
+from gatewise.benchmarks.cases import LSTM_GRID, LSTM_QUICK, LSTM_TINY, LSTMCase
+from gatewise.benchmarks.lstm import grid, picture
+from gatewise.benchmarks.lstm import record as lstm_record
+from gatewise.benchmarks.lstm import report as lstm_report
+from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.problem import LEAN
+from gatewise.selection import AUTO, kernel_names
+
+_HELP = """Compare gatewise.{layer} with torch.nn.{layer} over a grid of shapes.
+
+Training steps and inference, eager and as CUDA graph replay, with both
+layers sampled in turn: time, memory, errors against float64, the lower
+bound of the time (roofline), and which kernel ran. Correctness comes
+first: a cell with wrong results turns red, gets no speed-up, and the
+command fails.
+
+Each record is written immediately, so a run can be split by --case or
+--dtype, or interrupted.
+
+\b
+Examples:
+  gatewise bench {cell} --quick
+  gatewise bench {cell} --dtype bf16 --plot {cell}
+  gatewise bench {cell} --case speech --case speech_ragged --direction train
+  gatewise bench {cell} --kernel eager --kernel cudnn --dtype fp16
+"""
+
+
+def bench_layer(cell: str) -> Callable[..., None]:
+    """Return the command that measures the layer of a cell: "lstm" or "gru"."""
+
+    def bench(
+        case: Annotated[
+            list[str] | None, typer.Option(help="Name of a case; repeatable. Default: all of the grid.")
+        ] = None,
+        dtype: Annotated[
+            list[str] | None,
+            typer.Option(
+                help=f"One of {', '.join(precision.LAYER_PRECISIONS)}; repeatable. tf32 and fp32 are float32 with and "
+                "without TF32. Default: all, on a CPU fp32."
+            ),
+        ] = None,
+        direction: Annotated[str, typer.Option(help="train, inference or both.")] = "both",
+        kernel: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Name of a kernel, or lean for auto with memory='lean'; repeatable, one table each. Default: "
+                "auto, the kernel that users get."
+            ),
+        ] = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="A few cases and samples, tiny ones on a CPU, as a test of the command.")
+        ] = False,
+        seconds: Annotated[
+            float | None,
+            typer.Option(help="Seconds of samples for each measured time. Default: 0.15, with --quick 0.05."),
+        ] = None,
+        device: Where = "",
+        records: Annotated[
+            Path | None,
+            typer.Option("--record", help="File to append to. Default: that of the benchmark, there."),
+        ] = None,
+        plot: Annotated[
+            Path | None,
+            typer.Option(help="Plot training, or inference if there is no training: PREFIX.png and PREFIX.svg."),
+        ] = None,
+        results: Results = record.RESULTS,
+    ) -> None:
+        where = device_named(device)
+        if seconds is not None and seconds < 0:
+            raise ArgumentError(sentence("--seconds", "at least 0", seconds))
+        benchmark = f"{cell}_quick" if quick else cell
+        settings = grid.Settings(
+            benchmark=benchmark,
+            cases=_cases(case or [], quick, where),
+            precisions=tuple(precision.chosen(dtype or [], where, precision.LAYER_PRECISIONS)),
+            directions=_directions(direction),
+            kernels=_kernels(kernel or []),
+            device=where,
+            seconds=seconds if seconds is not None else 0.05 if quick else 0.15,
+            least=3 if quick else 5,
+            cell=cell,
+        )
+        path = records or record.path_of(results, benchmark)
+        record.check_writable(path.parent, "--record" if records else "--results")
+        with progress_bar() as progress:
+            outcome = grid.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
+        console = Console()
+        console.print(lstm_report.on_screen(outcome.records))
+        if outcome.records:
+            console.print(f"[dim]Recorded in {path}[/]")
+        if plot is not None:
+            shown = lstm_record.TRAIN if picture.drawable(outcome.records) else lstm_record.INFERENCE
+            if picture.drawable(outcome.records, shown):
+                files = picture.draw(outcome.records, plot, shown)
+                console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
+        finish(outcome.interrupted, outcome.records)
+
+    bench.__doc__ = _HELP.format(cell=cell, layer=cell.upper())
+    return bench
+
+
+def _cases(names: list[str], quick: bool, device: torch.device) -> tuple[LSTMCase, ...]:
+    offered = (LSTM_QUICK if device.type == "cuda" else LSTM_TINY) if quick else LSTM_GRID
+    known = {case.name: case for case in offered}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(sentence("--case", f"one of {', '.join(known)}", repr(name)))
+    return tuple(case for case in offered if not names or case.name in names)
+
+
+def _directions(name: str) -> tuple[str, ...]:
+    both = (lstm_record.TRAIN, lstm_record.INFERENCE)
+    if name not in (*both, "both"):
+        raise ArgumentError(sentence("--direction", f"{', '.join(both)} or both", repr(name)))
+    return both if name == "both" else (name,)
+
+
+def _kernels(names: list[str]) -> tuple[str, ...]:
+    known = (AUTO, LEAN, *kernel_names())
+    for name in names:
+        if name not in known:
+            raise ArgumentError(sentence("--kernel", f"one of {', '.join(known)}", repr(name)))
+    return tuple(dict.fromkeys(names or [AUTO]))

@@ -1,0 +1,120 @@
+"""What the kernel `cudnn` gives PyTorch's operators, and makes of what they return: with stand-ins, on a CPU."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import GRU, LSTM
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs, OutputGradients
+from gatewise.kernels.cudnn import cudnn
+from gatewise.kernels.cudnn.weight_buffer import weight_buffer
+from tests.kernels.cudnn_operators import Operators
+
+CELLS = [LSTM(), GRU()]
+CALLS = [
+    pytest.param(case.problem(dtype=torch.float64).replace(cell=cell), id=f"{cell.name}-{case.name}")
+    for case in testing.CASES
+    for cell in CELLS
+    if case.shape.layout is not Layout.DEVICE_LENGTHS and (cell == LSTM() or not case.shape.proj_size)
+]
+
+
+@pytest.fixture
+def operators(monkeypatch):
+    made = Operators()
+    monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn", made.forward)
+    monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn_backward", made.backward)
+    return made
+
+
+def small(cell, **options):
+    problem = Problem(5, 3, 4, 6, dtype=torch.float64, needs_grad=True, cell=cell, **options)
+    inputs = testing.make_inputs(problem)
+    return problem, inputs, testing.make_gradients(problem, inputs)
+
+
+def in_cudnns_buffer(problem, weights):
+    """Return views of one buffer, as `flatten_parameters` makes them on a GPU."""
+    buffer, views, place = weight_buffer(weights, problem.weights_per_direction), {}, 0
+    for index in sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1):
+        views[index] = buffer[place : place + weights[index].numel()].view(weights[index].shape)
+        place += weights[index].numel()
+    return tuple(views[index] for index in range(len(weights)))
+
+
+def tensors(result, gradients):
+    return [*result[:3], *gradients[:3], *gradients.weights]
+
+
+@pytest.mark.parametrize("problem", CALLS)
+def test_results_and_gradients_are_the_oracles(problem, operators):
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.run_kernel(cudnn, problem, inputs, gradients)
+    expected = testing.oracle(problem, inputs, gradients)
+    torch.testing.assert_close(tensors(*found), tensors(*expected))
+    assert set(operators.modes) == {3 if type(problem.cell) is GRU else 2}
+    assert operators.runs == {}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+def test_states_of_any_strides_are_made_contiguous(cell, operators):
+    problem, inputs, gradients = small(cell, num_layers=2)
+    turned = inputs._replace(
+        h0=inputs.h0.transpose(0, 1).contiguous().transpose(0, 1),
+        c0=inputs.c0.transpose(0, 1).contiguous().transpose(0, 1),
+    )
+    assert not turned.h0.is_contiguous()
+    found, expected = (testing.run_kernel(cudnn, problem, given, gradients) for given in (turned, inputs))
+    torch.testing.assert_close(tensors(*found), tensors(*expected))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False), Needs(weights=False)], ids=str)
+def test_only_the_wanted_gradients(cell, needs, operators):
+    problem, inputs, gradients = small(cell)
+    _, found = testing.run_kernel(cudnn, problem, inputs, gradients, needs)
+    assert (found.x is not None) == needs.x
+    assert (found.h0 is not None) == (found.c0 is not None) == needs.state
+    assert all((weight is not None) == needs.weights for weight in found.weights)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("given", ["y", "h_n", "c_n", ""])
+def test_absent_gradients_of_outputs_are_zero(cell, given, operators):
+    problem, inputs, gradients = small(cell)
+    absent = OutputGradients(*(value if name == given else None for name, value in gradients._asdict().items()))
+    zero = OutputGradients(*(value if name == given else value * 0 for name, value in gradients._asdict().items()))
+    found, expected = (testing.run_kernel(cudnn, problem, inputs, above) for above in (absent, zero))
+    torch.testing.assert_close(tensors(*found), tensors(*expected))
+
+
+def test_the_final_states_of_a_gru_are_no_views_of_the_initial_ones(operators):
+    problem, inputs, _ = small(GRU())
+    result = cudnn.forward(problem, inputs)
+    assert result.c_n.shape == inputs.c0.shape == (1, 3, 0)
+    assert result.c_n is not inputs.c0
+
+
+@pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}], ids=str)
+@pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PACKED])
+def test_pytorchs_own_call_is_that_of_the_cell(form, layout):
+    problem, inputs, _ = small(GRU(), layout=layout, **form)
+    assert cudnn.recorded(problem, inputs) is None  # PyTorch would lay out the weights anew in every call
+    found = cudnn.recorded(problem, inputs._replace(weights=in_cudnns_buffer(problem, inputs.weights)))
+    assert found is not None
+    expected, _ = testing.oracle(problem, inputs)
+    torch.testing.assert_close(found[:3], expected[:3])
+
+
+def test_a_gru_states_the_work_and_the_memory_of_its_own_gates():
+    lstm = Problem(100, 64, 512, 512, dtype=torch.bfloat16, needs_grad=True)
+    gru, device = lstm.replace(cell=GRU()), Device.named("h200")
+    of_lstm, of_gru = cudnn.work(lstm, device), cudnn.work(gru, device)
+    assert of_gru.matmul_flops == pytest.approx(0.75 * of_lstm.matmul_flops)
+    assert of_gru.bytes_moved < of_lstm.bytes_moved
+    assert of_gru.workspace_bytes < of_lstm.workspace_bytes
+    kept_by_lstm, kept_by_gru = (sum(spec.nbytes for spec in cudnn.kept(each, device)) for each in (lstm, gru))
+    assert kept_by_gru == 0.8 * kept_by_lstm
