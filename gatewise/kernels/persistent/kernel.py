@@ -17,7 +17,6 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
-    carries_hidden,
     gradients_as_carried,
     gradients_without_state,
     without_state,
@@ -109,7 +108,7 @@ class _Persistent:
         return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        whole, carries = _whole(), carries_hidden(problem)
+        whole, carries = _whole(), not problem.cell.states  # `carries_hidden`, without the time of a call
         if carries:
             inputs = as_carried(inputs)
         laid_out = whole.stack_of(problem)
@@ -122,7 +121,7 @@ class _Persistent:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        whole, carries = _whole(), carries_hidden(problem)
+        whole, carries = _whole(), not problem.cell.states  # `carries_hidden`, without the time of a call
         if carries:
             inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
         laid_out = whole.stack_of(problem)
