@@ -1,10 +1,11 @@
-"""Whether calls are captured in a CUDA graph."""
+"""Capturing work in a CUDA graph, and finding out whether calls are captured."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -45,3 +46,47 @@ def state() -> str:
     if announced is None:
         return "noticed" if torch.cuda.is_current_stream_capturing() else ""
     return "announced" if announced else ""
+
+
+def captured_graph(
+    work: Callable[[], object], *, pool: Any = None, stream: torch.cuda.Stream | None = None, mode: str = "global"
+) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of what a function would do on the current CUDA device, without doing it.
+
+    Args:
+        work: The function to capture.
+        pool: The memory pool of the graph, from `torch.cuda.graph_pool_handle`; None for a pool of its own.
+        stream: The stream to capture on; None for that of `torch.cuda.graph`.
+        mode: The `capture_error_mode` of `torch.cuda.graph`.
+
+    Raises:
+        RuntimeError: The function does something that cannot be captured, such as waiting for the device. Current
+            stream, random number generator and memory allocator are then as before.
+    """
+    graph, device = torch.cuda.CUDAGraph(), torch.cuda.current_device()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    try:
+        # `torch.cuda.graph` leaves its stream the current one if the end of the capture fails.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
+        ):
+            work()
+    except RuntimeError:
+        _abandon(device, pool)
+        raise
+    return graph
+
+
+def _abandon(device: int, pool: Any) -> None:
+    """End what PyTorch (2.11) does not end if the end of a capture fails."""
+    generator = torch.cuda.default_generators[device]
+    # The generator goes on with a copy of its state, which no capture has seen.
+    generator.graphsafe_set_state(generator.clone_state())
+    # The allocator would give back no memory that other streams have used, and abort the process at its end, when a
+    # `torch.cuda.MemPool` is deleted. The second name is that of PyTorch 2.6.
+    functions = vars(torch._C)
+    end = functions.get("_cuda_endAllocateToPool") or functions["_cuda_endAllocateCurrentStreamToPool"]
+    with contextlib.suppress(RuntimeError):  # the allocator had ended the capture already
+        end(device, pool)
+        functions["_cuda_releasePool"](device, pool)

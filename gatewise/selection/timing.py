@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from gatewise.contract.capture import captured_graph
 from gatewise.contract.errors import ArgumentError, DeviceError, sentence
 
 _SHORTEST_SAMPLE = 1e-3  # seconds; in shorter samples, reading the clock takes a noticeable part
@@ -254,10 +255,7 @@ def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
         for _ in range(warmups):
             function()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
+    return captured_graph(function).replay
 
 
 def peak_memory(function: Function, device: torch.device | str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gatewise.contract.capture import for_cuda_graph
+from gatewise.contract.capture import captured_graph, for_cuda_graph
 from gatewise.training.carried import flatten, unflatten
 from gatewise.training.processes import ALONE, Processes
 
@@ -50,16 +50,7 @@ def cuda_graph(work: Work, pool: Any = None, mode: str = "global") -> Work:
     Raises:
         RuntimeError: The function does something that cannot be captured, such as synchronising with the device.
     """
-    graph = torch.cuda.CUDAGraph()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
-            work()
-    except RuntimeError:
-        # PyTorch does not tell the generator that a failed capture has ended, so continue with a copy of its state.
-        generator.graphsafe_set_state(generator.clone_state())
-        raise
-    return graph.replay
+    return captured_graph(work, pool=pool, mode=mode).replay
 
 
 def cuda_graphs(processes: Processes = ALONE) -> Capture:

@@ -179,6 +179,19 @@ def test_the_decision_names_the_cell_and_its_refusals():
         gatewise.explain(torch.nn.RNN(4, 5), (7, 3, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_no_loop_that_sums_gradients_in_sixteen_bits_trains_on_a_gpu(dtype):
+    layer = gatewise.GRU(34, 16, dtype=dtype)
+    trained = gatewise.explain(layer, (1135, 52, 34), device="h200", training=True)
+    assert trained.chosen != "aten"
+    (refusal,) = trained.verdict("aten").refusals
+    assert "sums gradients of weights in the dtype" in str(refusal)
+    assert gatewise.explain(layer, (1135, 52, 34), device="h200", training=False).verdict("aten").accepted
+    assert gatewise.explain(layer, (1135, 52, 34), device="cpu", training=True).verdict("aten").accepted
+    layer.float()
+    assert gatewise.explain(layer, (1135, 52, 34), device="h200", training=True).verdict("aten").accepted
+
+
 def test_a_named_kernel_runs_or_refuses():
     x = torch.randn(3, 2, 4)
     assert gatewise.GRU(4, 5, kernel="eager")(x)[0].shape == (3, 2, 5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise import functional
-from gatewise.contract.capture import for_cuda_graph
+from gatewise.contract.capture import captured_graph, for_cuda_graph
 from gatewise.contract.saved import InputGradients, Needs, Result
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import Tensors
@@ -155,17 +155,12 @@ class _Captured:
             for _ in range(_WARM_UPS):
                 self._inner.backward(self._inner.forward())
             torch.cuda.current_stream().synchronize()
-            graph = torch.cuda.CUDAGraph()
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            try:
-                with torch.cuda.graph(graph, stream=side):
-                    self._found = self._inner.backward(self._inner.forward())
-            except RuntimeError:
-                # PyTorch does not reset the generator after a failed capture: continue with a copy of its state.
-                generator.graphsafe_set_state(generator.clone_state())
-                raise
+            graph = captured_graph(self._capture, stream=side)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = graph
+
+    def _capture(self) -> None:
+        self._found = self._inner.backward(self._inner.forward())
 
     def backward(self, pending: None) -> Found:
         assert self._graph is not None

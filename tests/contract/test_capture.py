@@ -1,0 +1,112 @@
+"""A capture that fails leaves stream, generator and allocator as they were."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gatewise.contract.capture import captured_graph
+
+
+class Generator:
+    """A generator that a capture was begun with."""
+
+    def clone_state(self):
+        return "copy"
+
+    def graphsafe_set_state(self, state):
+        self.state = state
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Stand-ins for PyTorch's functions, and a list of what was done, in order."""
+    done = []
+
+    @contextlib.contextmanager
+    def current(of):
+        try:
+            yield
+        finally:
+            done.append("stream restored")
+
+    @contextlib.contextmanager
+    def graph(graph, *, pool, stream, capture_error_mode):
+        done.append(("begun", pool, stream, capture_error_mode))
+        yield
+        done.append("ended")
+
+    generator = Generator()
+    for name, value in {
+        "CUDAGraph": object,
+        "current_device": lambda: 1,
+        "current_stream": lambda: "current",
+        "graph_pool_handle": lambda: (0, 7),
+        "default_generators": (None, generator),
+        "stream": current,
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: done.append((name, *given)))
+    return done, generator
+
+
+def test_a_capture_takes_memory_of_its_own_or_of_a_pool(cuda):
+    done, generator = cuda
+    captured_graph(lambda: done.append("issued"))
+    captured_graph(lambda: None, pool=(0, 3), stream="side", mode="thread_local")
+    first, second = ("begun", (0, 7), None, "global"), ("begun", (0, 3), "side", "thread_local")
+    assert done == [first, "issued", "ended", "stream restored", second, "ended", "stream restored"]
+    assert not hasattr(generator, "state")
+
+
+def waits():
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_failed_capture_is_abandoned(cuda):
+    done, generator = cuda
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured_graph(waits)
+    assert done[1:] == ["stream restored", ("_cuda_endAllocateToPool", 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
+    assert generator.state == "copy"
+
+
+def test_a_capture_that_the_allocator_has_ended_is_not_released_twice(cuda, monkeypatch):
+    done, _ = cuda
+
+    def ended(*given):
+        raise RuntimeError("not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured_graph(waits)
+    assert done[1:] == ["stream restored"]
+
+
+PROGRAM = """
+import torch
+from gatewise.contract.capture import captured_graph
+
+x, pool = torch.ones(1 << 20, device="cuda"), torch.cuda.MemPool()
+before = torch.cuda.current_stream()
+try:
+    captured_graph(lambda: (x * 2).sum().item())
+except RuntimeError:
+    print("refused")
+assert torch.cuda.current_stream() == before
+graph = captured_graph(lambda: x.add_(1))
+graph.replay()
+del pool
+print(x[0].item())
+"""
+
+
+@pytest.mark.gpu
+def test_a_process_goes_on_after_a_failed_capture_and_ends_without_an_error():
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["refused", "2.0"]
+    assert found.returncode == 0, found.stderr
