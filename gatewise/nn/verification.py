@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.inspection import decision_of, kernels_among
+from gatewise.functional.plan import decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.lstm import LSTM
 

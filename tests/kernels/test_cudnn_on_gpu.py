@@ -5,9 +5,10 @@ import torch
 
 import gatewise
 from gatewise import functional
+from gatewise.cells import LSTM
 from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
-from gatewise.functional.validate import prepare
+from gatewise.functional.execution import prepare
 from gatewise.kernels.cudnn import cudnn
 
 pytestmark = pytest.mark.gpu
@@ -54,8 +55,9 @@ def test_a_state_may_have_any_strides(dropout):
 def test_flat_weights_are_seen_and_read_in_place(form):
     _, ours, x = make(form)
     flat = tuple(ours.parameters())
-    options = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "needs_grad": False}
-    problem, inputs = prepare(x.detach(), None, flat, bidirectional=form.get("bidirectional", False), **options)
+    options = None, None, form.get("bidirectional", False), 0.0, False, "cudnn", "normal", LSTM()
+    plan, inputs = prepare(x.detach(), None, flat, *options)
+    problem = plan.problem
     assert in_one_buffer(flat, problem.weights_per_direction)
     with torch.no_grad():
         from_buffer = cudnn.forward(problem, inputs)
