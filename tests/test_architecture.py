@@ -38,7 +38,7 @@ WRONG_SENTENCES = {
     "a package more": ("| `files` | the one place", "| `attic` | old things | `contract` |\n| `files` | the one place"),
     "a package less": ("| `data`, `training` |", "| `training` |"),
     "a row out of place": ("| `contract` | the words", "| `cli` | commands | everything |\n| `contract` | the words"),
-    "an import more": ("`attention`, `kernels.cuda` |", "`attention`, `kernels` |"),
+    "an import more": ("`attention`, `kernels.cuda`, `sel", "`attention`, `kernels`, `sel"),
     "an import less": (
         "| `contract`, `nn`, `functional`, `attention`, `feeding` |",
         "| `contract`, `nn`, `functional` |",

@@ -104,7 +104,7 @@ def _as_text(plan: Plan, largest: int, device: Device) -> str:
             sizes = f"{format_bytes(way.kept):>9}  {format_bytes(room):>9}"
             time = format_seconds(way.seconds) if way.seconds else "-"
             lines.append(f"{mark} {part.name:<9}  {sizes}  {time:>8}  {way.detail}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\n{way.decision}" for way in plan.choice.ways if way.decision is not None)])
 
 
 def _unlike(ways: tuple[Way, ...]) -> list[Way]:
@@ -136,5 +136,10 @@ def _as_data(plan: Plan, largest: int) -> dict[str, Any]:
             }
             for part, way in zip(choice.step.parts, choice.ways, strict=True)
         ],
+        "decisions": {
+            part.name: {"chosen": way.decision.chosen, "reason": way.decision.reason, "text": str(way.decision)}
+            for part, way in zip(choice.step.parts, choice.ways, strict=True)
+            if way.decision is not None
+        },
         "largest_batch": largest,
     }

@@ -11,7 +11,6 @@ from torch import nn
 
 from gatewise.attention.reference import reference as plain_attention
 from gatewise.contract.decision import Decision
-from gatewise.feeding.decoder import plain_parts
 from gatewise.models.softmax import plain_softmax
 from gatewise.nn import LSTM
 from gatewise.nn.attention import Attention
@@ -32,7 +31,7 @@ def on_reference(model: nn.Module) -> Iterator[None]:
     for layer in layers:
         layer.kernel = REFERENCE.name if isinstance(layer, LSTM) else plain_attention.name
     try:
-        with use_kernel(REFERENCE.name), plain_parts(), plain_softmax():
+        with use_kernel(REFERENCE.name), plain_softmax():
             yield
     finally:
         for layer, kernel in zip(layers, named, strict=True):

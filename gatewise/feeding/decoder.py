@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gatewise.contract.device import tf32_products_allowed
+from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
-from gatewise.feeding import backward_loop, forward_loop, packing, products
-from gatewise.feeding.call import Inputs, Options, Weights, fit_halves
-from gatewise.feeding.elementwise import Dropout, Elementwise, Plain
-
-# Whether the current code runs inside `plain_parts`.
-_plain: ContextVar[bool] = ContextVar("gatewise_plain_parts", default=False)
-
-
-@contextlib.contextmanager
-def plain_parts() -> Iterator[None]:
-    """Compute the element-wise operations of decoders in the block with PyTorch, without the CUDA kernels here."""
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
+from gatewise.feeding import backward_loop, forward_loop, packing
+from gatewise.feeding.call import Inputs, Options, Weights
+from gatewise.feeding.choice import choose
+from gatewise.feeding.elementwise import Dropout
+from gatewise.feeding.kernel import Kernel
+from gatewise.feeding.problem import Problem
 
 
 class State(NamedTuple):
@@ -55,6 +42,7 @@ def attended_outputs(
     *,
     dropout: float = 0.0,
     layer_dropout: float = 0.0,
+    kernel: str = "auto",
     attention_kernel: str = "auto",
     recompute: bool = False,
 ) -> Tensor:
@@ -82,6 +70,8 @@ def attended_outputs(
         weights: The parameters.
         dropout: The dropout probability of the attentional outputs.
         layer_dropout: The dropout probability between two LSTM layers.
+        kernel: One of `gatewise.feeding.kernel_names()`, which raises if it cannot run the call; or "auto" for the
+            kernel that `gatewise.use_kernel` names, and otherwise the one with the least predicted time.
         attention_kernel: One of `gatewise.attention.kernel_names()`, or "auto".
         recompute: Whether the backward pass recomputes the gates for a chunk of steps at a time, instead of keeping all
             of them. Gates are 4 of the 9 numbers that are kept for each unit of a layer and step.
@@ -91,7 +81,7 @@ def attended_outputs(
 
     Raises:
         ArgumentError: There is no token.
-        KernelRefused: The named attention kernel cannot run this call.
+        KernelRefused: The named kernel or attention kernel cannot run this call; the message is the decision.
 
     Numerics:
         Under autocast the computation is in autocast's dtype, with cell states and element-wise operations in float32;
@@ -112,41 +102,35 @@ def attended_outputs(
         every = *read, *weights.flat()
         differentiable = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in every)
         score = "dot" if weights.query is None else "additive"
-        halves = stored_in_halves(embedded.device, dtype, weights)
-        options = Options(score, attention_kernel, dtype, differentiable, halves, recompute)
+        problem = Problem(
+            time=embedded.shape[0],
+            source=keys.shape[0],
+            batch=embedded.shape[1],
+            units=hidden.shape[2],
+            layers=len(weights.layers),
+            embedding_size=embedded.shape[2],
+            features=0 if weights.query is None else len(weights.query),
+            value_size=values.shape[2],
+            layer_norm=weights.norm_weight is not None,
+            dtype=dtype,
+            dropout=bool(dropout),
+            layer_dropout=bool(layer_dropout),
+            allow_tf32=tf32_products_allowed(),
+            ragged=lengths is not None,
+            needs_grad=differentiable,
+            recompute=recompute,
+            attention_kernel=attention_kernel,
+        )
+        where = Device.probe(embedded.device)
+        chosen = choose(problem, where, kernel)
+        options = Options(score, attention_kernel, dtype, differentiable, chosen.halves(problem, where), recompute)
         plane = (*embedded.shape[:2], state.hidden.shape[2])
         between = (_drawn(layer_dropout, plane, embedded) for _ in weights.layers[1:])
         masks: _Masks = _drawn(dropout, plane, embedded), tuple(filter(None, between))
         if differentiable:
-            return _Decoder.apply(options, lengths, masks, *every)
+            return _Decoder.apply(chosen, options, lengths, masks, *every)
         inputs = _packed(options, lengths, masks, read, weights)
-        return forward_loop.run(options, inputs, parts_for(options, inputs)).outputs
-
-
-def parts_for(options: Options, inputs: Inputs) -> Elementwise:
-    """Return the element-wise operations for a call: CUDA kernels if they can be compiled, otherwise PyTorch."""
-    found = inputs.embedded
-    if found.is_cuda and inputs.batch and not _plain.get():
-        from gatewise.feeding import elementwise_kernels
-
-        if elementwise_kernels.available(found.device):
-            sizes = inputs.batch, inputs.units, inputs.query_size
-            return elementwise_kernels.ElementwiseKernels(*sizes, found.dtype, options.halves, found.device)
-    return Plain()
-
-
-def stored_in_halves(device: torch.device, dtype: torch.dtype, weights: Weights) -> bool:
-    """Return whether the operands of the steps' products are stored in float16 beside float32 numbers.
-
-    TensorFloat-32 has as many mantissa bits as float16, ten, and takes twice the memory.
-    """
-    features = 0 if weights.query is None else len(weights.query)
-    units, rounded = weights.attended.shape[0], tf32_products_allowed()
-    if device.type != "cuda" or _plain.get() or not fit_halves(dtype, units, features, rounded=rounded):
-        return False
-    from gatewise.feeding import elementwise_kernels
-
-    return products.widens() and elementwise_kernels.available(device)
+        return forward_loop.run(options, inputs, chosen.parts(options, inputs)).outputs
 
 
 _Read = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -160,6 +144,7 @@ class _Decoder(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        chosen: Kernel,
         options: Options,
         lengths: Tensor | None,
         masks: _Masks,
@@ -173,7 +158,7 @@ class _Decoder(torch.autograd.Function):
     ) -> Tensor:
         read: _Read = embedded, hidden, cell, attended, keys, values
         inputs = _packed(options, lengths, masks, read, Weights.of(weights))
-        parts = parts_for(options, inputs)
+        parts = chosen.parts(options, inputs)
         kept = forward_loop.run(options, inputs, parts)
         ctx.save_for_backward(*read, *weights, lengths)
         ctx.call = options, inputs, kept, parts
@@ -196,7 +181,7 @@ class _Decoder(torch.autograd.Function):
             )
         ctx.call = None
         found = backward_loop.run(options, inputs, kept, _readable(dy), parts)
-        return None, None, None, *found[:-1], *found.weights.flat()
+        return None, None, None, None, *found[:-1], *found.weights.flat()
 
 
 def _packed(options: Options, lengths: Tensor | None, masks: _Masks, read: _Read, weights: Weights) -> Inputs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from gatewise import attention
 from gatewise.feeding.attention_part import AttentionPart, Places
 from gatewise.feeding.call import Inputs, Kept, Options
-from gatewise.feeding.elementwise import Elementwise, elementwise_dtype
+from gatewise.feeding.elementwise import Elementwise, Plain, elementwise_dtype
 from gatewise.feeding.products import multiply
 from gatewise.feeding.separate_attention import SeparateAttention
 
@@ -96,7 +96,7 @@ def attention_part_for(
     options: Options, inputs: Inputs, steps: attention.Steps, places: Places, parts: Elementwise
 ) -> AttentionPart:
     """Return the implementation of the attention part: one launch per step if that is possible."""
-    if inputs.keys.is_cuda:
+    if not isinstance(parts, Plain):
         from gatewise.feeding import fused_attention
 
         if fused_attention.possible(inputs, steps, halves=options.halves):

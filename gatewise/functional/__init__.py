@@ -1,13 +1,6 @@
-"""The calls: an LSTM as explicit passes and as one differentiable function."""
+"""The calls: a recurrent layer as explicit passes and as one differentiable function."""
 
-from gatewise.functional.explicit import (
-    Gradients,
-    Output,
-    RepeatedForwardWarning,
-    State,
-    backward,
-    forward,
-)
-from gatewise.functional.lstm import lstm
+from gatewise.functional.differentiable import lstm
+from gatewise.functional.explicit import Gradients, Output, RepeatedForwardWarning, State, backward, forward
 
 __all__ = ["Gradients", "Output", "RepeatedForwardWarning", "State", "backward", "forward", "lstm"]

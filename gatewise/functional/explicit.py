@@ -1,47 +1,45 @@
-"""The explicit passes: forward to outputs and an opaque `Saved`, backward from it. All calls go through here."""
+"""The explicit passes: forward to outputs and an opaque `Saved`, and backward from it, outside autograd."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gatewise.cells import LSTM
 from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
-from gatewise.contract.problem import NORMAL, Problem
+from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
-from gatewise.functional.arguments import check_backward
-from gatewise.functional.plan import probed
-from gatewise.functional.products import without_products
-from gatewise.functional.ragged import conversion
-from gatewise.functional.set_up import set_up_permitted
-from gatewise.functional.signature import NestedWeights, flattened, nested_like
-from gatewise.functional.validate import prepare, with_masks
+from gatewise.functional.arguments import check_backward, check_tensors
+from gatewise.functional.execution import prepare
+from gatewise.functional.passes import Guarded, with_masks
+from gatewise.functional.plan import Particulars, probed
+from gatewise.functional.weights import NestedWeights, flattened, nested_like
 from gatewise.selection import AUTO, choose, kernel_named, preference
 
-_NOTHING = contextlib.nullcontext()
+_CELL = LSTM()
 
 
 class State(NamedTuple):
-    """Hidden state [L*D, B, R] and cell state [L*D, B, H]."""
+    """The hidden state [L*D, B, R] and the cell state [L*D, B, H]."""
 
     h: Tensor
     c: Tensor
 
 
 class Output(NamedTuple):
-    """Output [T, B, D*R] ([N, D*R] when packed) and the final state."""
+    """The output [T, B, D*R] ([N, D*R] when packed) and the final state."""
 
     y: Tensor
     state: State
 
 
 class Gradients(NamedTuple):
-    """Gradients of the input, the initial state and the weights, each in the form it was given in."""
+    """The gradients of the input, of the initial state and of the weights, in the nesting of what was given."""
 
     x: Tensor | None
     state: State | None
@@ -76,33 +74,34 @@ def forward(
         h_t = sigmoid(o) tanh(c_t)                      (then W_hr h_t with projection)
 
     Args:
-        x: Input [T, B, I], any strides; [N, I] with `batch_sizes`.
-        state: Initial (h0 [L*D, B, R], c0 [L*D, B, H]); None for zeros.
-        weights: As `torch.nn.LSTM.all_weights`, or all tensors in one flat sequence.
-        lengths: Integers [B] in [0, T] on any device, or a list; None when every sequence has T steps. `y` is zero
-            after the end of a sequence, the final state is the one at its end. Lengths on the GPU are read without
-            waiting for it: one out of range turns its row into NaN instead of raising.
-        batch_sizes: Sequences alive at each step [T], as `PackedSequence.batch_sizes`; None unless x is packed.
+        x: The input [T, B, I] with any strides, or [N, I] with `batch_sizes`.
+        state: The initial state (h0 [L*D, B, R], c0 [L*D, B, H]); None for zeros.
+        weights: The weights nested as `torch.nn.LSTM.all_weights`, or all tensors in one flat sequence.
+        lengths: The lengths of the sequences, integers [B] in [0, T] on any device, or a list; None when every sequence
+            has T steps. `y` is zero after the end of a sequence, and the final state is the one at its end. Lengths on
+            the GPU are never copied to the CPU: one out of range turns its row into NaN instead of raising.
+        batch_sizes: The batch size at each step [T], as `PackedSequence.batch_sizes`; None unless x is packed.
         bidirectional: Whether every layer has a reverse direction.
-        dropout: Probability of dropping an output between layers, applied as given; 0 for none.
-        kernel: A name from `gatewise.kernel_names()`, or "auto".
-        keep: Whether a backward pass will follow; without, nothing is kept and `backward` repeats the forward.
-        projected: Whether x holds the products of the input with the first layer's input weights already, as
-            [T, B, D*4H] (gates `i f g o`, forward direction first), made in a way that no kernel has: from a sparse
-            matrix, by looking rows up. Those weights are [4H, 0] then, and the gradient of x is that of the products.
-        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps the cell states and nothing
-            that can be computed again from them, x and the outputs; see the page on memory.
-        memory_budget: Bytes that the call may take beyond x and weights, by prediction; kernels that need more are
-            passed over by "auto". None for no limit. A kernel that was named runs whatever it needs.
+        dropout: The probability of dropping an output between layers, applied as given; 0 for none.
+        kernel: The name of a kernel from `gatewise.kernel_names()`, or "auto".
+        keep: Whether a backward pass will follow. If False, nothing is kept and `backward` repeats the forward pass.
+        projected: Whether x already holds the products of the input with the first layer's input weights,
+            [T, B, D*4H] (gates `i f g o`, forward direction first), for products that no kernel computes, such as those
+            of a sparse matrix. Those weights are then [4H, 0], and the gradient of x is that of the products.
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" (gradient checkpointing within
+            the layer) keeps the cell states and nothing that can be computed again from them, x and the outputs; see
+            the page on memory.
+        memory_budget: The bytes that the call may take beyond x and weights, by prediction; "auto" chooses among the
+            kernels that need no more. None for no limit. A kernel that was named is not held to it.
 
     Returns:
-        The output and final state, and the `Saved` value to hand to `backward`.
+        The output and the final state, and the `Saved` value for `backward`.
 
     Raises:
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on devices that do not go together.
-        ArgumentError: An argument is not of the kind it must be, or `dropout` or `memory` is not what it can be.
+        ArgumentError: An argument is of a wrong type, or an option has a value that it cannot have.
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
         OutOfMemoryPredicted: No kernel keeps to the budget; the message is the decision.
 
@@ -113,25 +112,18 @@ def forward(
         >>> (y, state), saved = functional.forward(torch.randn(5, 2, 4), None, module.all_weights)
         >>> gradients = functional.backward(saved, torch.ones_like(y))
     """
+    flat = flattened(weights)
+    check_tensors(x, state, flat)
+    options = lengths, batch_sizes, bidirectional, dropout, keep, kernel, memory, _CELL
+    particulars = Particulars(projected=projected, memory_budget=memory_budget)
     with torch.no_grad():
-        problem, inputs = prepare(
-            without_products(x, flattened(weights)) if projected else x,
-            state,
-            flattened(weights),
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=bidirectional,
-            dropout=dropout,
-            needs_grad=keep,
-            memory=memory,
-        )
-        if projected:
-            problem, inputs = problem.replace(projected=True), inputs._replace(x=x)
-        saved = run(problem, with_masks(problem, _versioned(inputs)), kernel, memory_budget)
-        y, h_n, c_n, _ = saved.result
+        plan, inputs = prepare(x, state, flat, *options, particulars)
+        inputs = with_masks(plan.problem, _with_version_counters(inputs))
+        result = plan.passes.forward(plan.problem, inputs)
+        y, h_n, c_n, _ = result
+        saved = Saved(plan.kernel, plan.problem, inputs, result, form=weights)
         if y.is_inference():
-            saved.result = saved.result._replace(y=y.clone())
-    saved.form = weights
+            saved.result = result._replace(y=y.clone())
     return Output(y, State(h_n, c_n)), saved
 
 
@@ -146,21 +138,21 @@ def backward(
     """Run the backward pass of the kernel that made `saved`, without repeating its forward pass.
 
     Args:
-        saved: From `forward`.
-        dy: Gradient of the output, shaped as it; None for zero.
-        dstate: Gradients of the final (h, c); None, whole or in part, for zero.
-        kernel: Another kernel to run the backward pass on; it repeats the forward pass first, with a warning. Default:
-            the one that `use_kernel` names, otherwise the kernel that made `saved`.
-        needs: Which gradients to compute.
+        saved: The value that `forward` returned.
+        dy: The gradient of the output, of the same shape; None for zero.
+        dstate: The gradients of the final (h, c); None for zero, for both or for either.
+        kernel: The name of another kernel for the backward pass, which repeats the forward pass first, with a warning.
+            Default: the kernel that `use_kernel` names, otherwise the kernel that made `saved`.
+        needs: The gradients to compute.
 
     Returns:
-        Gradients of x, of the initial state and of the weights in the nesting they were given in.
+        The gradients of x, of the initial state and of the weights, in the nesting in which they were given.
 
     Raises:
-        ArgumentError: An argument is not of the kind it must be.
-        ShapeError: A gradient is not shaped as its output.
-        DtypeError: A gradient is not of its output's dtype.
-        DeviceError: A gradient is not on its output's device.
+        ArgumentError: An argument is of a wrong type.
+        ShapeError: The shape of a gradient is not that of its output.
+        DtypeError: The dtype of a gradient is not that of its output.
+        DeviceError: The device of a gradient is not that of its output.
         ModifiedInPlace: x, the initial state, a weight or the output was changed since the forward pass.
         KernelRefused: The kernel that was named cannot run this problem.
     """
@@ -176,56 +168,20 @@ def backward(
     return Gradients(found.x, state, nested_like(saved.form or saved.inputs.weights, found.weights))
 
 
-def _versioned(inputs: Inputs) -> Inputs:
-    # Tensors of the inference mode do not count their changes: nobody but us may have them.
-    tensors = (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
-    if not any(map(Tensor.is_inference, tensors)):
-        return inputs
-    x, h0, c0, *weights = (tensor.clone() if tensor.is_inference() else tensor for tensor in tensors)
-    return inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(weights))
-
-
-def run(problem: Problem, inputs: Inputs, kernel: str, memory_budget: float | None = None) -> Saved:
-    """Choose a kernel for checked inputs and run its forward pass."""
-    chosen = choose(problem, probed(inputs.x.device), kernel, memory_budget).chosen or ""
-    return Saved(chosen, problem, inputs, forward_on(chosen, problem, inputs))
-
-
-def record(kernel: str, problem: Problem, inputs: Inputs) -> Result | None:
-    """Compute the outputs under autograd by a kernel that is PyTorch's own; None when an explicit pass is needed."""
-    way = kernel_named(kernel)
-    if inputs.lengths is not None or problem.layout not in way.layouts:
-        return None
-    with _around(problem, inputs.x):
-        return way.recorded(problem, inputs)
-
-
 def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel: str) -> InputGradients:
-    """Run a kernel's backward pass; when `saved` is not its own or is used up, repeat the forward pass there first."""
-    problem, inputs = saved.problem, saved.inputs
+    """Run a kernel's backward pass; repeat the forward pass first where `saved` is another kernel's or consumed."""
+    problem, inputs, way = saved.problem, saved.inputs, kernel_named(kernel)
     if kernel != saved.kernel or saved.spent or not problem.needs_grad:
         problem = problem.replace(needs_grad=True)
         choose(problem, probed(inputs.x.device), kernel)
         if kernel != saved.kernel:
             message = f"the forward pass ran on {saved.kernel!r}; backward on {kernel!r} repeats it there"
             warnings.warn(message, RepeatedForwardWarning, stacklevel=callers_level())
-        result = forward_on(kernel, problem, inputs)
+        result = Guarded(way).forward(problem, inputs)
     else:
         result = saved.result
-        saved.spent = kernel_named(kernel).single_use(problem)
-    way = kernel_named(kernel)
-    between = conversion(problem, inputs, way.layouts)
-    with _around(problem, inputs.x):
-        if between is None:
-            return way.backward(problem, inputs, result, gradients, needs)
-        found = way.backward(
-            between.problem(problem),
-            between.inputs(inputs),
-            between.result_in(result),
-            between.gradients_in(gradients),
-            needs,
-        )
-    return between.gradients_out(found, gradients)
+        saved.spent = way.single_use(problem)
+    return Guarded(way).backward(problem, inputs, result, gradients, needs)
 
 
 def callers_level() -> int:
@@ -236,32 +192,13 @@ def callers_level() -> int:
     return level
 
 
-def forward_on(kernel: str, problem: Problem, inputs: Inputs) -> Result:
-    """Run a kernel's forward pass in the layout it reads."""
-    way = kernel_named(kernel)
-    between = conversion(problem, inputs, way.layouts)
-    with _around(problem, inputs.x):
-        if between is None:
-            return way.forward(problem, inputs)
-        return between.result_out(way.forward(between.problem(problem), between.inputs(inputs)), inputs)
-
-
-def _around(problem: Problem, x: Tensor) -> contextlib.AbstractContextManager:
-    return _captured(x) if problem.captured else _dtypes_as_given(x)
-
-
-@contextlib.contextmanager
-def _captured(x: Tensor) -> Iterator[None]:
-    # The calls before the capture may have run another kernel.
-    with set_up_permitted(), _dtypes_as_given(x):
-        yield
-
-
-def _dtypes_as_given(x: Tensor) -> contextlib.AbstractContextManager:
-    # The dtype was decided before; autocast must not convert what a kernel computes with once more.
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return _NOTHING
+def _with_version_counters(inputs: Inputs) -> Inputs:
+    # Tensors of the inference mode do not count changes in place; the copies are the call's own.
+    tensors = (inputs.x, inputs.h0, inputs.c0, *inputs.weights)
+    if not any(map(Tensor.is_inference, tensors)):
+        return inputs
+    x, h0, c0, *weights = (tensor.clone() if tensor.is_inference() else tensor for tensor in tensors)
+    return inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(weights))
 
 
 def _check_gradients(gradients: OutputGradients, result: Result) -> None:

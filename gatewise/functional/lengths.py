@@ -1,13 +1,13 @@
-"""How long sequences are, from what a user gives to a tensor that is the call's own.
+"""The lengths of sequences and the batch sizes of packed batches: checked, and copied for the call.
 
-A caller may change its lengths after the call, before the backward pass reads them again: what is kept is a copy.
+A caller may change its lengths after the call, before the backward pass reads them again, so the call keeps a copy.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +19,21 @@ _KINDS = "a tensor, an array or a sequence of integers"
 
 
 def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -> tuple[Tensor, int | None]:
-    """Return lengths as int64, on x's GPU or on the CPU, and the longest one where it can be read without waiting.
+    """Return lengths as int64, on the GPU of x or on the CPU, and the longest one where reading it waits for no GPU.
+
+    Lengths on the CPU are copied. Lengths on the GPU are not, nor are their values checked: `bounded` does both.
 
     Args:
-        lengths: As the user gave them.
-        time: T, which none may exceed.
-        batch: B, how many there must be.
-        device: Of x.
+        lengths: The lengths as the caller gave them.
+        time: T, the largest length that is valid.
+        batch: B, the number of lengths.
+        device: The device of x.
 
     Raises:
-        ArgumentError: They are neither a tensor, nor an array, nor a sequence.
-        DtypeError: They are no integers.
-        DeviceError: They are on another device than x and the CPU.
-        ShapeError: There are more or less than B, or one is not in [0, T].
+        ArgumentError: `lengths` is neither a tensor, nor an array, nor a sequence.
+        DtypeError: The lengths are no integers.
+        DeviceError: The lengths are on another device than x and the CPU.
+        ShapeError: The number of lengths is not B, or a length is not in [0, T].
     """
     if not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
@@ -48,6 +50,8 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
             where = f"on {device} like x, or on the CPU" if device.type != "cpu" else "on the CPU like x"
             raise DeviceError(sentence("lengths", where, f"on {lengths.device}"))
         lengths = lengths.cpu()
+    if lengths.is_cuda:
+        return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), None
     lengths = lengths.detach().to(torch.int64, copy=True)
     if lengths.device.type != "cpu" or batch == 0:
         return lengths, None
@@ -58,14 +62,15 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
 
 
 def as_tensor(lengths: Any) -> Tensor:
-    """Return lengths that are no tensor as one, on the CPU.
+    """Return lengths that are no tensor as a tensor on the CPU.
 
     Args:
-        lengths: An array of any integers, or a sequence of them.
+        lengths: An array or a sequence of integers.
 
     Raises:
-        ArgumentError: They are something else.
-        DtypeError: One is no integer.
+        ArgumentError: `lengths` is neither an array nor a sequence.
+        DtypeError: A length is no integer.
+        ShapeError: A length does not fit into 64 bits.
     """
     if hasattr(lengths, "__array__"):
         array = np.asarray(lengths)
@@ -83,38 +88,32 @@ def as_tensor(lengths: Any) -> Tensor:
         raise ShapeError(sentence("lengths", "integers of 64 bits", max(found, key=abs))) from None
 
 
-def lie_beside(lengths: Tensor | Sequence[int], x: Tensor) -> TypeGuard[Tensor]:
-    """Whether lengths are as kernels read them, on x's GPU, and can be wrong in their values alone."""
-    return (
-        isinstance(lengths, Tensor)
-        and lengths.is_cuda
-        and lengths.dtype is torch.int64
-        and lengths.device == x.device
-        and x.dim() == 3
-        and lengths.shape == x.shape[1:2]
-    )
+def bounded(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a copy of lengths on the GPU within [0, time], and h0 with NaN in the rows whose length was not.
 
-
-def without_sync(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lengths on the GPU within [0, time], and h0 with NaN where they were not."""
-    # Reading the values back would stop the GPU, so a length out of range cannot raise here. It must not pass for a
-    # right one either: the row's state, and with it everything computed from it, becomes NaN.
-    bounded = lengths.clamp(0, time)
-    return bounded, torch.where((bounded == lengths)[:, None], h0, torch.nan)
+    Args:
+        lengths: The lengths [B], int64 on the GPU.
+        time: T, the number of steps.
+        h0: The initial hidden state [L*D, B, R].
+    """
+    # Reading the values on the CPU would wait for the GPU, so a length out of range cannot raise here. It must not pass
+    # for a valid one either: the row's state, and with it everything computed from it, becomes NaN.
+    found = lengths.clamp(0, time)
+    return found, torch.where((found == lengths)[:, None], h0, torch.nan)
 
 
 def checked_batch_sizes(batch_sizes: object, tokens: int) -> Tensor:
-    """Return the sizes of a packed batch as a tensor of the call's own.
+    """Return a copy of the batch sizes of a packed batch.
 
     Args:
-        batch_sizes: As the user gave them.
-        tokens: N, their sum.
+        batch_sizes: The batch sizes as the caller gave them.
+        tokens: N, the sum that they must have.
 
     Raises:
-        ArgumentError: They are no tensor.
-        DtypeError: They are not int64.
-        DeviceError: They are not on the CPU.
-        ShapeError: They are not one row of positive numbers that do not increase and whose sum is N.
+        ArgumentError: `batch_sizes` is no tensor.
+        DtypeError: The dtype is not int64.
+        DeviceError: The tensor is not on the CPU.
+        ShapeError: The tensor is not one row of positive numbers that do not increase and whose sum is N.
     """
     if not isinstance(batch_sizes, Tensor):
         expectation = "a tensor, as `PackedSequence.batch_sizes`"

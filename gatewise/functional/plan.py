@@ -1,92 +1,79 @@
-"""What a call of padded sequences depends on besides their values, looked up in one step.
+"""The plan of a call: its problem and the chosen kernel's passes, looked up by everything the choice depends on.
 
-The key is everything that could change the answer: shapes, dtypes and devices of every tensor, the options of the call,
-what the user prefers, and the settings of PyTorch that are read in choosing. Nothing has to be invalidated.
+The key of the look-up is the shape, dtype and device of every tensor, the options of the call, the user's preference,
+and the settings of PyTorch that are read in choosing. A change of any of them is another key, so that no entry has to
+be invalidated.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gatewise.cells import Cell
+from gatewise.cells import LSTM, Cell
 from gatewise.contract.capture import state as state_of_capture
+from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
-from gatewise.contract.kernel import Kernel
-from gatewise.contract.problem import Problem
-from gatewise.contract.saved import Inputs, Result
-from gatewise.functional.arguments import check_options
-from gatewise.functional.signature import form_of
-from gatewise.functional.validate import described, with_lengths
-from gatewise.selection import Preference, choose, kernel_named, preference
+from gatewise.contract.errors import KernelRefused, sentence
+from gatewise.contract.problem import NORMAL, Layout, Problem
+from gatewise.functional.arguments import described, without_features
+from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
+from gatewise.functional.passes import Guarded, Passes, PlainPyTorch
+from gatewise.functional.weights import NestedWeights, flattened
+from gatewise.selection import AUTO, REFERENCE, Preference, choose, decide, kernel_named, predicted
+from gatewise.selection.evidence import kernels_among
+from gatewise.selection.pytorch import decide_as_pytorch
+
+__all__ = ["Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
+
+_TYPICAL_SIZE = 64
+
+
+class Particulars(NamedTuple):
+    """The properties of a call that few calls have.
+
+    Attributes:
+        packed: T and B of a packed batch; None for padded sequences.
+        lengths: `Layout.HOST_LENGTHS` or `Layout.DEVICE_LENGTHS` where lengths are given.
+        projected: Whether x holds the first layer's input products.
+        memory_budget: The bytes that the call may take by prediction; None for no limit.
+        traced: Whether the call is an operator of a compiled graph.
+        empty: Whether every length is 0.
+    """
+
+    packed: tuple[int, int] | None = None
+    lengths: Layout | None = None
+    projected: bool = False
+    memory_budget: float | None = None
+    traced: bool = False
+    empty: bool = False
 
 
 class Plan(NamedTuple):
-    """How a call is computed.
+    """The way a call is computed.
 
     Attributes:
-        problem: What is to be computed.
-        kernel: Name of the chosen kernel.
-        straight: The kernel, where nothing has to be done around its passes while no autocast is on.
-        single_use: Whether a backward pass uses up what the forward pass kept.
-        recorded: The kernel's `recorded`, where it reads the layout as given, without lengths, no masks must be drawn
-            for it, and no CUDA graph is captured.
+        problem: The problem.
+        kernel: The name of the chosen kernel.
+        passes: The passes: those of the kernel itself where nothing has to be done around them.
+        records: Whether to ask for the recorded forward pass first: the kernel reads the layout, no lengths are given,
+            and no dropout masks must be drawn.
+        single_use: Whether a backward pass consumes what the forward pass kept.
     """
 
     problem: Problem
     kernel: str
-    straight: Kernel | None = None
-    single_use: bool = False
-    recorded: Callable[[Problem, Inputs], Result | None] | None = None
-
-
-def plan(
-    x: Tensor,
-    state: tuple[Tensor, Tensor] | None,
-    flat: tuple[Tensor, ...],
-    bidirectional: bool,
-    dropout: float,
-    needs_grad: bool,
-    kernel: str,
-    memory: str,
-    cell: Cell,
-    ragged: bool = False,
-) -> Plan:
-    """Return the plan of a call without lengths, or with such as `lie_beside` x; arguments and errors as of `prepare`.
-
-    Raises:
-        KernelRefused: The kernel that was named cannot run this call.
-    """
-    wanted = preference(kernel)
-    # Measuring depends on what was measured before: it has a memory of its own.
-    found = _plan if wanted.policy == "predict" else _plan.__wrapped__
-    try:
-        return found(
-            form_of(x),
-            None if state is None else (form_of(state[0]), form_of(state[1])),
-            tuple(map(form_of, flat)),
-            bidirectional,
-            dropout,
-            needs_grad,
-            x.is_cuda and x.dtype is torch.float32 and tf32_allowed(),
-            torch._C._get_cudnn_enabled(),
-            wanted,
-            memory,
-            state_of_capture() if x.is_cuda else "",
-            cell,
-            ragged,
-        )
-    except TypeError:  # an option that nothing can be looked up by
-        check_options(bidirectional, dropout, memory)
-        raise
+    passes: Passes
+    records: bool
+    single_use: bool
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(
+def plan_of(
     x: tuple,
     state: tuple[tuple, tuple] | None,
     weights: tuple[tuple, ...],
@@ -99,30 +86,178 @@ def _plan(
     memory: str,
     capture: str,
     cell: Cell,
-    ragged: bool = False,
+    autocast: bool,
+    transformed: bool,
+    particulars: Particulars,
 ) -> Plan:
+    """Return the plan of a call.
+
+    Args:
+        x: The form of the input.
+        state: The forms of the initial states, or None.
+        weights: The forms of the weights in torch's flat order.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        needs_grad: Whether a backward pass will follow.
+        allow_tf32: Whether PyTorch's settings allow TF32.
+        cudnn_enabled: Whether PyTorch's settings allow cuDNN.
+        wanted: The user's preference among kernels.
+        memory: "normal" or "lean".
+        capture: The state of CUDA graph capture, from `contract.capture.state`.
+        cell: The cell.
+        autocast: Whether autocast is enabled for any device.
+        transformed: Whether a transform of `torch.func` is active.
+        particulars: The properties that few calls have.
+
+    Raises:
+        ShapeError: A rank or size does not fit.
+        DtypeError: A dtype does not fit.
+        DeviceError: Tensors are on devices that do not go together.
+        ArgumentError: An option has a value that it cannot have.
+        KernelRefused: The kernel that was named cannot run this call.
+        OutOfMemoryPredicted: No kernel keeps to the memory budget.
+        TypeError: An option cannot be hashed.
+    """
+    packed, lengths, projected, memory_budget, traced, empty = particulars
+    if projected:
+        x = without_features(x, weights)
     problem = described(
-        x, state, weights, None, bidirectional, dropout, needs_grad, allow_tf32, False, memory, capture, cell
+        x, state, weights, packed, bidirectional, dropout, needs_grad, allow_tf32, traced, memory, capture, cell
     )
-    if ragged:
-        problem = with_lengths(problem, on_device=True, all_empty=False)
-    way = kernel_named(choose(problem, _numbers(x[2], cudnn_enabled), wanted).chosen or "")
-    straight = problem.layout in way.layouts and not capture
-    as_given = straight and (needs_grad or not problem.dropout) and not ragged
+    if lengths is not None:
+        problem = _with_lengths(problem, lengths, empty)
+    if projected:
+        problem = problem.replace(projected=True)
+    if transformed:
+        _check_transformable(wanted)
+        return Plan(problem, REFERENCE.name, PlainPyTorch(), records=True, single_use=False)
+    device = _without_cudnn_if_off(x[2], cudnn_enabled)
+    name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
+    chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
+    kernel = kernel_named(chosen or "")
+    reads_layout = problem.layout in kernel.layouts
+    elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
+    straight = reads_layout and not (autocast or capture or elsewhere)
+    records = reads_layout and lengths is None and (needs_grad or not problem.dropout)
     return Plan(
-        problem,
-        way.name,
-        way if straight else None,
-        way.single_use(problem),
-        way.recorded if as_given else None,
+        problem, kernel.name, kernel if straight else Guarded(kernel), records, single_use=kernel.single_use(problem)
     )
+
+
+def chosen_for_graph(problem: Problem, device: Device, kernel: str) -> str:
+    """Return the name of the kernel for a call in a compiled graph.
+
+    A graph serves every length and batch size from 2 up. The choice must be the same while the graph is traced and when
+    it runs, so it is made for sizes that do not depend on either.
+
+    Args:
+        problem: The problem.
+        device: The device.
+        kernel: The name of a kernel, or "auto".
+
+    Raises:
+        KernelRefused: The kernel that was named cannot run this problem.
+    """
+    time, batch = (
+        size if isinstance(size, int) and size < 2 else _TYPICAL_SIZE for size in (problem.time, problem.batch)
+    )
+    problem = problem.replace(time=time, batch=batch)
+    # "auto" is what was preferred while the graph was traced.
+    chosen = predicted(problem, device).chosen if kernel == AUTO else choose(problem, device, kernel).chosen
+    if chosen is None:
+        raise KernelRefused(kernel)
+    return chosen
 
 
 def probed(device: torch.device) -> Device:
-    """Return the device's numbers as choosing sees them: without cuDNN when the user switched it off."""
-    return _numbers(device, torch.backends.cudnn.enabled)
+    """Return the properties of a device as choosing sees them: without cuDNN where the user switched it off."""
+    return _without_cudnn_if_off(device, torch.backends.cudnn.enabled)
 
 
-def _numbers(device: torch.device, cudnn_enabled: bool) -> Device:
-    numbers = Device.probe(device)
-    return numbers.replace(cudnn_version=0) if numbers.cudnn_version and not cudnn_enabled else numbers
+def decision_of(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    weights: NestedWeights | Sequence[Tensor],
+    *,
+    lengths: Tensor | Sequence[int] | None = None,
+    batch_sizes: Tensor | None = None,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    kernel: str = AUTO,
+    memory: str = NORMAL,
+    by_pytorch: bool = False,
+    cell: Cell = LSTM(),  # noqa: B008  an immutable statement
+) -> Decision:
+    """Return the decision that `gatewise.functional.lstm` would make for these arguments here and now.
+
+    Autocast, grad mode, `use_kernel` and the environment count as they do in the call. Nothing is computed.
+
+    Args:
+        x: The input, as in the call.
+        state: The initial state, or None.
+        weights: The weights.
+        lengths: The lengths, or None.
+        batch_sizes: The batch sizes of a packed batch, or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers, as applied.
+        kernel: The name of a kernel, or "auto".
+        memory: "normal" or "lean".
+        by_pytorch: Whether PyTorch's layer makes the call, by its own rule.
+        cell: The cell.
+    """
+    flat = flattened(weights)
+    tensors = (x, *flat, *(state if state is not None else ()))
+    dtype = _autocast_dtype(x, by_pytorch)
+    forms = [(tensor.shape, dtype, tensor.device) for tensor in tensors]
+    count = 1 + len(flat)
+    packed = None
+    if batch_sizes is not None:
+        sizes = checked_batch_sizes(batch_sizes, len(x))
+        packed = len(sizes), int(sizes[0]) if len(sizes) else 0
+    problem = described(
+        forms[0],
+        tuple(forms[count:]) or None,
+        tuple(forms[1:count]),
+        packed,
+        bidirectional,
+        dropout,
+        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),
+        x.is_cuda and tf32_allowed(),
+        False,
+        memory,
+        state_of_capture() if x.is_cuda else "",
+        cell,
+    )
+    if lengths is not None:
+        found, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
+        layout = Layout.DEVICE_LENGTHS if found.is_cuda else Layout.HOST_LENGTHS
+        problem = _with_lengths(problem, layout, longest == 0)
+    device = probed(x.device)
+    return decide_as_pytorch(problem, device) if by_pytorch else decide(problem, device, kernel)
+
+
+# Equal calls get one `Problem` object, which makes looking up its decision fast.
+@functools.lru_cache(maxsize=4096)
+def _with_lengths(problem: Problem, layout: Layout, empty: bool) -> Problem:
+    return problem.replace(layout=layout, time=0 if empty else problem.time)
+
+
+def _without_cudnn_if_off(device: torch.device, cudnn_enabled: bool) -> Device:
+    found = Device.probe(device)
+    return found.replace(cudnn_version=0) if found.cudnn_version and not cudnn_enabled else found
+
+
+def _check_transformable(wanted: Preference) -> None:
+    if wanted.kernel not in (AUTO, REFERENCE.name):
+        expectation = f"{AUTO!r} or {REFERENCE.name!r} inside torch.func.grad, vmap and the like"
+        advice = "They see plain PyTorch operators only."
+        raise KernelRefused(sentence("kernel", expectation, repr(wanted.kernel), advice))
+
+
+def _autocast_dtype(x: Tensor, by_pytorch: bool) -> torch.dtype:
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return x.dtype
+    if by_pytorch:
+        # PyTorch's cuDNN call is in float16 under every autocast; on a CPU autocast does not reach it.
+        return torch.float16 if x.is_cuda else x.dtype
+    return torch.get_autocast_dtype(x.device.type)

@@ -83,8 +83,8 @@ class Seq2Seq(nn.Module):
         tied: The weights that share one matrix: ``"none"``; ``"target"`` for E_t and W_o; ``"all"`` for E_s too, which
             requires a joint vocabulary.
         label_smoothing: The fraction of the target distribution that is spread evenly over all tokens, in training.
-        kernel: The kernel of the LSTMs; ``"auto"`` lets gatewise choose. A decoder with input feeding is always
-            computed by `gatewise.feeding`.
+        kernel: The kernel of the LSTMs; ``"auto"`` lets gatewise choose. A decoder with input feeding has kernels of
+            its own, in `gatewise.feeding`, of which `gatewise.use_kernel` can name ``"eager"``.
         attention_kernel: The kernel of attention; ``"auto"`` lets gatewise choose.
         padding: The padding token, which is masked in the source and in the loss.
         device: The device of the parameters.

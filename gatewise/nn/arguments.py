@@ -36,11 +36,10 @@ def check_layer_options(
     check_memory(memory)
 
 
-def check_input(input: object) -> None:
-    """Check that the input is a tensor."""
-    if not isinstance(input, Tensor):
-        advice = "torch.as_tensor makes one of an array or a list."
-        raise ArgumentError(sentence("input", "a tensor", type(input).__name__, advice))
+def refuse_input(input: object) -> NoReturn:
+    """Raise the error for an input that is not a tensor."""
+    advice = "torch.as_tensor makes one of an array or a list."
+    raise ArgumentError(sentence("input", "a tensor", type(input).__name__, advice))
 
 
 def check_pair(hx: object) -> None:
@@ -75,8 +74,8 @@ def check_step(
         ShapeError: A rank or size does not fit.
         DtypeError: The dtype of the input differs from that of the parameters.
     """
-    check_input(x)
-    assert isinstance(x, Tensor)
+    if not isinstance(x, Tensor):
+        refuse_input(x)
     shape = x.shape
     if len(shape) not in (1, 2):
         expectation = "[B, I], or [I] without a batch"

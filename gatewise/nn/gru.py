@@ -12,13 +12,13 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.cells import GRU as CELL
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.lstm import call
+from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import (
-    check_input,
     check_layer_options,
     check_sizes,
     check_state,
     check_step,
+    refuse_input,
     refuse_script,
 )
 from gatewise.nn.flat_weights import flatten
@@ -135,7 +135,8 @@ class GRU(nn.RNNBase):
         if isinstance(input, PackedSequence):
             packed, (h_n,) = run_packed(self._run, input, states, lengths, "[L*D, B, H]")
             return packed, h_n
-        check_input(input)
+        if not isinstance(input, Tensor):
+            refuse_input(input)
         if input.dim() == 2:
             y, (h_n,) = run_one(self._run, input, states, lengths, "[L*D, H]")
             return y, h_n
@@ -161,7 +162,7 @@ class GRU(nn.RNNBase):
                 raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
             state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        y, (h_n, _) = call(
+        y, h_n, _ = recurrent(
             x,
             state,
             tuple([getattr(self, name) for name in self._flat_weights_names]),

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.lstm import call
+from gatewise.functional.differentiable import recurrent
 from gatewise.nn import init
-from gatewise.nn.arguments import check_input, check_layer_options, check_pair, check_sizes, refuse_script
+from gatewise.nn.arguments import check_layer_options, check_pair, check_sizes, refuse_input, refuse_script
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed
 
@@ -146,7 +146,8 @@ class LSTM(nn.Module):
         if isinstance(input, PackedSequence):
             packed, (h_n, c_n) = run_packed(self._run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]")
             return packed, (h_n, c_n)
-        check_input(input)
+        if not isinstance(input, Tensor):
+            refuse_input(input)
         rank = input.dim()
         if rank == 2:
             y, (h_n, c_n) = run_one(self._run, input, hx, lengths, "[L*D, R] and [L*D, H]")
@@ -171,13 +172,13 @@ class LSTM(nn.Module):
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         found = self._parameters
         try:
-            weights = [found[name] for name in self._flat_names]
+            weights = tuple(map(found.__getitem__, self._flat_names))
         except KeyError:
-            weights = [getattr(self, name) for name in self._flat_names]
-        y, (h_n, c_n) = call(
+            weights = tuple([getattr(self, name) for name in self._flat_names])
+        y, h_n, c_n = recurrent(
             x,
             state,  # type: ignore[arg-type] - a pair
-            tuple(weights),  # pyright: ignore[reportArgumentType] - none of these parameters is None
+            weights,  # pyright: ignore[reportArgumentType] - none of these parameters is None
             lengths=lengths,
             batch_sizes=batch_sizes,
             bidirectional=self.bidirectional,

@@ -20,7 +20,7 @@ from gatewise.cells import LSTM as LSTM_CELL
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.inspection import decision_of, kernels_among
+from gatewise.functional.plan import decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from gatewise.contract.decision import Decision
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recomputation:
@@ -33,6 +35,7 @@ class Way:
         forward_scratch: The additional workspace in bytes of the forward pass.
         backward_scratch: The additional workspace in bytes of the backward pass, gradients of activations included.
         recomputation: The work that is repeated in the backward pass; None if there is none.
+        decision: The choice of the kernel of a decoder with input feeding; None for the other parts.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Way:
     forward_scratch: int = 0
     backward_scratch: int = 0
     recomputation: Recomputation | None = None
+    decision: Decision | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

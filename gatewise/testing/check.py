@@ -14,7 +14,7 @@ from gatewise.contract.errors import ArgumentError
 from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.functional.ragged import conversion
+from gatewise.functional.packing import conversion
 from gatewise.testing.budgets import budgets, named, relative_error
 from gatewise.testing.cases import make_gradients, make_inputs
 from gatewise.testing.oracle import oracle

@@ -34,6 +34,26 @@ def test_it_fits_80_columns_and_names_every_part(gatewise, gpu, options):
     assert "reference" in answer.out
 
 
+@pytest.mark.parametrize(("gpu", "chosen", "other"), [("h200", "fused", "eager"), ("cpu", "eager", "fused")])
+def test_it_says_which_kernel_computes_a_decoder_with_input_feeding(gatewise, gpu, chosen, other, monkeypatch):
+    out = gatewise(*IWSLT, "--gpu", gpu).out
+    assert "problem  decoder with input feeding, T 50, S 50, B 128, H 512" in out
+    assert re.search(rf"^chosen   {chosen} \(", out, re.MULTILINE)
+    assert re.search(rf"^\* {chosen} +accepted", out, re.MULTILINE)
+    assert re.search(rf"^  {other} +(accepted|refused)", out, re.MULTILINE)
+    assert "decoder with input feeding" not in gatewise(*IWSLT, "--gpu", gpu, "--no-input-feeding").out
+
+
+def test_a_named_kernel_that_computes_no_decoder_is_refused_with_the_decision(gatewise, monkeypatch):
+    monkeypatch.setenv("GATEWISE_KERNEL", "persistent")
+    answer = gatewise(*IWSLT, "--gpu", "h200")
+    assert answer.status == 1
+    error = " ".join(answer.err.split())
+    assert "decoder with input feeding, T 50, S 50, B 128, H 512" in error
+    assert "chosen none ('persistent' was named by GATEWISE_KERNEL and computes no decoder with input feeding)" in error
+    assert gatewise(*IWSLT, "--gpu", "h200", "--no-input-feeding").status == 0
+
+
 def test_without_options_it_explains_the_default_model(gatewise):
     answer = gatewise("explain", "nmt", "--gpu", "cpu")
     assert answer.status == 0

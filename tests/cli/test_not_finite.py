@@ -27,8 +27,8 @@ from tests.programs import together
 @pytest.fixture(autouse=True)
 def plans():
     """Clear the cached plans of calls, which may refer to a kernel that a test has replaced."""
-    yield plan._plan.cache_clear()
-    plan._plan.cache_clear()
+    yield plan.plan_of.cache_clear()
+    plan.plan_of.cache_clear()
 
 
 def broken(monkeypatch, is_bad):
@@ -128,7 +128,7 @@ def test_a_fault_in_validation_is_recorded_too(gatewise, small, monkeypatch, tmp
 
 def test_a_test_loss_that_is_not_finite_is_an_error(gatewise, small, monkeypatch, tmp_path):
     assert gatewise("train", "lm", *small, "--output", "run", "--kernel", "aten").status == 0
-    plan._plan.cache_clear()
+    plan.plan_of.cache_clear()
     broken(monkeypatch, lambda problem, x: not problem.needs_grad)
     answer = gatewise("train", "lm", "--output", "run", "--resume")
     assert answer.status == 1
@@ -245,7 +245,7 @@ def test_a_report_of_the_run_is_replaced_and_cleared_and_one_of_somebody_else_st
         fault.write_bytes(b"an earlier report")
         assert gatewise("train", "lm", "--output", "run", "--resume").status == 1
         assert read_tensors(fault, STEP)[1]["what"] == what
-    plan._plan.cache_clear()
+    plan.plan_of.cache_clear()
     assert gatewise(*words, "--overwrite").status == 0
     assert not fault.exists()
     Path("other").mkdir()

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from emulation import emulate
 
-from gatewise.feeding import backward_loop, decoder, elementwise_kernels, fused_attention
+from gatewise.feeding import backward_loop, elementwise_kernels, fused_attention, kernel
 
 
 class ElementwiseKernelsOnCpu(elementwise_kernels.ElementwiseKernels):
@@ -31,13 +31,13 @@ def compiler():
 
 @pytest.fixture
 def launches_on_cpu(monkeypatch, compiler):
-    def parts_for(options, inputs):
+    def parts(self, options, inputs):
         found = inputs.embedded
         return ElementwiseKernelsOnCpu(
             inputs.batch, inputs.units, inputs.query_size, found.dtype, options.halves, found.device
         )
 
-    monkeypatch.setattr(decoder, "parts_for", parts_for)
+    monkeypatch.setattr(type(kernel.eager), "parts", parts)
     # Products are cut as on a GPU, too.
     monkeypatch.setattr(backward_loop, "_planes", lambda inputs, depth: 4 if depth % 4 == 0 else 1)
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gatewise import attention
 from gatewise.contract.errors import ArgumentError, KernelRefused, ModifiedInPlace
-from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, decoder
+from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, kernel
 from gatewise.feeding.elementwise import Plain
 from tests.pairwise import pairwise
 
@@ -170,7 +170,7 @@ OPTIONS = {}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True
     ("options", "recompute", "parts"), pairwise(OPTIONS, [False, True], PARTS), indirect=["parts"], ids=str
 )
 def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monkeypatch):
-    monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: True)
+    monkeypatch.setattr(type(kernel.eager), "halves", lambda *_: True)
     call, exact = Call(torch.float32, **options), Call(torch.float64, **options)
     with torch.no_grad():  # gradients far below and above what float16 can tell apart
         call.dy *= torch.tensor([1e-9, 1.0, 1e4, 1e-20, 0.0])[:, None]
@@ -254,7 +254,7 @@ def test_without_a_gpu_the_parts_are_plain_torch():
 
     call = Call()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "Plain", Seen)
+        patch.setattr(kernel, "Plain", Seen)
         call.run()
     assert len(seen) == 2 * 7
 

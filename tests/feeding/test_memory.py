@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 
 import pytest
@@ -24,7 +23,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_call_keeps_what_is_stated(options, recompute, kernel):
     call, given = Call(torch.float32, **options), SIZES | options
-    sizes = feeding.Sizes(
+    sizes = feeding.Problem(
         given["time"],
         given["source"],
         given["batch"],
@@ -37,7 +36,8 @@ def test_the_call_keeps_what_is_stated(options, recompute, kernel):
         dropout="dropout" in given,
         layer_dropout="layer_dropout" in given,
     )
-    stated = feeding.kept(sizes, Device.probe("cpu"), recompute=recompute, attention_kernel=kernel)
+    problem = sizes.replace(recompute=recompute, attention_kernel=kernel)
+    stated = feeding.kept(problem, Device.probe("cpu"))
     outputs = call.run(recompute=recompute, attention_kernel=kernel)
     _, inputs, kept, _ = outputs.grad_fn.call
     masks = [each.mask for each in (inputs.dropout, *inputs.between) if each is not None]
@@ -83,9 +83,9 @@ def test_nothing_outlives_outputs_that_are_dropped():
 
 
 def test_on_a_gpu_operands_in_float16_take_half():
-    sizes = feeding.Sizes(50, 50, 128, 512, 2, 512, 512, 512)
+    sizes = feeding.Problem(50, 50, 128, 512, 2, 512, 512, 512)
     device = Device.named("h200")
-    exact, rounded = (feeding.kept(dataclasses.replace(sizes, allow_tf32=allowed), device) for allowed in (False, True))
+    exact, rounded = (feeding.kept(sizes.replace(allow_tf32=allowed), device) for allowed in (False, True))
     assert [each.dtype for each in rounded["operands"]] == [torch.float16] * 2
     assert sum(each.nbytes for each in exact["operands"]) == 2 * sum(each.nbytes for each in rounded["operands"])
     assert exact["outputs"] == exact["source"] == ()

@@ -1,9 +1,12 @@
 """The decoder's loop on a GPU: the launches, in every dtype, eagerly and in a CUDA graph."""
 
+import types
+
 import pytest
 import torch
 from test_decoder import CASES, Call, compare
 
+from gatewise.contract.device import Device
 from gatewise.feeding import decoder, elementwise_kernels, fused_attention
 from gatewise.training.precision import arithmetic
 
@@ -94,14 +97,14 @@ def test_rounded_products_err_as_the_plain_program_does(precision, dropout, reco
 
 
 def test_operands_are_float16_only_where_products_may_be_rounded():
-    weights = on_gpu(Call(torch.float32, **LARGE)).weights
-    device = torch.device("cuda", 0)
+    def halves(dtype):
+        options, *_ = on_gpu(Call(dtype, **LARGE)).run().grad_fn.call
+        return options.halves
+
     with arithmetic("tf32"):
-        assert decoder.stored_in_halves(device, torch.float32, weights)
-        assert not decoder.stored_in_halves(device, torch.bfloat16, weights)
-        assert not decoder.stored_in_halves(device, torch.float64, weights)
+        assert [halves(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)] == [True, False, False]
     with arithmetic("float32"):
-        assert not decoder.stored_in_halves(device, torch.float32, weights)
+        assert not halves(torch.float32)
 
 
 def test_a_replayed_graph_computes_what_launches_do():
@@ -121,6 +124,7 @@ def test_a_replayed_graph_computes_what_launches_do():
 def test_a_device_without_compiler_computes_in_plain_torch(monkeypatch):
     call = on_gpu(Call(torch.float64, **LARGE))
     wanted = call.results(call.run())
-    monkeypatch.setattr(elementwise_kernels, "available", lambda device: False)
+    bare = Device.probe(call.embedded.device).replace(compiles=False)
+    monkeypatch.setattr(decoder, "Device", types.SimpleNamespace(probe=lambda device: bare))
     monkeypatch.setattr(elementwise_kernels.ElementwiseKernels, "_launch", lambda *_: pytest.fail("launched"))
     compare(call.results(call.run()), wanted, 1e-9, 1e-10)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gatewise import functional
-from gatewise.functional.plan import _plan
+from gatewise.functional.plan import plan_of
 from gatewise.kernels.eager import eager
 
 
@@ -93,8 +93,8 @@ def test_what_is_kept_survives_a_walk_that_another_one_follows(request, monkeypa
     monkeypatch.setattr(type(eager), "single_use", lambda self, problem: True)
     monkeypatch.setattr(type(eager), "forward", lambda *arguments: forwards.append(1) or run(*arguments))
     monkeypatch.setattr(type(eager), "backward", backward)
-    request.addfinalizer(_plan.cache_clear)
-    _plan.cache_clear()
+    request.addfinalizer(plan_of.cache_clear)
+    plan_of.cache_clear()
     call, inputs = make("eager")
     loss = call(*inputs)[0].square().sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)

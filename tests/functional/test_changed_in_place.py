@@ -9,7 +9,7 @@ import torch
 import gatewise
 from gatewise import functional
 from gatewise.contract.errors import GatewiseError, ModifiedInPlace
-from gatewise.functional.portable import rebuild, take_apart
+from gatewise.functional.serialization import rebuild, take_apart
 
 KERNELS = [
     pytest.param("eager", "cpu", torch.float64, id="eager"),

@@ -6,7 +6,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from gatewise.cells import GRU
 from gatewise.contract.errors import KernelRefused
-from gatewise.functional.lstm import call
+from gatewise.functional.differentiable import recurrent
 
 TIME, BATCH, INPUT, HIDDEN = 6, 3, 4, 5
 FORMS = [
@@ -30,7 +30,7 @@ def ours(module, x, h0, kernel="auto", **options):
     weights = tuple(module.parameters())
     given = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "memory": "normal"} | options
     state = None if h0 is None else (h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0))
-    y, (h_n, c_n) = call(x, state, weights, bidirectional=module.bidirectional, kernel=kernel, cell=GRU(), **given)
+    y, h_n, c_n = recurrent(x, state, weights, bidirectional=module.bidirectional, kernel=kernel, cell=GRU(), **given)
     assert c_n.shape == (*h_n.shape[:2], 0)
     return y, h_n
 
@@ -123,7 +123,7 @@ def test_compiled():
     options = {"lengths": None, "batch_sizes": None, "bidirectional": False, "dropout": 0.0, "cell": GRU()}
 
     def run(x, h0, states, *weights):
-        y, (h_n, _) = call(x, (h0, states), weights, kernel="auto", memory="normal", **options)
+        y, h_n, _ = recurrent(x, (h0, states), weights, kernel="auto", memory="normal", **options)
         return y, h_n
 
     found = torch.compile(run, backend="aot_eager", fullgraph=True)(x, h0, states, *weights)
@@ -138,7 +138,7 @@ def test_transforms_of_functions():
 
     def loss(x):
         state = h0.detach(), h0.new_zeros(1, BATCH, 0)
-        y, _ = call(
+        y, *_ = recurrent(
             x, state, weights, lengths=None, batch_sizes=None, bidirectional=False, dropout=0.0, kernel="auto",
             memory="normal", cell=GRU(),
         )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise import functional, use_kernel
-from gatewise.functional._ops import lstm_backward, lstm_forward
+from gatewise.functional.operators import lstm_backward, lstm_forward
 
 CASES = [
     {},

@@ -9,7 +9,7 @@ from gatewise import functional
 from gatewise.cells import GRU, LSTM
 from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
-from gatewise.functional.validate import prepare
+from gatewise.functional.execution import prepare
 from gatewise.kernels.cudnn import cudnn
 
 pytestmark = pytest.mark.gpu
@@ -70,8 +70,9 @@ def test_a_state_may_have_any_strides(dropout, cell):
 def test_flat_weights_are_seen_and_read_in_place(cell, form):
     _, ours, x = make(form, cell=cell)
     flat = tuple(ours.parameters())
-    options = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "needs_grad": False, "cell": CELLS[cell]}
-    problem, inputs = prepare(x.detach(), None, flat, bidirectional=form.get("bidirectional", False), **options)
+    options = None, None, form.get("bidirectional", False), 0.0, False, "cudnn", "normal", CELLS[cell]
+    plan, inputs = prepare(x.detach(), None, flat, *options)
+    problem = plan.problem
     assert in_one_buffer(flat, problem.weights_per_direction)
     with torch.no_grad():
         from_buffer = cudnn.forward(problem, inputs)

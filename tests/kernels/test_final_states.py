@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.contract.saved import Needs, Saved
-from gatewise.functional.explicit import forward_on, run_backward
+from gatewise.contract.saved import Needs
+from gatewise.functional.passes import Guarded
 
 
 def flat(found):
@@ -19,13 +19,13 @@ def test_backward_without_them(kernel, case, device, admitted):
     gradients = testing.make_gradients(problem, inputs)
 
     def backward(overwritten):
-        result = forward_on(kernel.name, problem, inputs)
+        result = Guarded(kernel).forward(problem, inputs)
         y = result.y.clone()
         if overwritten:
             result.h_n.fill_(torch.nan)
             result.c_n.fill_(torch.nan)
         torch.testing.assert_close(result.y, y, rtol=0, atol=0)
-        return flat(run_backward(Saved(kernel.name, problem, inputs, result), gradients, Needs(), kernel.name))
+        return flat(Guarded(kernel).backward(problem, inputs, result, gradients, Needs()))
 
     for found, expected in zip(backward(True), backward(False), strict=True):
         torch.testing.assert_close(found, expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gatewise.functional._ops import _unaliased
+from gatewise.functional.operators import _unaliased
 from gatewise.nn import LSTM
 
 

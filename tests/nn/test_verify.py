@@ -11,7 +11,7 @@ import gatewise
 from gatewise import testing
 from gatewise.cells import SHIPPED
 from gatewise.contract.problem import Problem
-from gatewise.functional import inspection
+from gatewise.functional import plan
 from gatewise.kernels import ALL
 from gatewise.nn import Verification, verify
 
@@ -133,12 +133,12 @@ def test_autocast_counts(x):
 
 
 def test_a_falsified_decision_is_found_out(x, monkeypatch):
-    real = inspection.decide
+    real = plan.decide
 
     def falsified(problem, device, kernel):
         return real(problem, device, "eager" if real(problem, device, kernel).chosen == "aten" else "aten")
 
-    monkeypatch.setattr(inspection, "decide", falsified)
+    monkeypatch.setattr(plan, "decide", falsified)
     with pytest.raises(gatewise.UnexpectedKernel) as raised:
         verify(Tagger(), x)
     message = str(raised.value)
@@ -159,7 +159,7 @@ def test_a_silent_fall_back_is_found_out(x, monkeypatch):
 
 
 def test_only_the_backward_pass_may_be_wrong(x, monkeypatch):
-    traces = inspection.kernels_among
+    traces = plan.kernels_among
     monkeypatch.setattr(
         "gatewise.nn.verification.kernels_among",
         lambda names, backward: {"eager": ("a trace",)} if backward else traces(names, backward=False),
@@ -259,8 +259,8 @@ def test_pytorchs_own_layer_on_a_gpu(kind):
 
 @pytest.mark.gpu
 def test_a_falsified_decision_is_found_out_on_a_gpu(monkeypatch):
-    real = inspection.decide
+    real = plan.decide
     layer = gatewise.LSTM(64, 256, device="cuda", dtype=torch.bfloat16, kernel="eager")
-    monkeypatch.setattr(inspection, "decide", lambda problem, device, kernel: real(problem, device, "cudnn"))
+    monkeypatch.setattr(plan, "decide", lambda problem, device, kernel: real(problem, device, "cudnn"))
     with pytest.raises(gatewise.UnexpectedKernel, match=r"decided to run cudnn: forward ran eager"):
         verify(layer, torch.randn(6, 8, 64, device="cuda", dtype=torch.bfloat16))

@@ -5,14 +5,17 @@ import json
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import gatewise
 from gatewise.cells import LSTM
 from gatewise.contract import capture
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.functional import plan, validate
-from gatewise.selection import autotune, decide, predicted, use_kernel
+from gatewise.functional import execution, plan
+from gatewise.functional.passes import Guarded
+from gatewise.functional.weights import form_of
+from gatewise.selection import autotune, decide, kernel_named, predicted, use_kernel
 from gatewise.training.graph import WARMUPS, ReplayedStep
 
 H200 = Device.named("h200")
@@ -90,22 +93,29 @@ def test_named_devices_are_not_captured_unless_said():
 
 
 def test_plans_of_both_kinds_are_kept_apart():
-    forms = plan.form_of(torch.zeros(5, 2, 4)), None, tuple(map(plan.form_of, gatewise.LSTM(4, 8).parameters()))
+    forms = form_of(torch.zeros(5, 2, 4)), None, tuple(map(form_of, gatewise.LSTM(4, 8).parameters()))
     options = (False, 0.0, True, False, True, gatewise.selection.preference(), "normal")
-    found = [plan._plan(*forms, *options, state, LSTM()) for state in ("", "noticed", "announced")]
+    found = [
+        plan.plan_of(*forms, *options, state, LSTM(), False, False, plan.Particulars())
+        for state in ("", "noticed", "announced")
+    ]
     assert [own.problem.captured for own in found] == [False, True, True]
     assert [own.problem.announced for own in found] == [False, False, True]
     # In PyTorch's own graph of operators, a library could not be initialised during the capture.
-    assert found[0].recorded is not None
-    assert found[1].recorded is None
+    aten = kernel_named("aten")
+    assert [own.passes for own in found] == [aten, Guarded(aten), Guarded(aten)]
 
 
 def test_compiled_calls_have_one_choice(monkeypatch):
-    monkeypatch.setattr(validate, "state_of_capture", lambda: pytest.fail("asked"))
-    weights = tuple(gatewise.LSTM(4, 8).parameters())
-    options = {"lengths": None, "batch_sizes": None, "bidirectional": False, "dropout": 0.0, "needs_grad": True}
-    problem, _ = validate.prepare(torch.zeros(5, 2, 4), None, weights, **options, traced=True)
-    assert not problem.captured
+    monkeypatch.setattr(execution, "state_of_capture", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(plan.Device, "probe", lambda device: H200)
+    with FakeTensorMode():
+        x, *weights = (torch.empty(shape, device="cuda") for shape in ((5, 2, 4), (32, 4), (32, 8), (32,), (32,)))
+        options = None, None, False, 0.0, True, "eager", "normal", LSTM()
+        found, _ = execution.prepare(x, None, tuple(weights), *options, plan.Particulars(traced=True))
+        assert not found.problem.captured
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            execution.prepare(x, None, tuple(weights), *options)
 
 
 def test_nothing_is_measured_during_a_capture(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.functional import plan
+from gatewise.cells import LSTM
+from gatewise.functional.execution import prepare
 from gatewise.selection.timing import captured
 
 pytestmark = pytest.mark.gpu
@@ -54,9 +55,9 @@ def test_a_kernel_may_run_for_the_first_time_inside_a_capture(before, within):
 
 
 def chosen(module, x):
-    """Return the kernel of the plan for a call."""
-    state, weights = None, tuple(module.parameters())
-    return plan.plan(x, state, weights, module.bidirectional, 0.0, True, "auto", "normal")
+    """Return the plan for a call."""
+    weights = tuple(module.parameters())
+    return prepare(x, None, weights, None, None, module.bidirectional, 0.0, True, "auto", "normal", LSTM())[0]
 
 
 def test_a_capture_is_noticed_and_warm_up_calls_may_announce_it():

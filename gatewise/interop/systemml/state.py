@@ -12,7 +12,7 @@ import torch
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.saved import Saved
 from gatewise.files import write_bytes
-from gatewise.functional.portable import rebuild, take_apart
+from gatewise.functional.serialization import rebuild, take_apart
 from gatewise.interop.systemml.arguments import Sizes
 
 _HEADER, _KIND = "gatewise", "state of systemml.lstm"

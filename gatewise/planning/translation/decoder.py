@@ -30,10 +30,10 @@ def decoder(setting: Setting) -> Part:
     return Part("decoder", (usual, lean), parameter_bytes(model.decoder))
 
 
-def sizes_of(setting: Setting) -> feeding.Sizes:
+def sizes_of(setting: Setting) -> feeding.Problem:
     """Return the sizes of the decoder's call with input feeding."""
     model, shape = setting.model, setting.shape
-    return feeding.Sizes(
+    return feeding.Problem(
         time=shape.target,
         source=shape.source,
         batch=shape.batch,
@@ -59,7 +59,8 @@ def kept_bytes(setting: Setting, kernel: str, *, of_attention: bool, recompute: 
         of_attention: Whether to count the tensors of attention; otherwise those of the layers.
         recompute: Whether gates are recomputed.
     """
-    found = feeding.kept(sizes_of(setting), setting.device, recompute=recompute, attention_kernel=kernel)
+    problem = sizes_of(setting).replace(recompute=recompute, attention_kernel=kernel)
+    found = feeding.kept(problem, setting.device)
     return sum(
         spec.nbytes for name, specs in found.items() if (name in _OF_ATTENTION) == of_attention for spec in specs
     )
@@ -67,9 +68,9 @@ def kept_bytes(setting: Setting, kernel: str, *, of_attention: bool, recompute: 
 
 def _way(setting: Setting, *, recompute: bool) -> Way:
     model, rows = setting.model, setting.shape.target * setting.shape.batch
-    sizes, element = sizes_of(setting), setting.dtype.itemsize
+    sizes, element = sizes_of(setting).replace(recompute=recompute), setting.dtype.itemsize
     embedded = rows * model.target_embedding.embedding_dim
-    workspace = feeding.workspace_bytes(sizes, recompute=recompute)
+    workspace = feeding.workspace_bytes(sizes)
     copies = _copied_bytes(setting) if not recompute else _copied_bytes(setting) // 6
     return Way(
         AGAIN if recompute else KEPT,
@@ -80,6 +81,7 @@ def _way(setting: Setting, *, recompute: bool) -> Way:
         forward_scratch=workspace,
         # The gradients of the outputs and of the embeddings.
         backward_scratch=workspace + copies + (rows * model.hidden_size + embedded) * element,
+        decision=feeding.decide(sizes, setting.pace),
     )
 
 

@@ -14,7 +14,7 @@ from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.functional import _autograd, explicit, plan
+from gatewise.functional import execution, plan
 from gatewise.kernels.persistent import operands, products, whole
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
@@ -262,8 +262,8 @@ def steps_of_python(call):
 
 def test_a_replayed_call_takes_few_steps_of_python(request, monkeypatch):
     # Each costs up to two microseconds where caches are cold, which they are for every other call of a training loop.
-    request.addfinalizer(plan._plan.cache_clear)
-    plan._plan.cache_clear()
+    request.addfinalizer(plan.plan_of.cache_clear)
+    plan.plan_of.cache_clear()
     monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
     lstm = gatewise.LSTM(6, 5, 2, dtype=torch.float64)
     x = torch.randn(4, 3, 6, dtype=torch.float64, requires_grad=True)
@@ -292,12 +292,11 @@ def test_a_replayed_call_takes_few_steps_of_python(request, monkeypatch):
 
 
 def test_a_second_backward_pass_of_what_was_used_up_repeats_the_forward_pass(request, monkeypatch):
-    request.addfinalizer(plan._plan.cache_clear)
-    plan._plan.cache_clear()
-    for module in (plan, explicit):
-        monkeypatch.setattr(module, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
+    request.addfinalizer(plan.plan_of.cache_clear)
+    plan.plan_of.cache_clear()
+    monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
     monkeypatch.setattr(type(persistent), "single_use", lambda self, problem: True)
-    monkeypatch.setattr(_autograd, "_graph_is_kept", lambda: False)  # as where PyTorch does not tell
+    monkeypatch.setattr(execution, "_graph_is_kept", lambda: False)  # as where PyTorch does not tell
     passes, forward = [], whole.forward
     monkeypatch.setattr(whole, "forward", lambda *arguments: passes.append(1) or forward(*arguments))
     lstm = gatewise.LSTM(6, 5, dtype=torch.float64)

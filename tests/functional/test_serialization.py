@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gatewise import functional
-from gatewise.functional.portable import rebuild, take_apart
+from gatewise.functional.serialization import rebuild, take_apart
 from gatewise.kernels.aten import aten
 from gatewise.kernels.eager import eager
 

@@ -1,7 +1,7 @@
-"""The call as registered operators: the boundary that torch.compile and torch.export see.
+"""The registered operators, which stand for a call in the graphs of `torch.compile` and `torch.export`.
 
-Each operator has a fake implementation, which knows only shapes. What a kernel keeps for backward crosses the boundary
-as tensors, after the dropout masks.
+Each operator has a fake implementation, which computes shapes only. The results of an operator are tensors, so what a
+kernel keeps for the backward pass is returned as tensors too, after the dropout masks.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ from torch import Tensor
 
 from gatewise.cells import Cell, cell_named
 from gatewise.contract.device import tf32_allowed
-from gatewise.contract.errors import KernelRefused
 from gatewise.contract.problem import LEAN, Layout, Problem
-from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Saved
-from gatewise.functional.arguments import check_options
-from gatewise.functional.explicit import State, run, run_backward
+from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
+from gatewise.functional.arguments import check_input, check_options, check_tensors
+from gatewise.functional.execution import prepare
 from gatewise.functional.lengths import as_tensor
-from gatewise.functional.plan import probed
-from gatewise.functional.signature import Signature, traced_signature
-from gatewise.functional.validate import check_input, prepare, with_masks
-from gatewise.selection import AUTO, choose, kernel_named, predicted, preference
-
-_TYPICAL_SIZE = 64
+from gatewise.functional.passes import with_masks
+from gatewise.functional.plan import Particulars, Plan, chosen_for_graph, probed
+from gatewise.functional.weights import Structure, structure_while_traced
+from gatewise.selection import kernel_named, preference
 
 
-def traced_lstm(
+def traced(
     x: Tensor,
     state: tuple[Tensor, Tensor] | None,
     flat: tuple[Tensor, ...],
@@ -39,13 +36,13 @@ def traced_lstm(
     kernel: str,
     memory: str,
     cell: Cell,
-) -> tuple[Tensor, State]:
-    """Make the call through the registered operators; the kernel is fixed while the graph is being built."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the call into the graph as an operator; the user's preference among kernels is read while it is traced."""
     check_options(bidirectional, dropout, memory)
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
     if state is None:
-        found = traced_signature(flat, bidirectional, len(cell.gates))
+        found = structure_while_traced(flat, bidirectional, len(cell.gates))
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
         c0 = x.new_zeros(rows, batch, len(cell.states) * found.hidden_size)
@@ -55,7 +52,7 @@ def traced_lstm(
     y, h_n, c_n, _ = lstm_forward(
         x, h0, c0, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory, cell.name
     )
-    return y, State(h_n, c_n)
+    return y, h_n, c_n
 
 
 def _preferred(kernel: str) -> str:
@@ -83,10 +80,10 @@ def lstm_forward(
     cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
-    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, memory, cell
-    problem, inputs = _prepared(x, h0, c0, weights, *options)
-    inputs = with_masks(problem, inputs)
-    result = run(problem, inputs, _chosen(problem, x.device, kernel)).result
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
+    plan, inputs = _prepared(x, h0, c0, weights, *options)
+    inputs = with_masks(plan.problem, inputs)
+    result = plan.passes.forward(plan.problem, inputs)
     kept = [*inputs.masks, *result.kept] if needs_grad else []
     found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes])
     return found[0], found[1], found[2], found[3:]
@@ -108,7 +105,7 @@ def _lstm_forward_fake(
     cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     stated = cell_named(cell)
-    found = traced_signature(weights, bidirectional, len(stated.gates))
+    found = structure_while_traced(weights, bidirectional, len(stated.gates))
     if batch_sizes is None:
         check_input(x, found, packed=False)
     dropped = dropout if found.num_layers > 1 else 0.0
@@ -116,10 +113,11 @@ def _lstm_forward_fake(
     kept: list[Tensor] = []
     if needs_grad and x.device.type != "meta":
         problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated)
-        name = _chosen(problem, x.device, kernel)
+        device = probed(x.device)
+        name = chosen_for_graph(problem, device, kernel)
         masks = found.num_layers - 1 if dropped else 0
         kept = [x.new_empty(output, dtype=torch.bool) for _ in range(masks)]
-        for spec in kernel_named(name).kept(problem, probed(x.device)):
+        for spec in kernel_named(name).kept(problem, device):
             shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
             kept.append(x.new_empty(shape, dtype=spec.dtype))
     return x.new_empty(output), torch.empty_like(h0), torch.empty_like(c0), kept
@@ -145,13 +143,13 @@ def lstm_backward(
     cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the backward pass of the kernel that `lstm_forward` chose."""
-    problem, inputs = _prepared(x, h0, c0, weights, lengths, batch_sizes, bidirectional, 0.0, True, memory, cell)
-    problem = problem.replace(dropout=dropout if problem.num_layers > 1 else 0.0)
-    masks = problem.num_layers - 1 if problem.dropout else 0
+    options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell
+    plan, inputs = _prepared(x, h0, c0, weights, *options)
+    masks = plan.problem.num_layers - 1 if plan.problem.dropout else 0
     inputs = inputs._replace(masks=tuple(kept[:masks]))
-    name = _chosen(problem, x.device, kernel)
-    saved = Saved(name, problem, inputs, Result(y, h0, c0, tuple(kept[masks:])))  # final states are not read
-    found = run_backward(saved, OutputGradients(dy, dh, dc), Needs(), name)
+    # The initial states stand in the place of the final ones, which no backward pass reads.
+    result = Result(y, h0, c0, tuple(kept[masks:]))
+    found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())
     given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept]
     dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
     return dx, dh0, dc0, dweights
@@ -178,7 +176,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     if not needs_grad:
         return
     ctx.set_materialize_grads(False)
-    # On a CPU y is the caller's to change in place, as in `_autograd`.
+    # On a CPU y is the caller's to change in place, as in `execution`.
     ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y if y.is_cuda else y.clone(), *weights, *kept)
     ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory, cell)
 
@@ -194,8 +192,9 @@ lstm_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
-    # An operator's results may share no storage with its arguments or with each other. Kernels lay several of them into
-    # one; both biases have one gradient; an empty sequence hands its state through, and its state's gradient.
+    # The results of an operator may share no storage with its arguments or with each other. Kernels return several in
+    # one storage; both biases have one gradient; for an empty sequence the final state is the initial one, and so are
+    # their gradients.
     seen = {tensor.untyped_storage()._cdata for tensor in given if tensor is not None}
     apart: list[Tensor] = []
     for tensor in found:
@@ -203,7 +202,7 @@ def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -
             raise RuntimeError("a kernel left out a gradient that was asked for")
         if tensor.untyped_storage()._cdata in seen:
             tensor = tensor.clone()
-        # Callers change results in place, which autograd allows of no views.
+        # Callers change results in place, which autograd does not allow for views.
         apart.append(tensor.data if tensor._is_view() else tensor)
         seen.add(apart[-1].untyped_storage()._cdata)
     return apart
@@ -219,28 +218,20 @@ def _prepared(
     bidirectional: bool,
     dropout: float,
     needs_grad: bool,
+    kernel: str,
     memory: str,
     cell: str,
-) -> tuple[Problem, Inputs]:
-    return prepare(
-        x,
-        (h0, c0),
-        tuple(weights),
-        lengths=lengths,
-        batch_sizes=batch_sizes,
-        bidirectional=bidirectional,
-        dropout=dropout,
-        needs_grad=needs_grad,
-        traced=True,
-        memory=memory,
-        cell=cell_named(cell),
-    )
+) -> tuple[Plan, Inputs]:
+    flat = tuple(weights)
+    check_tensors(x, (h0, c0), flat)
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell_named(cell)
+    return prepare(x, (h0, c0), flat, *options, Particulars(traced=True))
 
 
 def _fake_problem(
     x: Tensor,
     h0: Tensor,
-    found: Signature,
+    found: Structure,
     lengths: Tensor | None,
     batch_sizes: Tensor | None,
     dropout: float,
@@ -270,18 +261,3 @@ def _fake_problem(
         lean=memory == LEAN,
         cell=cell,
     )
-
-
-def _chosen(problem: Problem, device: torch.device, kernel: str) -> str:
-    # A graph serves every length and batch size from two up. The choice must be the same while the graph is built and
-    # when it runs, so it sees neither.
-    time, batch = (
-        size if isinstance(size, int) and size < 2 else _TYPICAL_SIZE for size in (problem.time, problem.batch)
-    )
-    problem = problem.replace(time=time, batch=batch)
-    where = probed(device)
-    # "auto" is already what was preferred: a `use_kernel` around the compiled call comes too late.
-    chosen = predicted(problem, where).chosen if kernel == AUTO else choose(problem, where, kernel).chosen
-    if chosen is None:
-        raise KernelRefused(kernel)
-    return chosen

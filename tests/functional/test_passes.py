@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from gatewise.functional import set_up
+from gatewise.functional import passes
 
 
 class FakeDriver:
@@ -20,13 +20,13 @@ class FakeDriver:
 
 def test_setting_up_is_permitted_in_the_block_only(monkeypatch):
     driver = FakeDriver()
-    monkeypatch.setattr(set_up, "_driver", lambda: driver)
-    with pytest.raises(ZeroDivisionError), set_up.set_up_permitted():
+    monkeypatch.setattr(passes, "_driver", lambda: driver)
+    with pytest.raises(ZeroDivisionError), passes.first_calls_permitted():
         raise ZeroDivisionError(driver.mode)
     assert driver.mode == 0
-    with set_up.set_up_permitted():
-        assert driver.mode == set_up._RELAXED
+    with passes.first_calls_permitted():
+        assert driver.mode == passes._RELAXED
     assert driver.mode == 0
-    monkeypatch.setattr(set_up, "_driver", lambda: None)
-    with set_up.set_up_permitted():
+    monkeypatch.setattr(passes, "_driver", lambda: None)
+    with passes.first_calls_permitted():
         assert driver.mode == 0

@@ -1,4 +1,4 @@
-"""A `Saved` taken apart into tensors and facts, for a file or another process, and rebuilt from them."""
+"""The state between the passes as tensors and JSON values, for a file or another process, and rebuilt from them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _FIELDS = [field.name for field in dataclasses.fields(Problem) if field.init]
 
 
 def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a `Saved` as tensors by name, and facts that JSON can hold.
+    """Return a `Saved` as tensors by name and a dictionary of values that JSON can hold.
 
-    What PyTorch's native loop keeps is an autograd graph, which no file can hold: its backward pass repeats the forward
-    pass after a restoration. So does one whose single-use memory was used up already.
+    PyTorch's native loop keeps an autograd graph, which no file can hold: once it is rebuilt, its backward pass repeats
+    the forward pass. So does a backward pass whose single-use memory was consumed already.
 
     Args:
-        saved: From `gatewise.functional.forward`.
+        saved: The value that `gatewise.functional.forward` returned.
 
     Returns:
-        Tensors that share no memory with `saved`, and facts for `rebuild`.
+        The tensors, which share no memory with `saved`, and the other values for `rebuild`.
 
     Raises:
         ModifiedInPlace: An input or the output was changed since the forward pass.
@@ -59,17 +59,17 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def rebuild(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
-    """Return the `Saved` that was taken apart, on the device where the tensors are.
+    """Return the `Saved` that `take_apart` was given, on the device of the tensors.
 
-    What a kernel keeps is private to it, its versions and its device: elsewhere than where it was made, backward
-    repeats the forward pass, and `spent` is True.
+    The tensors that a kernel keeps are valid for one device and one version of the software. With any other, `spent` is
+    True and the backward pass repeats the forward pass.
 
     Args:
-        tensors: From `take_apart`, on any one device.
-        facts: From `take_apart`.
+        tensors: The tensors from `take_apart`, on one device of any kind.
+        facts: The other values from `take_apart`.
 
     Raises:
-        KeyError, TypeError, AttributeError: Parts are missing, or are not what `take_apart` made.
+        KeyError, TypeError, AttributeError: A value is missing, or is not one that `take_apart` returned.
     """
     problem = dict(facts["problem"])
     problem |= {"dtype": getattr(torch, problem["dtype"]), "layout": Layout[problem["layout"]]}

@@ -1,8 +1,8 @@
-"""From the layout a user gives sequences in to the layout a kernel reads, and back, for values and gradients.
+"""Packing of padded sequences and padding of packed ones, for kernels that read the other layout.
 
-Kernels state which layouts they read. A kernel that reads packed batches (cuDNN, PyTorch's native loop) serves lengths
-on the CPU through `_Packing`; a kernel that reads lengths serves packed batches through `_Padding`. Each conversion is
-linear, so one object has the four maps: inputs in, results out, output gradients in, input gradients out.
+Kernels state which layouts they read. Sequences with lengths on the CPU are packed for a kernel that reads packed
+batches (cuDNN, PyTorch's native loop); packed batches are padded for a kernel that reads lengths. Each conversion is
+linear, so one object converts inputs, results and the gradients of both.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Res
 
 
 class Conversion(Protocol):
-    """The maps between a user's layout and a kernel's."""
+    """A conversion between the caller's layout and a layout that the kernel reads."""
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem as the kernel sees it."""
+        """Return the problem in the kernel's layout."""
         ...
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        """The user's inputs in the kernel's layout."""
+        """Return the caller's inputs in the kernel's layout."""
         ...
 
     def result_out(self, result: Result, inputs: Inputs) -> Result:
-        """The kernel's result in the user's layout."""
+        """Return the kernel's result in the caller's layout."""
         ...
 
     def result_in(self, result: Result) -> Result:
-        """The user's result in the kernel's layout again; the final states stay, no backward pass reads them."""
+        """Return the caller's result in the kernel's layout, except the final states, which no backward pass reads."""
         ...
 
     def gradients_in(self, gradients: OutputGradients) -> OutputGradients:
-        """The gradients of the outputs in the kernel's layout."""
+        """Return the gradients of the outputs in the kernel's layout."""
         ...
 
     def gradients_out(self, gradients: InputGradients, above: OutputGradients) -> InputGradients:
-        """The gradients of the inputs in the user's layout."""
+        """Return the gradients of the inputs in the caller's layout."""
         ...
 
 
 def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> Conversion | None:
-    """Return the conversion to a layout that a kernel reads, or None when it reads the user's.
+    """Return the conversion to a layout that the kernel reads; None when it reads the caller's.
 
     Args:
-        problem: The user's problem.
-        inputs: The user's inputs.
-        layouts: What the kernel reads.
+        problem: The problem in the caller's layout.
+        inputs: The inputs in the caller's layout.
+        layouts: The layouts that the kernel reads.
     """
     if problem.layout in layouts:
         lengths = inputs.lengths
@@ -64,7 +64,7 @@ def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> 
 
 
 class _Tokens:
-    """Where the tokens of a packed batch [N, F] stand in the padded one [T, B, F]."""
+    """The places of the tokens of a packed batch [N, F] in the padded one [T, B, F]."""
 
     def __init__(self, places: Tensor, time: int, batch: int) -> None:
         self._places = places
@@ -80,7 +80,7 @@ class _Tokens:
 
 
 class _LengthsToDevice:
-    """Lengths given on the CPU, copied beside x without waiting."""
+    """The copy of lengths from the CPU to the device of x, which does not wait for the device."""
 
     def __init__(self, lengths: Tensor, x: Tensor) -> None:
         self._lengths = lengths.to(x.device, non_blocking=True)
@@ -105,7 +105,7 @@ class _LengthsToDevice:
 
 
 class _Packing:
-    """Padded sequences with lengths, read as a packed batch: longest first, rows of length 0 left out."""
+    """Padded sequences with lengths as a packed batch: the longest first, without the rows of length 0."""
 
     def __init__(self, lengths: Tensor, time: int, device: torch.device) -> None:
         self._batch = len(lengths)
@@ -160,7 +160,7 @@ class _Packing:
         )
 
     def _state_gradient(self, inner: Tensor | None, passed_through: Tensor | None) -> Tensor | None:
-        # A row of length 0 hands its state through unchanged, and so its gradient.
+        # The state of a row of length 0 does not change, so its gradient is the one of the final state.
         if inner is None:
             return None
         if passed_through is None:
@@ -169,7 +169,7 @@ class _Packing:
 
 
 class _Padding:
-    """A packed batch, read as padded sequences with lengths."""
+    """A packed batch as padded sequences with lengths."""
 
     def __init__(self, batch_sizes: Tensor, time: int, batch: int, device: torch.device) -> None:
         alive = torch.arange(batch, device="cpu")[None, :] < batch_sizes[:, None]

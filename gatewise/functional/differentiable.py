@@ -1,0 +1,135 @@
+"""The differentiable calls: `lstm`, and `recurrent` for any shipped cell.
+
+Tensors come in as they are, converted by autocast, or as the symbols of a graph that `torch.compile` traces. From here
+on all of them take the road of `execution`, the last ones when the graph runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import LSTM, Cell
+from gatewise.contract.problem import NORMAL
+from gatewise.functional.arguments import check_tensors
+from gatewise.functional.execution import execute
+from gatewise.functional.explicit import Output, State
+from gatewise.functional.operators import traced
+from gatewise.functional.weights import NestedWeights, flattened
+from gatewise.selection import AUTO
+
+_CELL = LSTM()
+
+
+def lstm(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    weights: NestedWeights | Sequence[Tensor],
+    *,
+    lengths: Tensor | Sequence[int] | None = None,
+    batch_sizes: Tensor | None = None,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    kernel: str = AUTO,
+    memory: str = NORMAL,
+) -> Output:
+    """Compute an LSTM, differentiable with respect to x, state and weights, any number of times.
+
+    The equations and arguments are those of `gatewise.functional.forward`. Under autocast, x, state and weights are
+    converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` and
+    `torch.export` the call is one operator of the graph, and the kernel is chosen when it is compiled. For meta tensors
+    the results are meta tensors: shapes without values.
+
+    Args:
+        x: The input [T, B, I] with any strides, or [N, I] with `batch_sizes`.
+        state: The initial state (h0 [L*D, B, R], c0 [L*D, B, H]); None for zeros.
+        weights: The weights nested as `torch.nn.LSTM.all_weights`, or all tensors in one flat sequence.
+        lengths: The lengths of the sequences, integers [B] in [0, T]; None when every sequence has T steps.
+        batch_sizes: The batch size at each step [T] of a packed batch, int64 on the CPU; None unless x is packed.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers, applied as given; 0 for none.
+        kernel: The name of a kernel from `gatewise.kernel_names()`, or "auto".
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" (gradient checkpointing within
+            the layer) keeps the cell states and nothing that can be computed again from them, x and the outputs; see
+            the page on memory.
+
+    Returns:
+        `Output(y, State(h, c))`: y [T, B, D*R] ([N, D*R] when packed), and the final state, shaped as the initial one.
+
+    Raises:
+        ShapeError: A rank, size or length does not fit.
+        DtypeError: A dtype does not fit.
+        DeviceError: Tensors are on devices that do not go together.
+        ArgumentError: An argument is of a wrong type, or an option has a value that it cannot have.
+        KernelRefused: The kernel that was named cannot run this call; the message is the decision.
+
+    Example:
+        >>> import torch
+        >>> from gatewise import functional
+        >>> module = torch.nn.LSTM(4, 8)
+        >>> y, (h_n, c_n) = functional.lstm(torch.randn(5, 2, 4), None, module.all_weights)
+    """
+    flat = flattened(weights)
+    if not torch.compiler.is_compiling():
+        check_tensors(x, state, flat)
+    y, h_n, c_n = recurrent(
+        x,
+        state,
+        flat,
+        lengths=lengths,
+        batch_sizes=batch_sizes,
+        bidirectional=bidirectional,
+        dropout=dropout,
+        kernel=kernel,
+        memory=memory,
+    )
+    return Output(y, State(h_n, c_n))
+
+
+def recurrent(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    *,
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    cell: Cell = _CELL,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a recurrent stack of any shipped cell, as `lstm` does; x, state and weights must be tensors.
+
+    Args:
+        x: The input [T, B, I] with any strides, or [N, I] with `batch_sizes`.
+        state: The initial hidden state [L*D, B, R] and the S other states side by side [L*D, B, S*H]; None for zeros.
+        flat: The weights in torch's flat order.
+        lengths: The lengths [B], or None.
+        batch_sizes: The batch size at each step [T] of a packed batch, or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        kernel: The name of a kernel, or "auto".
+        memory: "normal" or "lean".
+        cell: The cell.
+
+    Returns:
+        y, h_n and c_n, the final states shaped as the initial ones.
+    """
+    compiling = torch.compiler.is_compiling()
+    if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
+        x, state, flat = _as_autocast(x, state, flat)
+    compute = traced if compiling or x.is_meta else execute
+    return compute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell)
+
+
+def _as_autocast(
+    x: Tensor, state: tuple[Tensor, Tensor] | None, flat: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None, tuple[Tensor, ...]]:
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return x, state, flat
+    dtype = torch.get_autocast_dtype(x.device.type)
+    state = None if state is None else (state[0].to(dtype), state[1].to(dtype))
+    return x.to(dtype), state, tuple(weight.to(dtype) for weight in flat)

@@ -1,0 +1,247 @@
+"""The one road of every call: `prepare` turns its arguments into a plan and inputs, and the plan's kernel runs.
+
+The layers, `gatewise.functional.lstm`, the explicit passes and the operators of compiled graphs all prepare their calls
+here. `execute` also runs the call and connects it to autograd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.contract.budget import check_memory_budget
+from gatewise.contract.capture import state as state_of_capture
+from gatewise.contract.device import tf32_allowed
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
+from gatewise.functional.arguments import check_options
+from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
+from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
+from gatewise.functional.plan import Particulars, Plan, plan_of
+from gatewise.functional.weights import form_of
+from gatewise.selection import Preference, kernel_named, preference
+
+_ALL, _NONE = Needs(), Particulars()
+_NOTHING = contextlib.nullcontext()
+
+_requires_grad = operator.attrgetter("requires_grad")
+
+# Whether the autograd graph will be walked again after the walk in progress; older versions of PyTorch cannot tell.
+_graph_is_kept: Callable[[], bool] = getattr(
+    torch._C._autograd,  # type: ignore[attr-defined]
+    "_get_current_graph_task_keep_graph",
+    lambda: False,
+)
+
+
+def execute(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    cell: Cell,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`."""
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and (
+        x.requires_grad
+        or (state is not None and (state[0].requires_grad or state[1].requires_grad))
+        or True in map(_requires_grad, flat)
+    )
+    plan, inputs = prepare(
+        x, state, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
+    )
+    found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
+    if found is None:
+        if plan.problem.dropout:
+            inputs = with_masks(plan.problem, inputs)
+        if needs_grad:
+            # The tensors travel as arguments too, so that autograd sees them.
+            found = _apply(plan, inputs, x, inputs.h0, inputs.c0, *flat)
+        else:
+            with torch.no_grad() if grad_enabled else _NOTHING:
+                found = plan.passes.forward(plan.problem, inputs)
+    return found[0], found[1], found[2]
+
+
+def prepare(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    kernel: str,
+    memory: str,
+    cell: Cell,
+    particulars: Particulars = _NONE,
+) -> tuple[Plan, Inputs]:
+    """Check the arguments of a call and return its plan, and its inputs without dropout masks.
+
+    Args:
+        x: The input [T, B, I], or [N, I] when packed.
+        state: The initial hidden state and the other states [L*D, B, S*H], or None for zeros.
+        flat: The weights in torch's flat order.
+        lengths: The lengths [B], or None.
+        batch_sizes: The batch sizes [T] of a packed batch, or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        needs_grad: Whether a backward pass will follow.
+        kernel: The name of a kernel, or "auto".
+        memory: "normal" or "lean".
+        cell: The cell.
+        particulars: The properties that few calls have; those of `lengths` and `batch_sizes` are added here.
+
+    Raises:
+        ShapeError: A rank, size or length does not fit.
+        DtypeError: A dtype does not fit.
+        DeviceError: Tensors are on devices that do not go together.
+        ArgumentError: An option has a value that it cannot have, or both `lengths` and `batch_sizes` are given.
+        KernelRefused: The kernel that was named cannot run this call.
+        OutOfMemoryPredicted: No kernel keeps to the memory budget.
+    """
+    if lengths is not None or batch_sizes is not None:
+        particulars, batch_sizes = _with_layout(particulars, x, lengths, batch_sizes)
+    # While a graph was traced, the preference was read already: `use_kernel` around the compiled call comes too late.
+    wanted = Preference(kernel, "predict", "") if particulars.traced else preference(kernel)
+    # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
+    cached = wanted.policy == "predict" and particulars.memory_budget is None
+    on_gpu = x.is_cuda
+    try:
+        plan = (plan_of if cached else plan_of.__wrapped__)(
+            form_of(x),
+            None if state is None else (form_of(state[0]), form_of(state[1])),
+            tuple(map(form_of, flat)),
+            bidirectional,
+            dropout,
+            needs_grad,
+            on_gpu and x.dtype is torch.float32 and tf32_allowed(),
+            torch._C._get_cudnn_enabled(),
+            wanted,
+            memory,
+            # A compiled call has one choice, inside a CUDA graph and outside.
+            state_of_capture() if on_gpu and not particulars.traced else "",
+            cell,
+            torch._C._is_any_autocast_enabled(),
+            torch._C._are_functorch_transforms_active(),
+            particulars,
+        )
+    except TypeError:  # an option that cannot be hashed
+        check_options(bidirectional, dropout, memory)
+        check_memory_budget(particulars.memory_budget)
+        raise
+    problem = plan.problem
+    if state is None:
+        rows = problem.num_layers * problem.num_directions
+        h0 = c0 = x.new_zeros(rows, problem.batch, problem.state_size)
+        if problem.states_size != problem.state_size:  # otherwise one tensor is both, for nothing writes to it
+            c0 = x.new_zeros(rows, problem.batch, problem.states_size)
+    else:
+        h0, c0 = state
+    if lengths is None:
+        return plan, Inputs(x, h0, c0, flat, None, batch_sizes)
+    row_lengths, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
+    if problem.layout is Layout.DEVICE_LENGTHS:
+        row_lengths, h0 = bounded(row_lengths, problem.time, h0)
+    elif longest == 0 and not particulars.empty:
+        options = None, bidirectional, dropout, needs_grad, kernel, memory, cell
+        return prepare(x, state, flat, row_lengths, *options, particulars._replace(empty=True))
+    return plan, Inputs(x, h0, c0, flat, row_lengths)
+
+
+class _Recurrence(torch.autograd.Function):
+    """The plan's passes as one autograd function; when its backward pass is differentiated, plain PyTorch runs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the outputs; the tensors of `inputs` come once more, for autograd to see them."""
+        run = plan.passes.forward(plan.problem, inputs)
+        y, h_n, c_n = (output.data if output._is_view() else output for output in run[:3])
+        # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
+        # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
+        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
+        ctx.call = (plan, inputs.lengths, inputs.batch_sizes, len(weights), len(inputs.masks))
+        ctx.spent = False
+        ctx.set_materialize_grads(False)
+        return y, h_n, c_n
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        """Return the gradients of x, h0, c0 and the weights."""
+        plan, lengths, batch_sizes, count, gaps = ctx.call
+        x, h0, c0, *others = ctx.saved_tensors
+        y, *rest = others[count:]
+        masks, kept = tuple(rest[:gaps]), rest[gaps:]
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks)
+        wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)
+        passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
+        again = False
+        if ctx.spent:
+            result = passes.forward(plan.problem, inputs)
+        else:
+            again = plan.single_use and _graph_is_kept()
+            # The initial states stand in the place of the final ones, which no backward pass reads.
+            result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
+        needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
+        dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
+        ctx.spent = plan.single_use and not again
+        return None, None, dx, dh0, dc0, *dweights
+
+
+# `_Recurrence.apply` without its test for transforms of `torch.func`: none is active where it is called.
+_apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
+
+
+def _with_layout(
+    particulars: Particulars, x: Tensor, lengths: Tensor | Sequence[int] | None, batch_sizes: Tensor | None
+) -> tuple[Particulars, Tensor | None]:
+    if batch_sizes is None:
+        on_gpu = isinstance(lengths, Tensor) and lengths.is_cuda and x.is_cuda
+        return particulars._replace(lengths=Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS), None
+    if lengths is not None:
+        raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
+    batch_sizes = checked_batch_sizes(batch_sizes, len(x) if x.dim() else 0)
+    packed = len(batch_sizes), int(batch_sizes[0]) if len(batch_sizes) else 0
+    return particulars._replace(packed=packed), batch_sizes
+
+
+def _differentiable_backward(
+    problem: Problem, inputs: Inputs, gradients: OutputGradients, wanted: tuple[bool, ...]
+) -> list[Tensor | None]:
+    # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
+    # and the same dropout masks.
+    result = in_plain_pytorch(problem, inputs)
+    given = [(output, gradient) for output, gradient in zip(result[:3], gradients, strict=True) if gradient is not None]
+    sources = [
+        tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), wanted, strict=True) if want
+    ]
+    if not given:
+        return [None] * len(wanted)
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in given],
+            sources,
+            [gradient for _, gradient in given],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if want else None for want in wanted]
