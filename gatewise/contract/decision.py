@@ -25,7 +25,9 @@ class Verdict:
         work: What it would do; None when refused.
         seconds: Predicted (or measured) time of the call; None when refused.
         peak_bytes: Predicted peak memory beyond inputs and weights; None when refused.
-        measured: Whether `seconds` was measured on this device.
+        measured: Whether `seconds` is the measured time of such a call, instead of a predicted one.
+        known: Whether the prediction rests on calls of this kernel that were measured on this device, in the same
+            precision and pass; otherwise it is estimated from the numbers of the device alone.
     """
 
     kernel: str
@@ -36,6 +38,7 @@ class Verdict:
     seconds: float | None = None
     peak_bytes: int | None = None
     measured: bool = False
+    known: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -67,12 +70,26 @@ class Decision:
         """Return the verdict on one kernel."""
         return next(verdict for verdict in self.verdicts if verdict.kernel == kernel)
 
+    @property
+    def evidence(self) -> str:
+        """What the times rest on, in a few words."""
+        where = "GPU" if self.device.kind == "cuda" else "CPU"
+        accepted = [verdict for verdict in self.verdicts if verdict.accepted]
+        if accepted and all(verdict.measured for verdict in accepted):
+            return f"measured on this {where}"
+        guessed = [verdict.kernel for verdict in accepted if not (verdict.known or verdict.measured)]
+        if len(guessed) == len(accepted):
+            return f"estimated, not measured on this {where}"
+        predicted = f"predicted from measured calls on this {where}"
+        return predicted + (f"; {', '.join(guessed)}: estimated, not measured" if guessed else "")
+
     def __str__(self) -> str:
         """A report of at most 80 columns."""
         head = [
             *_wrapped("problem  ", str(self.problem)),
             *_wrapped("device   ", self._device_line()),
             *_wrapped("chosen   ", f"{self.chosen or 'none'} ({self.reason})"),
+            *_wrapped("times    ", self.evidence),
         ]
         width = max(len(verdict.kernel) for verdict in self.verdicts)
         body = [line for verdict in self.verdicts for line in self._verdict_lines(verdict, width)]

@@ -41,9 +41,17 @@ class Work:
     """What one pass does, in quantities that do not depend on how fast the device is.
 
     Attributes:
-        matmul_flops: Floating-point operations in matrix products; a multiply-add counts two.
+        matmul_flops: Floating-point operations in matrix products that libraries make, those of steps too; a
+            multiply-add counts two.
+        exact_flops: Of these, the ones in products that are not rounded to TF32 even where that is allowed.
+        resident_flops: Floating-point operations in products that a resident kernel makes between two exchanges,
+            counted as if every multiprocessor made as many as the busiest.
         bytes_moved: Bytes read from and written to device memory.
+        cached_bytes: Bytes that multiprocessors read from and write to the second-level cache: weights that every step
+            reads again, states that steps hand on.
         launches: Device kernels (on a CPU: parallel regions) that run one after another.
+        replayed: Of these, the ones that the kernel recorded in CUDA graphs of its own, so that the CPU does not issue
+            them.
         operators: PyTorch operators that the CPU issues from Python or C++, each with its dispatch.
         exchanges: Times that one resident kernel waits for data from another multiprocessor.
         workspace_bytes: The largest scratch memory alive at once, besides inputs, outputs and what is kept.
@@ -51,8 +59,12 @@ class Work:
     """
 
     matmul_flops: float = 0.0
+    exact_flops: float = 0.0
+    resident_flops: float = 0.0
     bytes_moved: float = 0.0
+    cached_bytes: float = 0.0
     launches: int = 0
+    replayed: int = 0
     operators: int = 0
     exchanges: int = 0
     workspace_bytes: int = 0
@@ -60,15 +72,27 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Work done one after the other: sums, and the larger memory."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Work)}
+        others = {name: getattr(other, name) for name in fields}
         return Work(
-            self.matmul_flops + other.matmul_flops,
-            self.bytes_moved + other.bytes_moved,
-            self.launches + other.launches,
-            self.operators + other.operators,
-            self.exchanges + other.exchanges,
-            max(self.workspace_bytes, other.workspace_bytes),
-            max(self.held_bytes, other.held_bytes),
+            **{
+                name: max(value, others[name]) if name in ("workspace_bytes", "held_bytes") else value + others[name]
+                for name, value in fields.items()
+            }
         )
+
+
+def read_again(count: float, times: float, device: Device) -> Work:
+    """Return the work of reading the same bytes several times: from the second-level cache where it holds them.
+
+    Args:
+        count: The bytes, such as those of the recurrent weights.
+        times: How often all of them are read.
+        device: The device.
+    """
+    if count <= device.cache_bytes:
+        return Work(cached_bytes=times * count)
+    return Work(bytes_moved=times * count)
 
 
 class Traces(NamedTuple):

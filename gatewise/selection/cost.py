@@ -1,13 +1,18 @@
-"""Seconds from stated work: the only place that knows how fast devices are."""
+"""Seconds from stated work: the only place that knows how fast devices are.
+
+An estimate is the roofline of the device with launches and exchanges. Where calls were measured on the device, it is
+multiplied by how far the estimates of the measured calls missed, as a smooth function of sizes (`correction`).
+"""
 
 from __future__ import annotations
 
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Work
 from gatewise.contract.problem import Problem
+from gatewise.selection import correction
 
 
-def seconds(work: Work, problem: Problem, device: Device) -> float:
+def seconds(kernel: str, work: Work, problem: Problem, device: Device) -> float:
     """Predict the time of a call.
 
     The CPU issues operators and launches while the device works through launches, exchanges, arithmetic and memory
@@ -15,17 +20,22 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
     no overlap: the times add up.
 
     Args:
+        kernel: The kernel's name.
         work: What the kernel states.
         problem: Gives the dtype, whether TF32 is allowed, and whether the call is in a CUDA graph.
         device: Gives the speeds.
     """
-    issue = work.operators * device.operator_seconds + work.launches * device.issue_seconds
-    arithmetic = work.matmul_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
-    traffic = work.bytes_moved / device.memory_bandwidth
-    busy = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds + max(arithmetic, traffic)
+    own, issue = correction.busy(work, problem, device), correction.issue(work, device)
+    factors = correction.factors(kernel, work, problem, device)
     if device.kind == "cpu":
-        return issue + busy
-    return busy if problem.captured else max(issue, busy)
+        return (issue + own) * factors.busy
+    own, issue = own * factors.busy, issue * factors.issue
+    return own if problem.captured else max(issue, own)
+
+
+def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
+    """Return whether a prediction rests on calls like it that were measured on the device: same kernel, dtype, pass."""
+    return correction.is_measured(kernel, problem, device)
 
 
 def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:
