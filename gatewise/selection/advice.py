@@ -18,6 +18,7 @@ from gatewise.selection.choose import decide_by_prediction
 from gatewise.selection.preference import AUTO
 
 _WORTH_SAYING = 1.05  # smaller gains are within what predictions miss
+_ALIKE = 1.02  # of gains so near to each other the change that is tried first is named
 _USABLE = 0.9  # of a device's memory; the rest goes to the CUDA context, the allocator's gaps and libraries
 _LARGEST_BATCH = 1 << 24
 
@@ -206,7 +207,8 @@ def _best_of_each(found: Sequence[Advice]) -> list[Advice]:
         kinds.setdefault(advice.quantities, []).append(advice)
     best = []
     for kind, several in kinds.items():
-        first = max(several, key=lambda advice: advice.gain)
+        most = max(advice.gain for advice in several)
+        first = next(advice for advice in several if advice.gain * _ALIKE >= most)
         best += [several[0], first] if kind == {"batch"} and several[0] is not first else [first]
     return best
 

@@ -52,6 +52,11 @@ def busy(work: Work, problem: Problem, device: Device) -> float:
     return waiting + resident + max(arithmetic, traffic)
 
 
+def estimated(work: Work, problem: Problem, device: Device) -> float:
+    """Return the estimated seconds of a call in a CUDA graph; on a CPU, where nothing overlaps, of any call."""
+    return busy(work, problem, device) + (issue(work, device) if device.kind == "cpu" else 0.0)
+
+
 def issue(work: Work, device: Device) -> float:
     """Return the estimated seconds of the CPU that issues the work."""
     return work.operators * device.operator_seconds + (work.launches - work.replayed) * device.issue_seconds
@@ -60,7 +65,7 @@ def issue(work: Work, device: Device) -> float:
 def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
     """Return what the estimates of a call are multiplied with; 1 where nothing was measured on the device."""
     found = _fitted(kernel, problem.needs_grad, device.name)
-    if found is None:
+    if found is None or points.precision_of(problem) not in found.precisions:
         return Factors()
     place = _place(work, problem, found.device)
     return Factors(found.busy.at(place), 1.0 if found.issue is None else found.issue.at(place))
@@ -109,10 +114,7 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
         return None
     numbers = known[-1].record.device
     places = np.array([_place(each.work, each.problem, numbers) for each in known])
-    on_cpu = numbers.kind == "cpu"
-    estimates = [
-        busy(each.work, each.problem, numbers) + (issue(each.work, numbers) if on_cpu else 0.0) for each in known
-    ]
+    estimates = [estimated(each.work, each.problem, numbers) for each in known]
     misses = np.log([each.graph for each in known]) - np.log(estimates)
     waiting = [
         (place, math.log(each.eager / issue(each.work, numbers)))

@@ -25,12 +25,11 @@ def seconds(kernel: str, work: Work, problem: Problem, device: Device) -> float:
         problem: Gives the dtype, whether TF32 is allowed, and whether the call is in a CUDA graph.
         device: Gives the speeds.
     """
-    own, issue = correction.busy(work, problem, device), correction.issue(work, device)
     factors = correction.factors(kernel, work, problem, device)
-    if device.kind == "cpu":
-        return (issue + own) * factors.busy
-    own, issue = own * factors.busy, issue * factors.issue
-    return own if problem.captured else max(issue, own)
+    busy = correction.estimated(work, problem, device) * factors.busy
+    if problem.captured or device.kind == "cpu":
+        return busy
+    return max(correction.issue(work, device) * factors.issue, busy)
 
 
 def is_measured(kernel: str, problem: Problem, device: Device) -> bool:

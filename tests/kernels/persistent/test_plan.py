@@ -93,7 +93,7 @@ def test_both_directions_run_beside_each_other_where_there_is_room():
     cut = tiling(256, 64, 2, Device.named("h200"), False)
     assert cut.directions == 2
     alone = tiling(256, 64, 1, Device.named("h200"), False)
-    assert cut.step_clocks(device) < 1.5 * alone.step_clocks(device)
+    assert cut.step_clocks(Device.named("h200")) < 1.5 * alone.step_clocks(Device.named("h200"))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
