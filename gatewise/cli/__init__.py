@@ -45,7 +45,7 @@ COMMANDS = (
     Command("convert", "gatewise.cli.convert", "Bring weights from Keras, TensorFlow and others, and back.", _SMALLER),
     Command("bench", "gatewise.cli.bench", "Measure, and write reports from what was measured."),
     Command("explain", "gatewise.cli.explain", "Say which kernel a call would run, why, and what would help."),
-    Command("tune", "gatewise.cli.tune", "Measure this machine, so that kernels are chosen by its own times."),
+    Command("tune", "gatewise.cli.tune", "Measure this machine, so that its times choose kernels."),
     Command(
         "replay",
         "gatewise.cli.replay",

@@ -163,7 +163,18 @@ _KNOWN = {
         "NVIDIA H200", (9, 0), 132, 140, 4.3e12, 1.98, 50, double=53, single=53, tf32=390, half=790, bfloat16=790
     ),
     "h100": _known(
-        "NVIDIA H100 80GB HBM3", (9, 0), 132, 80, 3.0e12, 1.98, 50, double=53, single=53, tf32=390, half=790, bfloat16=790
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        132,
+        80,
+        3.0e12,
+        1.98,
+        50,
+        double=53,
+        single=53,
+        tf32=390,
+        half=790,
+        bfloat16=790,
     ),
     "h100-pcie": _known(
         "NVIDIA H100 PCIe", (9, 0), 114, 80, 1.8e12, 1.755, 50, double=41, single=41, tf32=300, half=600, bfloat16=600
@@ -172,25 +183,78 @@ _KNOWN = {
         "NVIDIA B200", (10, 0), 148, 180, 7.2e12, 1.965, 126, double=30, single=64, tf32=880, half=1800, bfloat16=1800
     ),
     "a100": _known(
-        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 80, 1.8e12, 1.41, 40, double=15, single=16, tf32=125, half=250, bfloat16=250
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+        108,
+        80,
+        1.8e12,
+        1.41,
+        40,
+        double=15,
+        single=16,
+        tf32=125,
+        half=250,
+        bfloat16=250,
     ),
     "a100-40gb": _known(
-        "NVIDIA A100-SXM4-40GB", (8, 0), 108, 40, 1.4e12, 1.41, 40, double=15, single=16, tf32=125, half=250, bfloat16=250
+        "NVIDIA A100-SXM4-40GB",
+        (8, 0),
+        108,
+        40,
+        1.4e12,
+        1.41,
+        40,
+        double=15,
+        single=16,
+        tf32=125,
+        half=250,
+        bfloat16=250,
     ),
     "rtx5090": _known(
-        "NVIDIA GeForce RTX 5090", (12, 0), 170, 32, 1.6e12, 2.407, 96, double=1.3, single=84, tf32=84, half=168, bfloat16=168
+        "NVIDIA GeForce RTX 5090",
+        (12, 0),
+        170,
+        32,
+        1.6e12,
+        2.407,
+        96,
+        double=1.3,
+        single=84,
+        tf32=84,
+        half=168,
+        bfloat16=168,
     ),
     "rtx4090": _known(
-        "NVIDIA GeForce RTX 4090", (8, 9), 128, 24, 0.9e12, 2.52, 72, double=1, single=66, tf32=66, half=132, bfloat16=132
+        "NVIDIA GeForce RTX 4090",
+        (8, 9),
+        128,
+        24,
+        0.9e12,
+        2.52,
+        72,
+        double=1,
+        single=66,
+        tf32=66,
+        half=132,
+        bfloat16=132,
     ),
     "l40s": _known(
         "NVIDIA L40S", (8, 9), 142, 48, 0.78e12, 2.52, 48, double=1.1, single=73, tf32=146, half=290, bfloat16=290
     ),
-    "l4": _known(
-        "NVIDIA L4", (8, 9), 58, 24, 0.27e12, 2.04, 48, double=0.4, single=24, tf32=48, half=97, bfloat16=97
-    ),
+    "l4": _known("NVIDIA L4", (8, 9), 58, 24, 0.27e12, 2.04, 48, double=0.4, single=24, tf32=48, half=97, bfloat16=97),
     "rtx3090": _known(
-        "NVIDIA GeForce RTX 3090", (8, 6), 82, 24, 0.84e12, 1.695, 6, double=0.45, single=28, tf32=28, half=57, bfloat16=57
+        "NVIDIA GeForce RTX 3090",
+        (8, 6),
+        82,
+        24,
+        0.84e12,
+        1.695,
+        6,
+        double=0.45,
+        single=28,
+        tf32=28,
+        half=57,
+        bfloat16=57,
     ),
     "a10": _known(
         "NVIDIA A10", (8, 6), 72, 24, 0.54e12, 1.695, 6, double=0.4, single=25, tf32=50, half=100, bfloat16=100
@@ -198,9 +262,7 @@ _KNOWN = {
     "v100": _known(
         "Tesla V100-SXM2-32GB", (7, 0), 80, 32, 0.8e12, 1.53, 6, double=6, single=12, tf32=0, half=90, bfloat16=0
     ),
-    "t4": _known(
-        "Tesla T4", (7, 5), 40, 16, 0.26e12, 1.59, 4, double=0.2, single=6, tf32=0, half=40, bfloat16=0
-    ),
+    "t4": _known("Tesla T4", (7, 5), 40, 16, 0.26e12, 1.59, 4, double=0.2, single=6, tf32=0, half=40, bfloat16=0),
     "cpu": Device(
         kind="cpu",
         name="a CPU with 8 cores",

@@ -81,7 +81,9 @@ class Point:
 def precision_of(problem: Problem) -> str | None:
     """Return the name of a problem's precision; None where there is none, as for float64."""
     tf32 = problem.allow_tf32 and problem.dtype == torch.float32
-    return next((name for name, (dtype, allowed) in PRECISIONS.items() if (problem.dtype, tf32) == (dtype, allowed)), None)
+    return next(
+        (name for name, (dtype, allowed) in PRECISIONS.items() if (problem.dtype, tf32) == (dtype, allowed)), None
+    )
 
 
 @functools.lru_cache(maxsize=16)

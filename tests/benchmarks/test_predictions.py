@@ -24,7 +24,9 @@ def predictions():
 
 
 def row(chosen, **kernels):
-    times = {name: {"seconds": measured, "predicted": said, "known": True} for name, (measured, said) in kernels.items()}
+    times = {
+        name: {"seconds": measured, "predicted": said, "known": True} for name, (measured, said) in kernels.items()
+    }
     return {"problem": "a problem", "chosen": chosen, "kernels": times}
 
 

@@ -117,7 +117,9 @@ def test_a_time_out_of_range_is_one_sentence(gatewise, on_invented_gpu, seconds)
 def test_a_cpu_is_measured_too(fresh):
     numbers = Device.named("cpu")
     record = dataclasses.replace(RECORD, device=numbers)
-    small = (problem for problem in shapes.designed(numbers) if problem.time * problem.batch * problem.hidden_size < 1e4)
+    small = (
+        problem for problem in shapes.designed(numbers) if problem.time * problem.batch * problem.hidden_size < 1e4
+    )
     (found,) = list(layer_times.measured(small, torch.device("cpu"), record, seconds=1e-9, clock=ticks()))
     assert {point.kernel for point in found} <= {"aten", "eager"}
     assert all(point.graph > 0 and point.eager is None for point in found)

@@ -161,7 +161,9 @@ def _lean_rank(problem: Problem, cut: Cut) -> float:
     again = problem.matmul_flops / rate + moved / weights["memory_bytes"]
     matrix = 4 * hidden_of(problem.hidden_size) ** 2 * problem.element_bytes
     segment = weights["segment"] + matrix / weights["weight_bytes"]
-    return again * sum(cut.rebuilt) / problem.time + segment * problem.num_layers * problem.num_directions * cut.segments
+    return (
+        again * sum(cut.rebuilt) / problem.time + segment * problem.num_layers * problem.num_directions * cut.segments
+    )
 
 
 @functools.lru_cache(maxsize=4096)
