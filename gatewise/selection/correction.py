@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,10 @@ from gatewise.selection import points
 _LEAST_POINTS = 4  # fewer say nothing of how estimates miss
 _SPREAD = 0.5  # of logarithms of misses, as a standard deviation
 _SLOPE = 0.15  # the same, of their change over a unit of distance, however far
-_NOISE = 0.04  # the same, of a measurement
-_REACH = 2.5  # distance over which misses are alike
+_NOISE = 0.05  # the same, of a measurement
+_REACH = 5.0  # distance over which misses are alike
 _BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
-_ISSUE_BOUND = 1.15  # a call from Python that takes so many times its replay waits for the CPU
+_ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
 
 
 class Factors(NamedTuple):
@@ -116,16 +117,24 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
     places = np.array([_place(each.work, each.problem, numbers) for each in known])
     estimates = [estimated(each.work, each.problem, numbers) for each in known]
     misses = np.log([each.graph for each in known]) - np.log(estimates)
-    waiting = [
-        (place, math.log(each.eager / issue(each.work, numbers)))
-        for place, each in zip(places, known, strict=True)
-        if each.eager is not None and each.eager > _ISSUE_BOUND * each.graph
-    ]
-    of_cpu = None
-    if len(waiting) >= _LEAST_POINTS:
-        of_cpu = _Process(np.array([place for place, _ in waiting]), np.array([miss for _, miss in waiting]))
     precisions = frozenset(points.precision_of(each.problem) for each in known)
-    return _Fitted(_Process(places, misses), of_cpu, numbers, precisions)
+    return _Fitted(_Process(places, misses), _issue_process(known, places, numbers), numbers, precisions)
+
+
+def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
+    """Fit what the CPU takes: it is seen where a call waits for it, and bounded by the time of every other call."""
+    timed = [(place, each) for place, each in zip(places, known, strict=True) if each.eager is not None]
+    seen = np.array([(each.eager or 0.0) > _ISSUE_BOUND * each.graph for _, each in timed], dtype=bool)
+    if seen.sum() < _LEAST_POINTS:
+        return None
+    at = np.array([place for place, _ in timed])
+    bounds = np.log([(each.eager or 0.0) / issue(each.work, numbers) for _, each in timed])
+    first = _Process(at[seen], bounds[seen])
+    exceeded = [
+        not shown and first.at(place) > math.exp(bound) for place, bound, shown in zip(at, bounds, seen, strict=True)
+    ]
+    used = seen | np.array(exceeded, dtype=bool)
+    return _Process(at[used], bounds[used])
 
 
 def _place(work: Work, problem: Problem, device: Device) -> np.ndarray:
