@@ -27,6 +27,7 @@ _SLOPE = 0.15  # the same, of their change over a unit of distance, however far
 _NOISE = 0.05  # the same, of a measurement
 _REACH = 5.0  # distance over which misses are alike
 _BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
+_OTHER_GPU = 1.0  # distance of calls that were measured on another GPU of the same architecture
 _ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
 
 
@@ -114,11 +115,17 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
     if len(known) < _LEAST_POINTS:
         return None
     numbers = known[-1].record.device
+    others = [
+        each
+        for each in points.of_the_same_architecture(numbers)
+        if each.kernel == kernel and each.problem.needs_grad == training
+    ]
     places = np.array([_place(each.work, each.problem, numbers) for each in known])
-    estimates = [estimated(each.work, each.problem, numbers) for each in known]
-    misses = np.log([each.graph for each in known]) - np.log(estimates)
+    elsewhere = [_place(each.work, each.problem, each.record.device, _OTHER_GPU) for each in others]
+    every = np.vstack([places, *elsewhere])
+    misses = np.array([math.log(each.graph / _estimated(each)) for each in (*known, *others)])
     precisions = frozenset(points.precision_of(each.problem) for each in known)
-    return _Fitted(_Process(places, misses), _issue_process(known, places, numbers), numbers, precisions)
+    return _Fitted(_Process(every, misses), _issue_process(known, places, numbers), numbers, precisions)
 
 
 def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
@@ -137,8 +144,19 @@ def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: D
     return _Process(at[used], bounds[used])
 
 
-def _place(work: Work, problem: Problem, device: Device) -> np.ndarray:
-    """Return where a call lies among others; the scales say how much a difference matters."""
+def _estimated(point: points.Point) -> float:
+    return estimated(point.work, point.problem, point.record.device)
+
+
+def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> np.ndarray:
+    """Return where a call lies among others; the scales say how much a difference matters.
+
+    Args:
+        work: What the kernel states.
+        problem: The call.
+        device: The device that the call is for.
+        apart: How far calls of this device are from those that are predicted.
+    """
     size, hidden, features = problem.element_bytes, problem.hidden_size, max(problem.input_size, 1)
     steps = max(problem.time * problem.num_layers * problem.num_directions, 1)
     total = busy(work, problem, device) or 1.0
@@ -170,5 +188,6 @@ def _place(work: Work, problem: Problem, device: Device) -> np.ndarray:
             1.5 * work.launches * device.launch_seconds / total,
             1.5 * work.resident_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) / total,
             1.5 * work.cached_bytes / device.cache_bandwidth / total,
+            apart,
         ]
     )

@@ -96,6 +96,17 @@ def points(device: str) -> tuple[Point, ...]:
     return ()
 
 
+@functools.lru_cache(maxsize=16)
+def of_the_same_architecture(device: Device) -> tuple[Point, ...]:
+    """Return the calls that came with gatewise and were measured on other GPUs of a device's compute capability."""
+    found: list[Point] = []
+    for path in sorted(packaged_folder().iterdir(), key=lambda each: each.name):
+        if device.kind == "cuda" and path.name.endswith(".jsonl") and path.name != f"{slug(device.name)}.jsonl":
+            every = read(path.read_text().splitlines())
+            found += [point for point in every if point.record.device.capability == device.capability]
+    return tuple(found)
+
+
 def user_folder() -> Path:
     """Return the folder that `gatewise tune` writes to."""
     return cache_folder() / "rates"
