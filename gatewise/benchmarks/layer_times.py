@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import os
 import time
@@ -134,7 +135,7 @@ def measured(
                     continue
                 try:
                     times = watch(verdict.kernel, problem, device)
-                except (RuntimeError, GatewiseError):  # out of memory, or a library's own error: the others still run
+                except (RuntimeError, GatewiseError, ValueError):  # out of memory, or a library's own error: the others still run
                     continue
                 work = kernel_named(verdict.kernel).work(problem, numbers)
                 found.append(Point(verdict.kernel, problem, work, times.graph, times.eager, record))
@@ -156,8 +157,14 @@ def build(problems: Iterable[Problem], device: torch.device) -> None:
         for problem in problems
         if any(each.accepted and each.kernel == "persistent" for each in predicted(problem, numbers).verdicts)
     ]
+
+    def built(problem: Problem) -> None:
+        # What cannot be built fails again where it is measured, and is left out there.
+        with contextlib.suppress(RuntimeError, GatewiseError, ValueError):
+            build_launches(problem, device)
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda problem: build_launches(problem, device), wanted))
+        list(pool.map(built, wanted))
 
 
 def _takes_long(kernel: str, seconds: float, problem: Problem) -> bool:

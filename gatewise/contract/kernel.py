@@ -36,7 +36,7 @@ class TensorSpec(NamedTuple):
         return count
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What one pass does, in quantities that do not depend on how fast the device is.
 

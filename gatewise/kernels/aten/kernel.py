@@ -60,15 +60,22 @@ class _Aten:
         flops = passes * problem.matmul_flops
         if onednn.takes(problem, device):
             steps = layers * problem.time * passes
-            return Work(flops, traffic, launches=steps, operators=10 * layers * passes)
+            return Work(matmul_flops=flops, bytes_moved=traffic, launches=steps, operators=10 * layers * passes)
         steps = layers * problem.time
         # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
         once = problem.time * problem.batch * problem.num_directions * 5 + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
             # A cell is about ten operators, which PyTorch issues from C++.
-            return Work(flops, 2 * traffic, 10 * steps * passes, 10 * layers * passes, workspace_bytes=stored)
-        return _on_gpu(problem, device, Work(flops, 2 * traffic, workspace_bytes=stored))
+            return Work(
+                matmul_flops=flops,
+                bytes_moved=2 * traffic,
+                launches=10 * steps * passes,
+                operators=10 * layers * passes,
+                workspace_bytes=stored,
+            )
+        work = Work(matmul_flops=flops, bytes_moved=2 * traffic, workspace_bytes=stored)
+        return _on_gpu(problem, device, work)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
