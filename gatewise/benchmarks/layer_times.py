@@ -135,7 +135,11 @@ def measured(
                     continue
                 try:
                     times = watch(verdict.kernel, problem, device)
-                except (RuntimeError, GatewiseError, ValueError):  # out of memory, or a library's own error: the others still run
+                except (
+                    RuntimeError,
+                    GatewiseError,
+                    ValueError,
+                ):  # out of memory, or a library's own error: the others still run
                     continue
                 work = kernel_named(verdict.kernel).work(problem, numbers)
                 found.append(Point(verdict.kernel, problem, work, times.graph, times.eager, record))
