@@ -112,7 +112,7 @@ def measure(problem: Problem, runs: int) -> dict[str, object]:
     times = time_side_by_side(functions, device="cuda", runs=runs, calls=2)
     eager = {"nn.LSTM, eager": theirs, "chosen, eager": own}
     times |= time_side_by_side(eager, device="cuda", runs=runs, calls=2)
-    predicted = cost.seconds(stepwise.work(problem, device), problem, device)
+    predicted = cost.seconds(stepwise.name, stepwise.work(problem, device), problem, device)
     return {
         "mode": "training" if problem.needs_grad else "inference",
         "form": str(form_of(problem, device)),

@@ -24,7 +24,7 @@ FORBIDDEN_IMPORTS = {
     "calls": ("gatewise/functional/explicit.py", "import gatewise.kernels.cudnn"),
     "layers": ("gatewise/nn/lstm.py", "import gatewise.selection"),
     "attention": ("gatewise/attention/explicit.py", "import gatewise.selection"),
-    "feeding": ("gatewise/feeding/decoder.py", "import gatewise.kernels.skinny"),
+    "feeding": ("gatewise/feeding/decoder.py", "import gatewise.kernels.criteria"),
     "interop": ("gatewise/interop/convert.py", "import gatewise.attention"),
     "planning": ("gatewise/planning/planner.py", "import gatewise.functional"),
     "files": ("gatewise/models/translation.py", "import gatewise.files"),

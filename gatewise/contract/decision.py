@@ -26,6 +26,8 @@ class Verdict:
         seconds: The predicted (or measured) time of the call; None if the kernel refuses.
         peak_bytes: The predicted peak memory in addition to inputs and weights; None if the kernel refuses.
         measured: Whether `seconds` was measured on this device.
+        known: Whether the prediction rests on calls of this kernel, in the same precision and pass, that were measured
+            on this device; otherwise it is estimated from the properties of the device alone.
     """
 
     kernel: str
@@ -36,6 +38,7 @@ class Verdict:
     seconds: float | None = None
     peak_bytes: int | None = None
     measured: bool = False
+    known: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -69,12 +72,26 @@ class Decision:
         """Return the verdict of one kernel."""
         return next(verdict for verdict in self.verdicts if verdict.kernel == kernel)
 
+    @property
+    def evidence(self) -> str:
+        """What the times rest on, in a few words."""
+        where = "GPU" if self.device.kind == "cuda" else "CPU"
+        accepted = [verdict for verdict in self.verdicts if verdict.accepted]
+        if accepted and all(verdict.measured for verdict in accepted):
+            return f"measured on this {where}"
+        guessed = [verdict.kernel for verdict in accepted if not (verdict.known or verdict.measured)]
+        if len(guessed) == len(accepted):
+            return f"estimated, not measured on this {where}"
+        predicted = f"predicted from measured calls on this {where}"
+        return predicted + (f"; {', '.join(guessed)}: estimated, not measured" if guessed else "")
+
     def __str__(self) -> str:
         """Return a report of at most 80 columns."""
         head = [
             *_wrapped("problem  ", str(self.problem)),
             *_wrapped("device   ", self._device_line()),
             *_wrapped("chosen   ", f"{self.chosen or 'none'} ({self.reason})"),
+            *_wrapped("times    ", self.evidence),
         ]
         width = max(len(verdict.kernel) for verdict in self.verdicts)
         body = [line for verdict in self.verdicts for line in self._verdict_lines(verdict, width)]

@@ -36,14 +36,22 @@ class TensorSpec(NamedTuple):
         return count
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The work of a call, in quantities that do not depend on the speed of the device.
 
     Attributes:
-        matmul_flops: The floating-point operations of matrix products; a multiply-add counts as two.
+        matmul_flops: The floating-point operations of matrix products that libraries compute, those of time steps
+            included; a multiply-add counts as two.
+        exact_flops: The part of `matmul_flops` in products that are not rounded to TF32 even where that is allowed.
+        resident_flops: The floating-point operations of products that a persistent kernel computes between two
+            exchanges, counted as if every multiprocessor did as many as the busiest one.
         bytes_moved: The bytes read from and written to device memory.
+        cached_bytes: The bytes that multiprocessors read from and write to the second-level cache: weights that every
+            step reads again, and states that are passed from step to step.
         launches: The number of device kernels (on a CPU: parallel regions) that run one after another.
+        replayed: The part of `launches` that the kernel replays in CUDA graphs of its own, so that the CPU does not
+            issue them.
         operators: The number of PyTorch operators that the CPU dispatches.
         exchanges: The number of times that a running device kernel waits for data from another multiprocessor.
         workspace_bytes: The peak size of the workspace: memory besides inputs, outputs and kept tensors.
@@ -52,8 +60,12 @@ class Work:
     """
 
     matmul_flops: float = 0.0
+    exact_flops: float = 0.0
+    resident_flops: float = 0.0
     bytes_moved: float = 0.0
+    cached_bytes: float = 0.0
     launches: int = 0
+    replayed: int = 0
     operators: int = 0
     exchanges: int = 0
     workspace_bytes: int = 0
@@ -61,15 +73,27 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Add up the work of two calls in sequence; memory sizes are the larger of both."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Work)}
+        others = {name: getattr(other, name) for name in fields}
         return Work(
-            self.matmul_flops + other.matmul_flops,
-            self.bytes_moved + other.bytes_moved,
-            self.launches + other.launches,
-            self.operators + other.operators,
-            self.exchanges + other.exchanges,
-            max(self.workspace_bytes, other.workspace_bytes),
-            max(self.held_bytes, other.held_bytes),
+            **{
+                name: max(value, others[name]) if name in ("workspace_bytes", "held_bytes") else value + others[name]
+                for name, value in fields.items()
+            }
         )
+
+
+def read_again(count: float, times: float, device: Device) -> Work:
+    """Return the work of reading the same bytes several times: from the second-level cache where it holds them.
+
+    Args:
+        count: The bytes, such as those of the recurrent weights.
+        times: How often all of them are read.
+        device: The device.
+    """
+    if count <= device.cache_bytes:
+        return Work(cached_bytes=times * count)
+    return Work(bytes_moved=times * count)
 
 
 class Traces(NamedTuple):

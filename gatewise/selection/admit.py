@@ -24,7 +24,8 @@ def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
         kernel.summary,
         algorithm=kernel.algorithm(problem, device),
         work=work,
-        seconds=cost.seconds(work, problem, device),
+        seconds=cost.seconds(kernel.name, work, problem, device),
+        known=cost.is_measured(kernel.name, problem, device),
         peak_bytes=cost.peak_bytes(kernel, work, problem, device),
     )
 

@@ -18,6 +18,7 @@ from gatewise.selection.choose import decide_by_prediction
 from gatewise.selection.preference import AUTO
 
 _WORTH_SAYING = 1.05  # smaller gains are within the error of the predictions
+_ALIKE = 1.02  # among gains that differ by less, the change that is tried first is named
 _USABLE = 0.9  # of the device's memory; the rest is for the CUDA context, fragmentation and libraries
 _LARGEST_BATCH = 1 << 24
 
@@ -208,7 +209,8 @@ def _best_of_each(found: Sequence[Advice]) -> list[Advice]:
         kinds.setdefault(advice.quantities, []).append(advice)
     best = []
     for kind, several in kinds.items():
-        first = max(several, key=lambda advice: advice.gain)
+        most = max(advice.gain for advice in several)
+        first = next(advice for advice in several if advice.gain * _ALIKE >= most)
         best += [several[0], first] if kind == {"batch"} and several[0] is not first else [first]
     return best
 

@@ -1,13 +1,19 @@
-"""Prediction of times from stated work: only this file depends on the speed of devices."""
+"""Prediction of times from stated work: only this file and those it calls depend on the speed of devices.
+
+An estimate is the roofline of the device with launches and exchanges. Where calls were measured on the device, the
+estimate is multiplied by the ratio of measured to estimated times of similar calls, a smooth function of sizes
+(`correction`).
+"""
 
 from __future__ import annotations
 
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Work
 from gatewise.contract.problem import Problem
+from gatewise.selection import correction
 
 
-def seconds(work: Work, problem: Problem, device: Device) -> float:
+def seconds(kernel: str, work: Work, problem: Problem, device: Device) -> float:
     """Predict the time of a call.
 
     The CPU issues operators and launches while the device works through launches, exchanges, arithmetic and memory
@@ -15,17 +21,21 @@ def seconds(work: Work, problem: Problem, device: Device) -> float:
     nothing overlaps and the times add up.
 
     Args:
+        kernel: The name of the kernel.
         work: The work that the kernel states.
         problem: The problem; its dtype, and whether it allows TF32 and is captured in a CUDA graph, are read.
         device: The device, with its speeds.
     """
-    issue = work.operators * device.operator_seconds + work.launches * device.issue_seconds
-    arithmetic = work.matmul_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
-    traffic = work.bytes_moved / device.memory_bandwidth
-    busy = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds + max(arithmetic, traffic)
-    if device.kind == "cpu":
-        return issue + busy
-    return busy if problem.captured else max(issue, busy)
+    factors = correction.factors(kernel, work, problem, device)
+    busy = correction.estimated(work, problem, device) * factors.busy
+    if problem.captured or device.kind == "cpu":
+        return busy
+    return max(correction.issue(work, device) * factors.issue, busy)
+
+
+def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
+    """Return whether a prediction rests on calls like it that were measured on the device: same kernel, dtype, pass."""
+    return correction.is_measured(kernel, problem, device)
 
 
 def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:

@@ -144,6 +144,6 @@ def test_predicts_less_memory_and_more_time(kernel, problem):
     lean = problem.replace(lean=True)
     works = [kernel.work(each, H200) for each in (problem, lean)]
     peaks = [cost.peak_bytes(kernel, work, each, H200) for work, each in zip(works, (problem, lean), strict=True)]
-    times = [cost.seconds(work, each, H200) for work, each in zip(works, (problem, lean), strict=True)]
+    times = [cost.seconds(kernel.name, work, each, H200) for work, each in zip(works, (problem, lean), strict=True)]
     assert peaks[1] < peaks[0]
     assert times[1] > times[0]

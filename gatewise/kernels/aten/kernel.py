@@ -10,13 +10,12 @@ import torch
 from gatewise.cells import GRU
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work
+from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.aten import native, onednn
 from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
-from gatewise.kernels.skinny import exact_slowdown, waiting_seconds
 
 _TRACEABLE = Criterion(
     "compiled call",
@@ -92,15 +91,22 @@ class _Aten:
         flops = passes * problem.matmul_flops
         if onednn.takes(problem, device):
             steps = layers * problem.time * passes
-            return Work(flops, traffic, launches=steps, operators=10 * layers * passes)
+            return Work(matmul_flops=flops, bytes_moved=traffic, launches=steps, operators=10 * layers * passes)
         steps = layers * problem.time
         # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
         once = problem.time * problem.batch * problem.num_directions * 5 + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
             # A cell is about ten operators, which PyTorch issues from C++.
-            return Work(flops, 2 * traffic, 10 * steps * passes, 10 * layers * passes, workspace_bytes=stored)
-        return _on_gpu(problem, device, Work(flops, 2 * traffic, workspace_bytes=stored))
+            return Work(
+                matmul_flops=flops,
+                bytes_moved=2 * traffic,
+                launches=10 * steps * passes,
+                operators=10 * layers * passes,
+                workspace_bytes=stored,
+            )
+        work = Work(matmul_flops=flops, bytes_moved=2 * traffic, workspace_bytes=stored)
+        return _on_gpu(problem, device, work)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
@@ -127,22 +133,19 @@ class _Aten:
 
 def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
     # A fused cell beside the recurrent product; in backward two products, and the sum of the weights' gradients over
-    # all steps is read and written at each. A training step costs the CPU more than its operators: backward runs on a
-    # thread of autograd's own.
+    # all steps is read and written at each.
     train, layers = problem.needs_grad, problem.num_layers * problem.num_directions
     steps = layers * problem.time
-    recurrent = 4 * problem.hidden_size * problem.state_size
-    # Weights that are used once come partly from the second-level cache. Fitted to the rows of this kernel in
-    # tests/selection/measured.jsonl.
-    weights = problem.parameter_count * (3.5 if train else 0.4) + (steps - layers) * recurrent * (4 if train else 0)
-    return dataclasses.replace(
+    matrix = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+    weights = problem.parameter_count * problem.element_bytes * (4 if train else 1)
+    work = dataclasses.replace(
         whole,
-        matmul_flops=whole.matmul_flops * exact_slowdown(problem),
-        bytes_moved=whole.bytes_moved + weights * problem.element_bytes,
+        bytes_moved=whole.bytes_moved + weights,
         launches=(6 if train else 2) + steps * (7 if train else 2),
-        operators=steps * (12 if train else 4) + (60 if train else 5),
-        exchanges=round(steps * waiting_seconds(problem) / device.exchange_seconds),
+        operators=5 + steps * (12 if train else 4),
     )
+    work += read_again(matrix, (2 if train else 1) * steps, device)
+    return work + read_again(matrix, 3 * (steps - layers), device) if train else work
 
 
 aten = _Aten()

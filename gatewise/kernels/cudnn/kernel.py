@@ -10,15 +10,13 @@ from torch import Tensor
 from gatewise.cells import GRU, LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work
+from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.weights import in_one_buffer
 from gatewise.kernels import stack
 from gatewise.kernels.cudnn import criteria
-from gatewise.kernels.cudnn.steps import BESIDE, is_stacked, persistent_seconds, waiting_seconds
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
-from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stack import Layer, LayerGradients
 
 _MODES = {LSTM: 2, GRU: 3}  # CUDNN_LSTM, CUDNN_GRU
@@ -49,36 +47,29 @@ class _Cudnn:
         return criteria.algorithm(problem, device)
 
     def work(self, problem: Problem, device: Device) -> Work:
-        passes = 3 if problem.needs_grad else 1
+        passes, directions = (3, 2) if problem.needs_grad else (1, 1)  # products; loops over the steps
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
-        # Weights are read once, by then mostly from L2, but by persistent kernels before they begin; in training also
-        # turned around, and their gradients cleared, summed and handed over.
+        # Weights are read once, in training also turned around, and their gradients cleared, summed and handed over.
+        weights = problem.parameter_count * (5 if problem.needs_grad else 1)
         persistent = criteria.runs_persistent(problem, device)
-        weights = problem.parameter_count * (5 if problem.needs_grad else 1.3 if persistent else 0.4)
         # The sums and the states of every step are written and read.
         values = 2 * (len(problem.cell.sums) + len(problem.cell.states) + 1)
-        traffic = (passes * values * tokens * problem.hidden_size + weights) * problem.element_bytes
-        # The matrix is read at every step, from L2 where it fits: a tenth of the cost of device memory.
-        recurrent = problem.gate_rows * problem.state_size * problem.element_bytes
-        traffic += passes * steps * recurrent // 10
-        stored = _workspace_bytes(problem, device)
-        # A training step costs the CPU more than its operators: backward runs on a thread of autograd's own.
-        operators = 35 + 50 * layers if problem.needs_grad else 6
-        flops = passes * problem.matmul_flops * slowdown(problem)
+        tensors = problem.weights_per_direction * layers if problem.needs_grad else 0
+        work = Work(
+            matmul_flops=passes * problem.matmul_flops,
+            bytes_moved=(passes * values * tokens * problem.hidden_size + weights) * problem.element_bytes,
+            # Products over all steps, their sums, and a persistent loop or, at every step, a product and the cell.
+            launches=2 * directions * (layers + (layers if persistent else steps)),
+            operators=6 + tensors + (6 if problem.needs_grad else 0),
+            exchanges=directions * steps if persistent else 0,
+            workspace_bytes=_workspace_bytes(problem, device),
+        )
         if persistent:
-            exchanges = round(steps * persistent_seconds(problem) / device.exchange_seconds)
-            return Work(flops, traffic, (12 if problem.needs_grad else 3), operators, exchanges, stored)
-        # One product and one element-wise kernel for every step; some of backward's have two more.
-        launches = steps * (4.3 if problem.needs_grad else 2)
-        if is_stacked(problem):
-            # Those that run beside others cost the CPU alone, half an operator's time each.
-            operators += round(launches * (1 - BESIDE) / 2)
-            launches *= BESIDE
-        launches += 5 if problem.needs_grad else 1  # products over all steps, and their sums
-        exchanges = round(steps * waiting_seconds(problem) / device.exchange_seconds)
-        return Work(flops, traffic, round(launches), operators, exchanges, stored)
+            return work
+        matrix = problem.gate_rows * problem.state_size * problem.element_bytes
+        return work + read_again(matrix, directions * steps, device)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:

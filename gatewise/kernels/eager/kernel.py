@@ -13,13 +13,12 @@ import torch
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work
+from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
-from gatewise.kernels.skinny import exact_slowdown, forward_seconds
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
 # tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
@@ -57,19 +56,17 @@ class _Eager:
         projected = problem.proj_size > 0
         state_bytes = unroll.state_dtype(problem.dtype).itemsize
         launches = _FORWARD_LAUNCHES + 2 * half + projected
-        on_gpu = device.kind == "cuda"
-        flops = problem.matmul_flops * (exact_slowdown(problem) if on_gpu else 1.0)
-        waiting = round(steps * forward_seconds(problem) / device.exchange_seconds) if on_gpu else 0
+        flops = problem.matmul_flops
+        matrix = problem.gate_rows * problem.state_size * problem.element_bytes
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
         forward = Work(
             matmul_flops=flops,
-            bytes_moved=tokens * problem.hidden_size * (26 * state_bytes + 12 * problem.element_bytes)
-            + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
+            bytes_moved=tokens * problem.hidden_size * (26 * state_bytes + 12 * problem.element_bytes),
             launches=steps * launches + layers * _LAYER_OPERATORS,
             operators=steps * (launches + _FORWARD_VIEWS) + layers * _LAYER_OPERATORS,
-            exchanges=waiting,
             workspace_bytes=problem.time * problem.batch * 6 * problem.hidden_size * state_bytes,
         )
+        forward += read_again(matrix, steps, device)
         if not problem.needs_grad:
             return forward
         launches = _BACKWARD_LAUNCHES + half + projected
@@ -78,13 +75,12 @@ class _Eager:
         bulk = blocks * adjoint.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
         backward = Work(
             matmul_flops=2 * flops,
-            bytes_moved=tokens * problem.hidden_size * (80 * state_bytes + 16 * problem.element_bytes)
-            + steps * 4 * problem.hidden_size * problem.state_size * problem.element_bytes,
+            bytes_moved=tokens * problem.hidden_size * (80 * state_bytes + 16 * problem.element_bytes),
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
-            exchanges=waiting,
             workspace_bytes=adjoint.backward_workspace(problem, device.kind),
         )
+        backward += read_again(matrix, steps, device)
         if not problem.rebuilds_gates:
             return forward + backward
         # The forward pass is run again, a direction at a time, and what it keeps lives beside the backward's own.

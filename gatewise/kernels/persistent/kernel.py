@@ -21,7 +21,7 @@ from gatewise.kernels.carried import (
     gradients_without_state,
     without_state,
 )
-from gatewise.kernels.persistent import in_calls, wavefront
+from gatewise.kernels.persistent import wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import (
@@ -35,7 +35,6 @@ from gatewise.kernels.persistent.memory import (
     workspace_bytes,
 )
 from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
-from gatewise.kernels.skinny import exact_slowdown, slowdown
 
 
 class _Persistent:
@@ -73,10 +72,9 @@ class _Persistent:
         planes = problem.num_directions * problem.time * problem.batch * hidden * problem.element_bytes
         passes = 3 if problem.needs_grad else 1
         cuts = _passes(problem, device)
-        seconds = sum(own.seconds(problem) for own in cuts)
         pairs = sum(layers // 2 for own in cuts if own.both)
         weights = problem.parameter_count * problem.element_bytes
-        moved = weights * (4 if problem.needs_grad else 0.5 if problem.time < in_calls.FEW_STEPS else 2)
+        moved = weights * (4 if problem.needs_grad else 1)
         if problem.hidden_size % 8:  # copies of weights and states with their sizes rounded up
             moved += weights * (6 if problem.needs_grad else 2)
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
@@ -84,20 +82,21 @@ class _Persistent:
         # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
         around = 9 if not problem.needs_grad else 26 if overwrites_gates(problem) else 30
         between = 8.0 * pairs * tokens * hidden * hidden  # made in the loop, too
+        products = max(0.0, passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between)
         work = Work(
-            matmul_flops=(passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between)
-            * exact_slowdown(problem)
-            * slowdown(problem),
+            matmul_flops=products,
+            exact_flops=products if exact_products(problem) else 0.0,
             bytes_moved=layers * planes * around + moved,
             launches=layers * _launches(problem) - pairs,
             operators=_operators(problem),
-            exchanges=round(seconds / device.exchange_seconds),
             workspace_bytes=workspace_bytes(problem, in_pairs=bool(cuts and cuts[-1].both)),
         )
+        for own in cuts:
+            work += own.loops(problem, device)
         if problem.proj_size:
             return work + _folded(problem, planes)
         if problem.rebuilds_gates:
-            return work + _segmented(problem, device, planes, in_calls.start_seconds(problem, cuts[-1].cut))
+            return work + _segmented(problem, planes)
         return work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -149,18 +148,15 @@ def _launches(problem: Problem) -> int:
 
 
 def _operators(problem: Problem) -> int:
-    # Measured as CPU time, in operators' worth. In training autograd's thread doubles the cost of each, and adds some.
-    layers, odd = problem.num_layers, problem.hidden_size % 8 > 0
-    second = problem.num_directions - 1
+    # Outputs and scratch memory are allocated; each weight and its gradient pass through autograd, as do input, states
+    # and outputs. Lengths are copied to the device and put in order.
+    tensors = problem.weights_per_direction * problem.num_layers * problem.num_directions if problem.needs_grad else 0
+    ragged = problem.layout is not Layout.DENSE
+    around = 4 + (8 if problem.needs_grad else 0) + 3 * ragged
     if is_laid_out(problem):
-        # Replayed: two launches in training, whatever the layers; their weights and gradients pass through autograd. In
-        # inference what is stated as launches is nearly all. Fitted to eager calls of nine cells in bfloat16, timed as
-        # `gatewise bench lstm` does: 360 to 610 us a training step of one layer, depending on how cold caches are.
-        each, ragged = layers * problem.num_directions, problem.layout is not Layout.DENSE
-        return 33 + 7 * each + 12 * ragged if problem.needs_grad else 4
-    if problem.needs_grad:
-        return 53 + layers * (47 + 8 * second + 20 * odd)
-    return 7 + layers * (4 + 2 * second + 6 * odd)
+        return around + tensors
+    # Every launch has its views, and every layer memory of its own.
+    return around + tensors + problem.num_layers * (6 + 2 * _launches(problem))
 
 
 def _folded(problem: Problem, planes: int) -> Work:
@@ -175,20 +171,22 @@ def _folded(problem: Problem, planes: int) -> Work:
     )
 
 
-def _segmented(problem: Problem, device: Device, planes: int, start_seconds: float) -> Work:
+def _segmented(problem: Problem, planes: int) -> Work:
     # The forward pass's products are made again and activated; each segment after the first has launches and products
-    # of its own.
+    # of its own, and its loop reads the weights and waits for its first step anew.
     layers, directions = problem.num_layers, problem.num_directions
     cut = lean_cut(problem)
     more_forward, more_backward = len(lean_forward_pieces(problem)) - 1, cut.segments - 1
     again = sum(cut.rebuilt) / problem.time
     launches = 1 + 3 * directions + more_forward * (1 + directions) + more_backward * (4 + 5 * directions)
+    matrix = 4 * hidden_of(problem.hidden_size) ** 2 * problem.element_bytes
     return Work(
         matmul_flops=again * problem.matmul_flops,
-        bytes_moved=12.0 * again * layers * planes,
+        exact_flops=again * problem.matmul_flops if exact_products(problem) else 0.0,
+        bytes_moved=12.0 * again * layers * planes + layers * directions * (more_forward + more_backward) * matrix,
         launches=layers * launches,
         operators=0 if is_laid_out(problem) else 3 * layers * launches,
-        exchanges=round(layers * (more_forward + more_backward) * start_seconds / device.exchange_seconds),
+        exchanges=layers * (more_forward + more_backward),
     )
 
 
@@ -216,10 +214,24 @@ class _Pass(NamedTuple):
     cut: Tiling
     both: Tiling | None
 
-    def seconds(self, problem: Problem) -> float:
+    def loops(self, problem: Problem, device: Device) -> Work:
+        """Return the work of the loops over all steps: what lies between them is stated elsewhere."""
         pairs, single = divmod(problem.num_layers, 2) if self.both else (0, problem.num_layers)
-        in_pairs = pairs * in_calls.seconds(problem, self.both) if self.both else 0.0
-        return single * in_calls.seconds(problem, self.cut) + in_pairs
+        loops = [_loop(problem, self.cut, device)] * single
+        loops += [_loop(problem, self.both, device)] * pairs if self.both else []
+        return sum(loops, start=Work())
+
+
+def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
+    # Two layers are a step apart. A step is repeated for groups of rows, and for directions, that follow each other.
+    in_turn = 1 if cut.stacked else problem.num_directions / cut.directions
+    steps = (problem.time + cut.stacked) * in_turn * cut.rounds
+    operand = cut.rows * cut.depth * cut.value_bytes * cut.blocks * cut.together * cut.directions
+    return Work(
+        resident_flops=steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors,
+        cached_bytes=steps * operand,
+        exchanges=round(steps),
+    )
 
 
 def _placed(cut: Tiling) -> str:

@@ -7,6 +7,8 @@ import functools
 
 import torch
 
+from gatewise.contract import ranking
+from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda.scratch import bytes_together
@@ -22,8 +24,7 @@ _SHARE = 0.35  # of the memory that nn.LSTM takes
 _UNSPLIT = 2 << 20  # bytes that PyTorch's allocator may add to what a call keeps and to what it works in
 _LITTLE_MORE = 1.1  # times the least that any number of segments takes
 _WORTH_A_PRODUCT = 3 << 20  # bytes copied in the time that a small product takes
-_FLOPS, _EXACT_FLOPS, _MEMORY_BYTES = 6e14, 4.5e13, 3e12  # a second, of products in 16 bits, exact ones, and memory
-_LAUNCH_SECONDS, _WEIGHT_BYTES = 20e-6, 6e11  # of one more segment: its small launches, and its weights a second
+_REFERENCE = Device.named("h200")  # cuts depend on the problem alone, so that memory can be predicted from it
 _PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
@@ -122,9 +123,10 @@ def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
 def lean_cut(problem: Problem) -> Cut:
     """Return how the lean backward pass cuts a sequence.
 
-    Segments cost the time of their launches and products; gates that the forward pass keeps for the last of them need
+    Segments cost their launches and products, weighed as they were measured on one GPU, so that the memory of a call
+    is the same on all; gates that the forward pass keeps for the last of them need
     not be made again. Of all cuts that leave the memory beside inputs, weights, outputs and gradients within 0.35 of
-    what `torch.nn.LSTM` takes, it is the one with the least stated time; where none does, the one with the fewest
+    what `torch.nn.LSTM` takes, it is the one that ranks first by them; where none does, the one with the fewest
     segments that takes at most a tenth more than the least.
     """
     plain = [Cut(evenly(problem.time, count)) for count in _COUNTS]
@@ -134,7 +136,7 @@ def lean_cut(problem: Problem) -> Cut:
     # A compiled call may not change what it keeps.
     for rebuilt, kept in () if problem.traced else _PARTS_WITH_GATES_KEPT:
         found = _most_kept(problem, rebuilt, kept, allowed - _UNSPLIT)
-        if found is not None and _lean_seconds(problem, found) < _lean_seconds(problem, best):
+        if found is not None and _lean_rank(problem, found) < _lean_rank(problem, best):
             best = found
     return best
 
@@ -150,15 +152,18 @@ def _most_kept(problem: Problem, rebuilt: int, kept: int, allowed: float) -> Cut
     return cuts[fitting - 1] if fitting else None
 
 
-def _lean_seconds(problem: Problem, cut: Cut) -> float:
-    """Return the stated time of what a lean step does more than an ordinary one."""
+def _lean_rank(problem: Problem, cut: Cut) -> float:
+    """Return what a lean step does more than an ordinary one, by the measured weights that rank its cuts."""
+    weights = ranking.weights(_REFERENCE, "persistent segments")
     exact = problem.dtype == torch.float32 and not problem.allow_tf32
-    rate = _EXACT_FLOPS if exact else _FLOPS * 2 / problem.element_bytes
+    rate = weights["exact_flops"] if exact else weights["flops"] * 2 / problem.element_bytes
     moved = 8 * problem.num_layers * _plane(problem) * problem.element_bytes
-    again = problem.matmul_flops / rate + moved / _MEMORY_BYTES
-    weights = 4 * hidden_of(problem.hidden_size) ** 2 * problem.element_bytes
-    launch = _LAUNCH_SECONDS + weights / _WEIGHT_BYTES
-    return again * sum(cut.rebuilt) / problem.time + launch * problem.num_layers * problem.num_directions * cut.segments
+    again = problem.matmul_flops / rate + moved / weights["memory_bytes"]
+    matrix = 4 * hidden_of(problem.hidden_size) ** 2 * problem.element_bytes
+    segment = weights["segment"] + matrix / weights["weight_bytes"]
+    return (
+        again * sum(cut.rebuilt) / problem.time + segment * problem.num_layers * problem.num_directions * cut.segments
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,10 +8,10 @@ import itertools
 import math
 
 from gatewise.contract.device import Device
+from gatewise.contract.ranking import weights as measured_weights
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
-_CLOCK = 1.75e9
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
@@ -177,72 +177,64 @@ class Tiling:
         }
         return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 
-    def step_clocks(self) -> float:
-        """Predicted clock cycles of one step of every group: the longest resource, and what cannot overlap it."""
-        passes = math.ceil(self.groups / self.together)
-        if self.scaled:
-            return passes * self._clocks_scaled()
-        return passes * (self._clocks_exact() if self.exact else self._clocks_in_16_bits())
+    def quantities(self) -> dict[str, float]:
+        """The amounts of what a step does that its time depends on, each in a unit of its own.
 
-    # The factors are fitted to measurements of some 230 tilings of each pass on an H200 in 16 bits, 330 in float32
-    # (exact ones, and those in TF32 before they were scaled); the error is about 10 %. Whole calls showed two
-    # corrections: traffic of the backward pass counts more than by itself, and so do long loops of few warps.
+        By name: `steps`, 1; `warps`, `spans` and `blocks` of the tiling; `cells` of a thread; `loads` of 64 bytes of
+        the other operand; `traffic`, the bytes of it that all blocks read from the second-level cache; `memory`, the
+        bytes of gates, cells and outputs; `lent`, rows of fragments of weights read from shared memory; `products` of
+        tensor-core tiles with 8 rows; `items`, slices of the depth times 8 rows, and `slices` alone; `span_rows`, those
+        of one warp; `sums`, partial sums added up; `rounds`, polls after the first; `uneven`, 1 where the last block
+        has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the sums that it sends.
+        """
+        operand = self.rows * self.depth * self.value_bytes
+        at_once = self.together * self.directions
+        slices, eights = self.warps * self.spans, self.rows / 8
+        in_parts = 4 if self.exact and not self.one_row else 1
+        return {
+            "steps": 1,
+            "warps": self.warps,
+            "spans": self.spans,
+            "blocks": self.blocks,
+            "cells": self.cells,
+            "loads": operand / SPAN_BYTES,
+            "traffic": operand * self.blocks * at_once,
+            "memory": 11 * self.value_bytes * at_once * self.rows * self.hidden,
+            "lent": (self.tiles - self.resident) * slices * self.rows,
+            "products": in_parts * self.tiles * slices * eights,
+            "items": slices * eights,
+            "slices": slices,
+            "span_rows": self.spans * eights,
+            "sums": self.tiles * self.warps * eights,
+            "rounds": self._poll_rounds - 1,
+            "uneven": self.hidden % (self.units * self.split) > 0,
+            "sends": self.split > 1,
+            "sent": self.split * self.rows * self.units if self.split > 1 else 0,
+        }
 
-    def _clocks_in_16_bits(self) -> float:
-        operand = self.rows * self.depth * 2
-        loads = operand / 64
-        traffic = operand * self.blocks * self.together * self.directions / 2900
-        lent = (self.tiles - self.resident) * self.warps * self.spans * self.rows
-        rounds = 300 * (self._poll_rounds - 1)
-        if self.backward:
-            products = 0.4 * self.tiles * self.spans * self.warps * self.rows / 8
-            sent = 493 + self.split * self.rows * self.units if self.split > 1 else 0
-            return 571 + 1490 * self.cells + 2.18 * loads + 0.9 * traffic + 0.53 * lent + products + sent + rounds
-        memory = 22 * self.together * self.rows * self.hidden * self.directions / 2400
-        clocks = 990 + 62 * self.warps + 412 * self.cells + 2.47 * loads + 0.79 * traffic + 0.63 * lent + 1.39 * memory
-        return (clocks + rounds) * (1.125 if self.warps == 4 and self.spans > 4 else 1.0)
+    @property
+    def rounds(self) -> int:
+        """Times that a step is repeated, each for the groups at work at the same time."""
+        return math.ceil(self.groups / self.together)
 
-    def _clocks_scaled(self) -> float:
-        # Fitted to 190 tilings timed by themselves, less what a launch takes before its first step; to 9 %.
-        loads = self.rows * self.depth * 4 / 64
-        slices = self.warps * self.spans
-        items = slices * self.rows / 8
-        traffic = loads * 64 * self.blocks * self.together * self.directions / 2900
-        lent, products = (self.tiles - self.resident) * items, self.tiles * items
-        sums = self.rows * self.tiles * self.warps / 8
-        memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
-        rounds, uneven = self._poll_rounds - 1, self.hidden % (self.units * self.split) > 0
-        if self.backward:
-            clocks = 955 + 27.5 * self.warps + 267 * self.cells + 1.01 * loads + 2.36 * items + 0.62 * traffic
-            clocks += 2.45 * lent + 1.45 * products + 0.37 * memory + 122 * rounds + 0.59 * sums + 222 * uneven
-            sent = 530 + 0.93 * self.split * self.rows * self.units if self.split > 1 else 0
-            return clocks + 43.8 * self.spans + 5.3 * slices + 3.9 * self.blocks + sent
-        clocks = 534 + 34.6 * self.warps + 259 * self.cells + 0.29 * loads + 1.99 * items + 0.555 * traffic
-        clocks += 1.77 * lent + 2.16 * products + 1.39 * memory + 153 * rounds + 0.7 * sums + 87 * uneven
-        return clocks + 83.1 * self.spans + 8.9 * slices + 4.75 * self.blocks
+    def step_clocks(self, device: Device) -> float:
+        """Rank a tiling among others: the clock cycles that its quantities amount to by measured weights."""
+        weights = measured_weights(device, self.ranking)
+        quantities = self.quantities()
+        clocks = sum(weight * quantities[name] for name, weight in weights.items() if name != "few_warps")
+        few_warps = self.warps == 4 and self.spans > 4
+        return self.rounds * clocks * (1 + weights.get("few_warps", 0.0) * few_warps)
 
-    def _clocks_exact(self) -> float:
-        loads = self.rows * self.depth * 4 / 64
-        items = self.spans * self.rows / 8
-        products = self.tiles * items * self.warps * (1 if self.one_row else 4)
-        memory = 44 * self.together * self.rows * self.hidden * self.directions / 2400
-        rounds = self._poll_rounds - 1
-        if self.backward:
-            clocks = 508 + 51 * self.warps + 731 * self.cells + 0.68 * loads + 123 * items + 3.6 * products
-            sent = 573 + 0.75 * self.split * self.rows * self.units if self.split > 1 else 0
-            return clocks + 3.7 * memory + sent + 226 * rounds
-        lent = (self.tiles - self.resident) * self.warps * self.spans * self.rows
-        clocks = 954 + 24 * self.warps + 600 * self.cells + 1.67 * loads + 76 * items + 3.3 * products
-        return clocks + 3.8 * memory + 0.35 * lent + 303 * rounds
+    @property
+    def ranking(self) -> str:
+        """The name of the weights that rank such tilings."""
+        number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
+        return f"persistent {'backward' if self.backward else 'forward'} {number}"
 
     @property
     def _poll_rounds(self) -> int:
         chunk, ahead = self._polls
         return math.ceil(self.spans * self.rows / 8 / (chunk * ahead))
-
-    def step_seconds(self) -> float:
-        """Predicted time of one step of every group."""
-        return self.step_clocks() / _CLOCK
 
 
 def hidden_of(hidden_size: int) -> int:
@@ -271,7 +263,7 @@ def tiling(
             for together in sorted({1, directions})
             for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact)
         ),
-        key=lambda candidate: candidate.step_clocks() * directions / candidate.directions,
+        key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
         default=None,
     )
 
@@ -283,7 +275,7 @@ def stacked_tiling(
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
     found = [dataclasses.replace(candidate, stacked=True) for candidate in candidates(*sizes)]
-    return min(found, key=Tiling.step_clocks, default=None)
+    return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
 
 
 def candidates(

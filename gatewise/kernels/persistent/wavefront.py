@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent import in_calls
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.memory import is_laid_out
 from gatewise.kernels.persistent.plan import Tiling, stacked_tiling, tiling
@@ -21,12 +22,22 @@ def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int
 
 @functools.lru_cache(maxsize=4096)
 def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
-    """Return the tiling of two layers in one launch; None where there is no room, or it would take longer."""
+    """Return the tiling of two layers in one launch; None where there is no room, or it ranks behind two alone."""
     alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
     both = room_for_two(problem, device, backward=backward)
     if alone is None or both is None:
         return None
-    return both if in_calls.seconds(problem, both) < 2 * in_calls.seconds(problem, alone) else None
+    weights = ranking.weights(device, f"persistent pairs {alone.ranking.removeprefix('persistent ')}")
+    step = weights["wide_step" if both.cells > 1 else "step"] * both.step_clocks(device)
+    together = (problem.time + weights["lag"]) * step + _start(problem, both, weights)
+    in_turn = 2 * (problem.time * alone.step_clocks(device) + _start(problem, alone, weights))
+    return both if together < in_turn else None
+
+
+def _start(problem: Problem, cut: Tiling, weights: Mapping[str, float]) -> float:
+    """Return the clock cycles until a block has its weights."""
+    start = weights["start_of_one_step" if problem.time == 1 else "start"]
+    return start + weights["loaded_bytes"] * 4 * cut.units * cut.hidden * cut.value_bytes
 
 
 def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work
+from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
@@ -17,9 +17,8 @@ from gatewise.kernels.carried import (
     gradients_without_state,
     without_state,
 )
-from gatewise.kernels.skinny import slowdown
 from gatewise.kernels.stepwise.criteria import CRITERIA
-from gatewise.kernels.stepwise.plan import form_of, held_bytes, memory_bytes, runs_of, slow_products_seconds, step
+from gatewise.kernels.stepwise.plan import FEWEST_STEPS, form_of, held_bytes, memory_bytes, runs_of
 
 
 class _Stepwise:
@@ -44,33 +43,32 @@ class _Stepwise:
         return str(form_of(problem, device))
 
     def work(self, problem: Problem, device: Device) -> Work:
-        layers, directions, passes = problem.num_layers, problem.num_directions, 3 if problem.needs_grad else 1
+        layers, directions = problem.num_layers, problem.num_directions
+        passes, loops = (3, 2) if problem.needs_grad else (1, 1)
         tokens = problem.time * problem.batch * directions
-        recurrent = 2.0 * problem.gate_rows * problem.state_size * tokens * layers
-        launches, calls = 2 + 2 * directions, 6 + 2 * directions
-        moved = 6 * problem.hidden_size
-        if problem.needs_grad:
-            launches += 5 + 5 * directions
-            calls += 8 + 7 * directions
-            moved += 18 * problem.hidden_size
-        # Recorded steps cost the CPU nothing. The time of one is known better than its parts, so it is stated in the
-        # unit of what else goes on between multiprocessors without the CPU.
-        seconds = layers * problem.time * sum(step(problem, device, form_of(problem, device)))
-        seconds += slow_products_seconds(problem, device)
-        runs = layers * (1 + problem.needs_grad) * len(runs_of(problem.time))
-        return Work(
-            matmul_flops=(passes * (problem.matmul_flops - recurrent) + (recurrent if problem.needs_grad else 0))
-            * slowdown(problem),
+        # Products over all steps, their sums, copies of weights; then at every step a product and a launch, with a
+        # projection one product and one launch more, for both directions at once.
+        launches = 2 + 2 * directions + (5 + 5 * directions if problem.needs_grad else 0)
+        steps = layers * loops * problem.time * (4 if problem.proj_size else 2)
+        recorded = problem.time >= FEWEST_STEPS and not problem.proj_size
+        runs = layers * loops * len(runs_of(problem.time))
+        tensors = problem.weights_per_direction * layers * directions if problem.needs_grad else 0
+        work = Work(
+            matmul_flops=passes * problem.matmul_flops,
             # Weights are read and turned around, their gradients written, summed and handed over.
-            bytes_moved=(layers * tokens * moved + problem.parameter_count * (5 if problem.needs_grad else 0.4))
+            bytes_moved=(
+                layers * tokens * (24 if problem.needs_grad else 6) * problem.hidden_size
+                + problem.parameter_count * (5 if problem.needs_grad else 1)
+            )
             * problem.element_bytes,
-            launches=layers * launches + 2 * runs,
-            # In training autograd's thread doubles the cost of each, and adds its own; a replay is more than launches.
-            operators=layers * calls * (4 if problem.needs_grad else 1) + (50 if problem.needs_grad else 0) + runs,
-            exchanges=round(seconds / device.exchange_seconds),
+            launches=layers * launches + steps,
+            replayed=steps if recorded else 0,
+            operators=6 + tensors + layers * 2 * launches + (runs if recorded else 0),
             workspace_bytes=self._workspace_bytes(problem),
             held_bytes=held_bytes(problem),
         )
+        matrix = 4 * directions * problem.hidden_size * problem.state_size * problem.element_bytes
+        return work + read_again(matrix, layers * loops * problem.time, device)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:

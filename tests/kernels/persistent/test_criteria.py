@@ -8,6 +8,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.memory import kept_tensors
+from gatewise.selection.correction import busy
 
 H200 = Device.named("h200")
 PROBLEM = Problem(20, 8, 64, 256, dtype=torch.bfloat16, needs_grad=True)
@@ -66,8 +67,11 @@ def test_float32_is_exact_where_cudnn_never_rounds(change):
 
 
 def test_exact_products_cost_time():
-    exact = persistent.work(IN_TF32.replace(allow_tf32=False), H200)
-    assert exact.exchanges > persistent.work(IN_TF32, H200).exchanges
+    exact = IN_TF32.replace(allow_tf32=False)
+    works = [persistent.work(problem, H200) for problem in (exact, IN_TF32)]
+    assert works[0].exact_flops == works[0].matmul_flops > works[1].exact_flops == 0
+    times = [busy(work, problem, H200) for work, problem in zip(works, (exact, IN_TF32), strict=True)]
+    assert times[0] > times[1]
 
 
 def test_exact_weights_take_twice_the_room_of_rounded_ones():

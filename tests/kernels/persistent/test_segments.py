@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from gatewise.contract import ranking
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent import memory
 from gatewise.kernels.persistent.memory import lean_cut, lean_forward_pieces, workspace_bytes
@@ -84,12 +86,13 @@ def test_a_mirrored_cut_is_the_same_from_either_end(time, rebuilt, kept):
     assert any(found) or (time % 2 == 1 and (rebuilt + kept) % 2 == 0)
 
 
-def test_a_cut_is_chosen_by_its_stated_time(monkeypatch):
-    monkeypatch.setattr(memory, "_LAUNCH_SECONDS", 0.0)
-    monkeypatch.setattr(memory, "_WEIGHT_BYTES", 1e15)
+def test_a_cut_is_chosen_by_what_it_was_weighed(monkeypatch):
+    weights = ranking.weights(Device.named("h200"), "persistent segments")
+    changed = {"segment": 0.0, "weight_bytes": 1e15}
+    monkeypatch.setattr(ranking, "weights", lambda device, name: {**weights, **changed})
     lean_cut.cache_clear()
     assert lean_cut(LEAN).segments > 3
-    monkeypatch.setattr(memory, "_LAUNCH_SECONDS", 1.0)
+    changed["segment"] = 1.0
     lean_cut.cache_clear()
     assert lean_cut(LEAN).segments == 3  # fewer leave no room
     lean_cut.cache_clear()

@@ -1,0 +1,177 @@
+"""How long one call of a layer takes on one kernel: from Python, and replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gc
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from gatewise.contract.capture import for_cuda_graph
+from gatewise.contract.device import Device
+from gatewise.contract.errors import GatewiseError
+from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
+from gatewise.nn import LSTM
+from gatewise.selection import kernel_named, points, predicted
+from gatewise.selection.points import Point, Record
+from gatewise.selection.timing import captured, time_callable
+
+_AT_ONCE = 24  # problems whose kernels are built together, before any of them is measured
+_SAMPLED = 0.02  # seconds of samples of a quantity
+_LONGEST = 0.1  # seconds; calls that are predicted to take longer say little for their time
+_MOST_STEPS = 250  # of loops in Python, whose capture takes long
+
+
+class Times(NamedTuple):
+    """Seconds of a call.
+
+    Attributes:
+        graph: The seconds of a replay; on a CPU those of a call.
+        eager: The seconds of a call from Python; None on a CPU.
+    """
+
+    graph: float
+    eager: float | None
+
+
+Stopwatch = Callable[[str, Problem, torch.device], Times]
+"""What measures a call of a kernel, by its name."""
+
+
+def stopwatch(kernel: str, problem: Problem, device: torch.device) -> Times:
+    """Measure a call of `gatewise.LSTM` on a kernel: a forward pass, in training with the backward pass.
+
+    Raises:
+        RuntimeError: The call failed, or ran out of memory.
+        GatewiseError: The kernel refuses.
+    """
+    precision = LAYER_PRECISIONS[points.precision_of(problem) or ""]
+    with precision.applied(), warnings.catch_warnings(action="ignore"):
+        step = step_of(kernel, problem, device)
+        eager = time_callable(step, device=device, runs=5, warmups=3, budget=_SAMPLED).median
+        if device.type == "cpu":
+            return Times(eager, None)
+        with for_cuda_graph():
+            replay = captured(step, warmups=2)
+        return Times(time_callable(replay, device=device, runs=7, warmups=2, budget=_SAMPLED).median, eager)
+
+
+def step_of(kernel: str, problem: Problem, device: torch.device) -> Callable[[], None]:
+    """Return a function that makes a call of a problem on random numbers."""
+    options = {"bidirectional": problem.bidirectional, "bias": problem.bias, "memory": LEAN if problem.lean else NORMAL}
+    layer = LSTM(
+        problem.input_size,
+        problem.hidden_size,
+        problem.num_layers,
+        dtype=problem.dtype,
+        device=device,
+        kernel=kernel,
+        **options,
+    ).train(problem.needs_grad)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(features: int) -> torch.Tensor:
+        shape = problem.time, problem.batch, features
+        return torch.randn(shape, generator=generator, device=device).to(problem.dtype)
+
+    x, dy = random(problem.input_size).requires_grad_(problem.needs_grad), random(problem.output_size)
+    lengths = None
+    if problem.layout is not Layout.DENSE:
+        drawn = torch.Generator().manual_seed(1)
+        lengths = torch.randint(max(1, problem.time // 4), problem.time + 1, (problem.batch,), generator=drawn)
+        lengths[0] = problem.time
+        lengths = lengths.to(device) if problem.layout is Layout.DEVICE_LENGTHS else lengths
+    leaves = [x, *layer.parameters()]
+
+    def train() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(layer(x, None, lengths)[0], dy)
+
+    def infer() -> None:
+        with torch.no_grad():
+            layer(x, None, lengths)
+
+    return train if problem.needs_grad else infer
+
+
+def measured(
+    problems: Iterable[Problem],
+    device: torch.device,
+    record: Record,
+    *,
+    seconds: float,
+    watch: Stopwatch = stopwatch,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[list[Point]]:
+    """Measure each problem on every kernel that accepts it until the time is over, and yield what was found of each.
+
+    Args:
+        problems: The problems, without end.
+        device: Where they are computed.
+        record: What goes with the measured calls.
+        seconds: The time after which no further problem begins.
+        watch: What measures a call.
+        clock: Tells the time.
+    """
+    numbers, began = record.device, clock()
+    left = iter(problems)
+    while clock() - began < seconds:
+        several = [next(left) for _ in range(_AT_ONCE)]
+        build(several, device)
+        for problem in several:
+            if clock() - began >= seconds:
+                return
+            found = []
+            for verdict in predicted(problem, numbers).verdicts:
+                if not verdict.accepted or _takes_long(verdict.kernel, verdict.seconds or 0.0, problem):
+                    continue
+                try:
+                    times = watch(verdict.kernel, problem, device)
+                except (
+                    RuntimeError,
+                    GatewiseError,
+                    ValueError,
+                ):  # out of memory, or a library's own error: the others still run
+                    continue
+                work = kernel_named(verdict.kernel).work(problem, numbers)
+                found.append(Point(verdict.kernel, problem, work, times.graph, times.eager, record))
+            yield found
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def build(problems: Iterable[Problem], device: torch.device) -> None:
+    """Build what the kernels of problems launch, several at a time, so that no measured call waits for a compiler."""
+    if device.type != "cuda":
+        return
+    from gatewise.kernels.persistent.builds import build_launches
+
+    numbers = Device.probe(device)
+    wanted = [
+        problem
+        for problem in problems
+        if any(each.accepted and each.kernel == "persistent" for each in predicted(problem, numbers).verdicts)
+    ]
+
+    def built(problem: Problem) -> None:
+        # What cannot be built fails again where it is measured, and is left out there.
+        with contextlib.suppress(RuntimeError, GatewiseError, ValueError):
+            build_launches(problem, device)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(built, wanted))
+
+
+def _takes_long(kernel: str, seconds: float, problem: Problem) -> bool:
+    in_python = kernel in ("aten", "eager")
+    steps = problem.time * problem.num_layers * problem.num_directions
+    return seconds > _LONGEST or (in_python and problem.captured and steps > _MOST_STEPS)

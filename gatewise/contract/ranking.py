@@ -1,0 +1,41 @@
+"""Measured weights by which a kernel ranks its own ways, such as tilings: data, one file a GPU.
+
+The files lie in `gatewise/selection/rates/rankings`, beside the measured times of calls. A kernel states quantities of
+each way; a weight is what one unit of a quantity was measured to cost. Kernels compare ways of their own with them, and
+never state times.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+
+from gatewise.contract.device import Device
+
+REFERENCE = Device.named("h200").name
+"""The GPU whose weights rank the ways on a GPU that has none of its own."""
+
+
+def weights(device: Device, name: str) -> Mapping[str, float]:
+    """Return the weights of a ranking on a device.
+
+    Args:
+        device: The device; where no weights were measured on it, those of `REFERENCE` are returned.
+        name: The name of the ranking, such as "persistent forward 16-bit".
+    """
+    return _read(_slug(device.name)).get(name) or _read(_slug(REFERENCE))[name]
+
+
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-").replace("/", "-")
+
+
+@functools.cache
+def _read(slug: str) -> Mapping[str, Mapping[str, float]]:
+    path = resources.files("gatewise") / "selection" / "rates" / "rankings" / f"{slug}.jsonl"
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["ranking"]: row["weights"] for row in rows}

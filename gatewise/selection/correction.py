@@ -1,0 +1,193 @@
+"""How far estimates miss on a device, as a smooth function of sizes through the calls that were measured on it.
+
+The function is the mean of a Gaussian process: of the logarithm of measured over estimated seconds, for each kernel and
+pass, over logarithms of sizes, what is aligned, and what the estimate is made of. Near measured calls it follows them,
+far from them it goes back to their median (Rasmussen and Williams, Gaussian Processes for Machine Learning, chapter 2).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gatewise.cells import LSTM
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import Work
+from gatewise.contract.problem import Layout, Problem
+from gatewise.selection import points
+
+_LEAST_POINTS = 4  # fewer say nothing of how estimates miss
+_SPREAD = 0.5  # of logarithms of misses, as a standard deviation
+_SLOPE = 0.15  # the same, of their change over a unit of distance, however far
+_NOISE = 0.05  # the same, of a measurement
+_REACH = 5.0  # distance over which misses are alike
+_BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
+_OTHER_GPU = 1.0  # distance of calls that were measured on another GPU of the same architecture
+_ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
+
+
+class Factors(NamedTuple):
+    """What estimates are multiplied with.
+
+    Attributes:
+        busy: The factor of the time of the device.
+        issue: The factor of the time of the CPU.
+    """
+
+    busy: float = 1.0
+    issue: float = 1.0
+
+
+def busy(work: Work, problem: Problem, device: Device) -> float:
+    """Return the estimated seconds of the device: the roofline, and launches and exchanges besides."""
+    exact_rate = device.matmul_rate(problem.dtype)
+    rate = device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
+    arithmetic = (work.matmul_flops - work.exact_flops) / rate + work.exact_flops / exact_rate
+    traffic = work.bytes_moved / device.memory_bandwidth + work.cached_bytes / device.cache_bandwidth
+    resident = work.resident_flops / (exact_rate if work.exact_flops else rate)
+    waiting = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds
+    return waiting + resident + max(arithmetic, traffic)
+
+
+def estimated(work: Work, problem: Problem, device: Device) -> float:
+    """Return the estimated seconds of a call in a CUDA graph; on a CPU, where nothing overlaps, of any call."""
+    return busy(work, problem, device) + (issue(work, device) if device.kind == "cpu" else 0.0)
+
+
+def issue(work: Work, device: Device) -> float:
+    """Return the estimated seconds of the CPU that issues the work."""
+    return work.operators * device.operator_seconds + (work.launches - work.replayed) * device.issue_seconds
+
+
+def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
+    """Return what the estimates of a call are multiplied with; 1 where nothing was measured on the device."""
+    found = _fitted(kernel, problem.needs_grad, device.name)
+    if found is None or points.precision_of(problem) not in found.precisions:
+        return Factors()
+    place = _place(work, problem, found.device)
+    return Factors(found.busy.at(place), 1.0 if found.issue is None else found.issue.at(place))
+
+
+def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
+    """Return whether calls of a kernel in a problem's precision and pass were measured on the device."""
+    plain = problem.proj_size == 0 and not problem.projected and type(problem.cell) is LSTM
+    known = _fitted(kernel, problem.needs_grad, device.name)
+    return plain and known is not None and points.precision_of(problem) in known.precisions
+
+
+class _Process:
+    """The mean of a Gaussian process through known values."""
+
+    def __init__(self, places: np.ndarray, values: np.ndarray) -> None:
+        self._places = places
+        self._middle = float(np.median(values))
+        self._range = float(values.min()) - _BEYOND, float(values.max()) + _BEYOND
+        covariance = self._covariance(places) + _NOISE**2 * np.eye(len(values))
+        self._weights = np.linalg.solve(covariance, values - self._middle)
+
+    def at(self, place: np.ndarray) -> float:
+        """Return the factor at a place."""
+        found = self._middle + float(self._covariance(place[None])[0] @ self._weights)
+        return math.exp(min(max(found, self._range[0]), self._range[1]))
+
+    def _covariance(self, others: np.ndarray) -> np.ndarray:
+        # Matern's function, once differentiable, and a plane.
+        squares = (others**2).sum(1)[:, None] + (self._places**2).sum(1) - 2 * others @ self._places.T
+        distance = np.sqrt(3 * np.maximum(squares, 0.0)) / _REACH
+        return _SPREAD**2 * (1 + distance) * np.exp(-distance) + _SLOPE**2 * (1 + others @ self._places.T)
+
+
+class _Fitted(NamedTuple):
+    busy: _Process
+    issue: _Process | None
+    device: Device
+    precisions: frozenset[str | None]
+
+
+@functools.lru_cache(maxsize=64)
+def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
+    known = [each for each in points.points(device) if each.kernel == kernel and each.problem.needs_grad == training]
+    if len(known) < _LEAST_POINTS:
+        return None
+    numbers = known[-1].record.device
+    others = [
+        each
+        for each in points.of_the_same_architecture(numbers)
+        if each.kernel == kernel and each.problem.needs_grad == training
+    ]
+    places = np.array([_place(each.work, each.problem, numbers) for each in known])
+    elsewhere = [_place(each.work, each.problem, each.record.device, _OTHER_GPU) for each in others]
+    every = np.vstack([places, *elsewhere])
+    misses = np.array([math.log(each.graph / _estimated(each)) for each in (*known, *others)])
+    precisions = frozenset(points.precision_of(each.problem) for each in known)
+    return _Fitted(_Process(every, misses), _issue_process(known, places, numbers), numbers, precisions)
+
+
+def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
+    """Fit what the CPU takes: it is seen where a call waits for it, and bounded by the time of every other call."""
+    timed = [(place, each) for place, each in zip(places, known, strict=True) if each.eager is not None]
+    seen = np.array([(each.eager or 0.0) > _ISSUE_BOUND * each.graph for _, each in timed], dtype=bool)
+    if seen.sum() < _LEAST_POINTS:
+        return None
+    at = np.array([place for place, _ in timed])
+    bounds = np.log([(each.eager or 0.0) / issue(each.work, numbers) for _, each in timed])
+    first = _Process(at[seen], bounds[seen])
+    exceeded = [
+        not shown and first.at(place) > math.exp(bound) for place, bound, shown in zip(at, bounds, seen, strict=True)
+    ]
+    used = seen | np.array(exceeded, dtype=bool)
+    return _Process(at[used], bounds[used])
+
+
+def _estimated(point: points.Point) -> float:
+    return estimated(point.work, point.problem, point.record.device)
+
+
+def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> np.ndarray:
+    """Return where a call lies among others; the scales say how much a difference matters.
+
+    Args:
+        work: What the kernel states.
+        problem: The call.
+        device: The device that the call is for.
+        apart: How far calls of this device are from those that are predicted.
+    """
+    size, hidden, features = problem.element_bytes, problem.hidden_size, max(problem.input_size, 1)
+    steps = max(problem.time * problem.num_layers * problem.num_directions, 1)
+    total = busy(work, problem, device) or 1.0
+    single = problem.dtype in (torch.float32, torch.float64)
+    exact = single and (not problem.allow_tf32 or work.exact_flops > 0)
+    return np.array(
+        [
+            math.log(max(problem.time, 1)),
+            math.log(max(problem.batch, 1)),
+            math.log(hidden),
+            0.6 * math.log(features),
+            1.5 * math.log(problem.num_layers),
+            1.5 * problem.bidirectional,
+            0.8 * (problem.dtype == torch.float16),
+            1.6 * single,
+            1.6 * exact,
+            # Rows that do not begin at multiples of 16 bytes keep a library to slower products.
+            3.0 * (hidden * size % 16 > 0),
+            1.5 * (features * size % 16 > 0),
+            1.0 * (hidden * size % 128 > 0),
+            0.5 * (hidden % 8 > 0),
+            1.5 * (problem.batch == 1),
+            0.7 * (problem.batch % 8 > 0),
+            2.0 * (problem.time == 1),
+            2.0 * (problem.layout is not Layout.DENSE),
+            2.0 * problem.rebuilds_gates,
+            3.0 * (work.exchanges > 0),
+            0.7 * math.log(work.exchanges / steps) if work.exchanges else 0.0,
+            1.5 * work.launches * device.launch_seconds / total,
+            1.5 * work.resident_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) / total,
+            1.5 * work.cached_bytes / device.cache_bandwidth / total,
+            apart,
+        ]
+    )
