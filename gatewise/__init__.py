@@ -34,17 +34,19 @@ from gatewise.contract.errors import (
 )
 
 if not _program.LISTING:  # torch takes seconds to import, and the list of commands does not need it
-    from gatewise import functional
+    from gatewise import cells, functional
+    from gatewise.cells import Cell
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
-    from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, accelerate, verify
+    from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, Recurrent, accelerate, verify
     from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
     "GRU",
     "LSTM",
     "ArgumentError",
+    "Cell",
     "CheckpointError",
     "CorpusError",
     "DataError",
@@ -62,11 +64,13 @@ __all__ = [
     "NotFinite",
     "OutOfMemoryPredicted",
     "ProcessFailed",
+    "Recurrent",
     "ShapeError",
     "TrainingDiverged",
     "UnexpectedKernel",
     "__version__",
     "accelerate",
+    "cells",
     "explain",
     "for_cuda_graph",
     "functional",

@@ -1,10 +1,14 @@
 """The cells: one statement of each, of what a hidden unit computes in one step."""
 
+from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
+from gatewise.cells.coupled_lstm import CoupledLSTM
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.rnn import RNN
+from gatewise.cells.slstm import SLSTM
 
-SHIPPED: tuple[Cell, ...] = (LSTM(), GRU())
+SHIPPED: tuple[Cell, ...] = (LSTM(), GRU(), RNN("tanh"), RNN("relu"), CoupledLSTM(), CappedLSTM(), SLSTM())
 """The cells of the library."""
 
 
@@ -13,4 +17,4 @@ def cell_named(name: str) -> Cell:
     return next(cell for cell in SHIPPED if cell.name == name)
 
 
-__all__ = ["GRU", "LSTM", "SHIPPED", "Cell", "cell_named"]
+__all__ = ["GRU", "LSTM", "RNN", "SHIPPED", "SLSTM", "CappedLSTM", "Cell", "CoupledLSTM", "cell_named"]

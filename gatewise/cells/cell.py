@@ -20,7 +20,7 @@ class Cell:
     hidden state and the states that `step` returns to the next time step.
 
     Attributes:
-        name: The name of the cell in decisions and reports.
+        name: The name of the cell in decisions and reports; the name of the class unless it states another.
         gates: The names of the gates, in the order in which their rows stand in the weight matrices.
         states: The names of the states that are carried from step to step beside the hidden state `h`.
         apart: The names of the gates of which `step` reads two sums, `gate.<name>.input` = `W_ih x + b_ih` and
@@ -35,10 +35,15 @@ class Cell:
         ...         return a * state.h + (1 - a) * torch.tanh(gate.g), {}
     """
 
-    name: ClassVar[str] = ""
+    name: str = ""
     gates: ClassVar[tuple[str, ...]] = ()
     states: ClassVar[tuple[str, ...]] = ()
     apart: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state after a step, and the other states after it by name.

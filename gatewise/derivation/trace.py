@@ -9,7 +9,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -112,6 +112,11 @@ class _Value:
 
     def __bool__(self) -> bool:
         raise _Untraceable("a branch that depends on a value")
+
+    def _compared(self, other: object) -> NoReturn:
+        raise _Untraceable("a comparison, which torch.maximum, minimum and clamp can often replace")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __float__(self) -> float:
         raise _Untraceable("a conversion of a value to a Python number")

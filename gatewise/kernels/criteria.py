@@ -43,6 +43,19 @@ IS_LSTM = Criterion(
 )
 
 
+class _OtherCell(Cell):
+    name = "another cell"
+
+
+IN_PYTORCH = Criterion(
+    "cell",
+    allowed="lstm, gru",
+    actual=lambda problem, device: problem.cell.name,
+    holds=lambda problem, device: type(problem.cell) in (LSTM, GRU),
+    violation=lambda problem, device: (problem.replace(cell=_OtherCell(), proj_size=0), device),
+)
+
+
 class _TwoStates(Cell):
     """A cell that carries two states, which violates `FUSES`."""
 

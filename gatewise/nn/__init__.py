@@ -8,6 +8,7 @@ from gatewise.nn.acceleration import Swap, accelerate, planned_swaps
 from gatewise.nn.cell import LSTMCell
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
+from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "Attention",
     "GRUCell",
     "LSTMCell",
+    "Recurrent",
     "Swap",
     "Verification",
     "accelerate",

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.cells import GRU as GRU_CELL
 from gatewise.cells import LSTM as LSTM_CELL
+from gatewise.cells import Cell
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
@@ -24,6 +25,7 @@ from gatewise.functional.plan import decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
+from gatewise.nn.recurrent import Recurrent
 
 _COLUMNS = 80
 
@@ -171,7 +173,9 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
     found: dict[str, nn.Module] = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, LSTM | GRU | nn.LSTM | nn.GRU)
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, LSTM | GRU | Recurrent | nn.LSTM | nn.GRU)
     }
     if not found:
         advice = "Only registered layers are found; functional calls are not."
@@ -227,8 +231,14 @@ def _decision(
         kernel=getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, nn.LSTM | nn.GRU),
-        cell=GRU_CELL() if isinstance(layer, GRU | nn.GRU) else LSTM_CELL(),
+        cell=_cell_of(layer),
     )
+
+
+def _cell_of(layer: nn.Module) -> Cell:
+    if isinstance(layer, Recurrent):
+        return layer.cell
+    return GRU_CELL() if isinstance(layer, GRU | nn.GRU) else LSTM_CELL()
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gatewise.cells import GRU, LSTM
+from gatewise.cells import GRU, LSTM, Cell
 from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
@@ -51,8 +51,8 @@ def explain(
     """Return which kernel a call would run, why the others would not, and the predicted time and memory; run nothing.
 
     Args:
-        module: A `gatewise.LSTM` or `gatewise.GRU`, or a layer of PyTorch, for which the decision is that after
-            `gatewise.accelerate`.
+        module: A `gatewise.LSTM`, `gatewise.GRU` or `gatewise.Recurrent`, or an LSTM or GRU of PyTorch, for which the
+            decision is that after `gatewise.accelerate`.
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
         lengths: The lengths of the sequences, or True for lengths on x's device.
         device: The device of the call: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
@@ -67,7 +67,7 @@ def explain(
         The `Decision`, which can be printed. `decision.chosen` is None if the named kernel refuses.
 
     Raises:
-        ArgumentError: `module` is not an LSTM or GRU layer, or a size is not a non-negative integer.
+        ArgumentError: `module` is not such a layer, or a size is not a non-negative integer.
         ShapeError: The shape does not fit the module.
         DtypeError: `dtype` is not a floating-point type of PyTorch.
         DeviceError: The device cannot be probed (for example "meta"); give the name of a GPU instead.
@@ -78,8 +78,9 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
-    if not isinstance(module, LSTMLike) or getattr(module, "mode", "LSTM") not in _CELLS:
-        raise ArgumentError(sentence("module", "an LSTM or GRU of gatewise or PyTorch", type(module).__name__))
+    cell = getattr(module, "cell", None) or _CELLS.get(getattr(module, "mode", "LSTM"))
+    if not isinstance(module, LSTMLike) or not isinstance(cell, Cell):
+        raise ArgumentError(sentence("module", "a layer of gatewise, an LSTM or GRU of PyTorch", type(module).__name__))
     weight = next(module.parameters())  # type: ignore[attr-defined]
     shape = _shape(x)
     if len(shape) not in (2, 3) or shape[-1] != module.input_size:
@@ -112,7 +113,7 @@ def explain(
         needs_grad=training,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
         lean=getattr(module, "memory", NORMAL) == LEAN,
-        cell=_CELLS[getattr(module, "mode", "LSTM")],
+        cell=cell,
         captured=capture != "",
         announced=capture == "announced",
     )

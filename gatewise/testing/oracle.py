@@ -1,6 +1,6 @@
-"""The float64 oracle: `torch.nn.LSTM` or `GRU`, one layer at a time, with ragged batches as `PackedSequence`.
+"""The float64 oracle: PyTorch's own layer of a cell, one at a time, with ragged batches as `PackedSequence`.
 
-It uses none of gatewise's own mathematics.
+It uses none of gatewise's own mathematics. For cells that PyTorch does not have it is a loop over the cell's statement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import GRU
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+from gatewise.testing.loop import LoopLayer
 
 
 def oracle(
@@ -57,7 +58,7 @@ def reference(
             return tensor.detach().to(device, dtype).contiguous().clone().requires_grad_(gradients is not None)
 
         x, h0, c0 = leaf(inputs.x), leaf(inputs.h0), leaf(inputs.c0)
-        modules = _modules(problem, inputs, dtype, device)
+        modules = _modules(problem, inputs, dtype, device, learned=gradients is not None)
         y, h_n, c_n = _stack(problem, inputs, x, h0, c0, modules)
         result = Result(y.detach(), h_n.detach(), c_n.detach())
         if gradients is None:
@@ -77,22 +78,33 @@ def reference(
     return result, InputGradients(found[0], found[1], found[2], tuple(found[3:]))
 
 
-_Module = torch.nn.LSTM | torch.nn.GRU
+_Module = torch.nn.LSTM | torch.nn.GRU | torch.nn.RNN | LoopLayer
 
 
-def _modules(problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str) -> list[_Module]:
-    modules, values = [], iter(inputs.weights)
+def _modules(
+    problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str, *, learned: bool
+) -> list[_Module]:
+    modules: list[_Module] = []
+    each = problem.num_directions * problem.weights_per_direction
     for layer in range(problem.num_layers):
+        values = inputs.weights[layer * each : (layer + 1) * each]
         sizes = problem.layer_input_size(layer), problem.hidden_size
         options = {"bias": problem.bias, "bidirectional": problem.bidirectional, "dtype": dtype, "device": device}
-        if type(problem.cell) is GRU:
-            module = torch.nn.GRU(*sizes, **options)
-        else:
-            module = torch.nn.LSTM(*sizes, **options, proj_size=problem.proj_size)
+        match problem.cell:
+            case GRU():
+                module = torch.nn.GRU(*sizes, **options)
+            case RNN(nonlinearity=nonlinearity):
+                module = torch.nn.RNN(*sizes, nonlinearity=nonlinearity, **options)
+            case LSTM():
+                module = torch.nn.LSTM(*sizes, **options, proj_size=problem.proj_size)
+            case _:
+                leaves = [value.detach().to(device, dtype).clone().requires_grad_(learned) for value in values]
+                modules.append(LoopLayer(problem, leaves))
+                continue
         with torch.no_grad():
-            for direction in module.all_weights:
-                for weight in direction:
-                    weight.copy_(next(values))
+            own = [weight for direction in module.all_weights for weight in direction]
+            for weight, value in zip(own, values, strict=True):
+                weight.copy_(value)
         modules.append(module)
     return modules
 
@@ -122,6 +134,8 @@ def _called(module: _Module, x: Tensor | PackedSequence, h0: Tensor, c0: Tensor)
 def _layer(
     module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    if isinstance(module, LoopLayer):
+        return module(x, h0, c0, rows)
     output_size = (module.proj_size or module.hidden_size) * h0.shape[0]
     if rows is None:
         if x.shape[0] == 0 or x.shape[1] == 0:

@@ -175,7 +175,7 @@ def test_the_decision_names_the_cell_and_its_refusals():
     assert "cell is gru, allowed: lstm" in str(decision)
     assert next(verdict for verdict in decision.verdicts if verdict.kernel == "cudnn").accepted
     assert gatewise.explain(torch.nn.GRU(4, 5), (7, 3, 4)).chosen == "aten"
-    with pytest.raises(gatewise.ArgumentError, match="an LSTM or GRU"):
+    with pytest.raises(gatewise.ArgumentError, match="an LSTM or GRU of PyTorch"):
         gatewise.explain(torch.nn.RNN(4, 5), (7, 3, 4))
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from gatewise.cells import GRU, LSTM, Cell
+from gatewise.cells import GRU
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.criteria import LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _BF16_SINCE = 91300
-
-
-class _OtherCell(Cell):
-    name = "another cell"
 
 
 CRITERIA = (
@@ -54,13 +50,7 @@ CRITERIA = (
         violation=lambda problem, device: (problem.replace(time=65536), device),
         advice="split the sequence and carry the state",
     ),
-    Criterion(
-        "cell",
-        allowed="lstm, gru",
-        actual=lambda problem, device: problem.cell.name,
-        holds=lambda problem, device: type(problem.cell) in (LSTM, GRU),
-        violation=lambda problem, device: (problem.replace(cell=_OtherCell(), proj_size=0), device),
-    ),
+    IN_PYTORCH,
     Criterion(
         "proj_size",
         allowed="0 for a gru",

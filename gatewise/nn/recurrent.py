@@ -1,0 +1,240 @@
+"""A layer of any recurrent cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gatewise.cells import SHIPPED, Cell
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.problem import NORMAL
+from gatewise.functional.differentiable import recurrent
+from gatewise.nn import init
+from gatewise.nn.arguments import check_layer_options, check_sizes, refuse_input, refuse_script
+from gatewise.nn.sequences import run_one, run_packed
+
+States = Tensor | tuple[Tensor, ...]
+"""The states of a layer: h [L*D, B, H]; with other states of the cell a tuple of h and of them, in the cell's order."""
+
+
+class Recurrent(nn.Module):
+    """A stack of layers of a recurrent cell, shipped or of your own.
+
+    For each layer, time step and gate the sum `W_ih x + b_ih + W_hh h + b_hh` is computed, and the cell's `step` makes
+    the next states of the sums. Parameters have the names, shapes and order of `torch.nn.LSTM`, with the rows of the
+    cell's G gates: `weight_ih_l{k}` [G*H, I or D*H], `weight_hh_l{k}` [G*H, H], `bias_ih_l{k}` [G*H], `bias_hh_l{k}`
+    [G*H], and the same with `_reverse`. Initial values are drawn from U(-1/sqrt(H), 1/sqrt(H)).
+
+    The backward pass is derived from the statement of the cell. The kernel of a call is chosen as for `gatewise.LSTM`;
+    `gatewise.explain(module, input)` shows which one and why.
+
+    Args:
+        cell: The cell, such as `gatewise.cells.CoupledLSTM()`, or an instance of your own class.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers, each reading the output of the one below.
+        bias: Whether the two bias vectors exist.
+        batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; the states never are.
+        dropout: The probability of dropping each output of every layer but the last, in training mode.
+        bidirectional: Whether there is a second direction, which reads the sequence from its end; D is then 2.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
+        memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps only tensors that cannot be
+            recomputed from the input and the outputs (gradient checkpointing): a training step takes less memory, and
+            more time.
+
+    Raises:
+        ArgumentError: An argument has a wrong type or is out of range.
+        KernelRefused: No kernel is named `kernel`.
+
+    Example:
+        >>> from gatewise.cells import CoupledLSTM
+        >>> layer = Recurrent(CoupledLSTM(), 10, 20, num_layers=2)
+        >>> y, (h_n, c_n) = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])
+        >>> y.shape, c_n.shape
+        (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
+    """
+
+    proj_size = 0
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kernel: str = "auto",
+        memory: str = NORMAL,
+    ) -> None:
+        super().__init__()
+        if not isinstance(cell, Cell):
+            advice = "Give an instance, such as gatewise.cells.LSTM()."
+            raise ArgumentError(sentence("cell", "a gatewise.Cell", repr(cell), advice))
+        check_sizes(input_size, hidden_size, num_layers)
+        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bool(bias)
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bool(bidirectional)
+        self.kernel = kernel
+        self.memory = memory
+        rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else directions * hidden_size
+            shapes = {"weight_ih": (rows, features), "weight_hh": (rows, hidden_size)}
+            if self.bias:
+                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+            for suffix in ("", "_reverse")[:directions]:
+                for kind, shape in shapes.items():
+                    parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    self.register_parameter(f"{kind}_l{layer}{suffix}", parameter)
+        self.reset_parameters()
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: States | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, States]:
+        """Run the layers over a batch of sequences.
+
+        Args:
+            input: The input [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
+            hx: The initial states [L*D, B, H], without B for one sequence; zeros if None. For a cell that has states
+                beside the hidden one this is a tuple: the hidden state, and the others in the order of `cell.states`.
+            lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
+                padding after the end of a sequence is not read, `output` is zero there, and the final states are those
+                at the end.
+
+        Returns:
+            The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final states of every layer
+            and direction, in the form of `hx`.
+
+        Raises:
+            ShapeError: A rank, size or length does not fit.
+            DtypeError: A dtype differs from that of the parameters, and autocast is off.
+            DeviceError: Tensors are on incompatible devices.
+            ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, or `lengths` is given
+                with a `PackedSequence` or with one sequence.
+            KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
+        """
+        states = None if hx is None else self._checked(hx)
+        if isinstance(input, PackedSequence):
+            packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]")
+            return packed, self._returned(finals)
+        if not isinstance(input, Tensor):
+            refuse_input(input)
+        if input.dim() == 2:
+            y, finals = run_one(self._run, input, states, lengths, "[L*D, H]")
+            return y, self._returned(finals)
+        if input.dim() != 3:
+            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
+            expectation = f"{arrangement}, or [T, I] for one sequence"
+            raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
+        y, finals = self._run(input.transpose(0, 1) if self.batch_first else input, states, lengths=lengths)
+        return (y.transpose(0, 1) if self.batch_first else y), self._returned(finals)
+
+    def _checked(self, hx: object) -> tuple[Tensor, ...]:
+        names = ("h", *self.cell.states)
+        if len(names) == 1:
+            found: tuple[object, ...] = (hx,)
+        elif isinstance(hx, tuple | list) and len(hx) == len(names):
+            found = tuple(hx)
+        else:
+            got = f"{len(hx)} of them" if isinstance(hx, tuple | list) else type(hx).__name__
+            raise ArgumentError(sentence("hx", f"a tuple ({', '.join(names)}) of tensors", got))
+        for name, state in zip(names, found, strict=True):
+            if not isinstance(state, Tensor):
+                raise ArgumentError(sentence(f"hx, the state {name},", "a tensor", type(state).__name__))
+        return found  # type: ignore[return-value] - all of them are tensors
+
+    def _returned(self, finals: tuple[Tensor, ...]) -> States:
+        return finals if self.cell.states else finals[0]
+
+    def _run(
+        self,
+        x: Tensor,
+        states: tuple[Tensor, ...] | None,
+        batch_sizes: Tensor | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        given = None
+        if states is not None:
+            rows = [self.num_layers * (1 + self.bidirectional), *([] if x.dim() == 2 else [x.shape[1]])]
+            for name, state in zip(("h", *self.cell.states), states, strict=True):
+                if state.dim() != 3 or [state.shape[0], *state.shape[1:-1]][: len(rows)] != rows:
+                    raise ShapeError(sentence(f"hx, the state {name},", "of shape [L*D, B, H]", list(state.shape)))
+                if state.shape[-1] != self.hidden_size:
+                    raise ShapeError(
+                        sentence(f"hx, the state {name},", f"of {self.hidden_size} units", state.shape[-1])
+                    )
+            h0, *others = states
+            given = h0, torch.cat(others, -1) if others else h0.new_zeros(h0.shape[0], h0.shape[1], 0)
+        if torch.compiler.is_compiling() and self.cell not in SHIPPED:
+            advice = "Put the layer under torch.compiler.disable, or add the cell to gatewise.cells.SHIPPED."
+            raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
+        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
+        weights = tuple([weight for direction in self.all_weights for weight in direction])
+        y, h_n, others_n = recurrent(
+            x,
+            given,
+            weights,
+            lengths=lengths,
+            batch_sizes=batch_sizes,
+            bidirectional=self.bidirectional,
+            dropout=self.dropout if self.training else 0.0,
+            kernel=self.kernel,
+            memory=self.memory,
+            cell=self.cell,
+        )
+        return y, (h_n, *(others_n.split(self.hidden_size, -1) if self.cell.states else ()))
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights, one list for each direction of each layer."""
+        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        suffixes = ("", "_reverse")[: 1 + self.bidirectional]
+        return [
+            [getattr(self, f"{kind}_l{layer}{suffix}") for kind in kinds]
+            for layer in range(self.num_layers)
+            for suffix in suffixes
+        ]
+
+    def reset_parameters(self) -> None:
+        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
+        init.uniform_(self.parameters(), self.hidden_size)
+
+    def extra_repr(self) -> str:
+        """Return the cell, the sizes and every option that differs from its default."""
+        options = {
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0,
+            "bidirectional": False,
+            "kernel": "auto",
+            "memory": NORMAL,
+        }
+        given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
+        sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"
+        return ", ".join([sizes, *(f"{name}={value}" for name, value in given)])
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("Recurrent")
