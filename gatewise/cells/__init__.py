@@ -6,9 +6,8 @@ from gatewise.cells.coupled_lstm import CoupledLSTM
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.rnn import RNN
-from gatewise.cells.slstm import SLSTM
 
-SHIPPED: tuple[Cell, ...] = (LSTM(), GRU(), RNN("tanh"), RNN("relu"), CoupledLSTM(), CappedLSTM(), SLSTM())
+SHIPPED: tuple[Cell, ...] = (LSTM(), GRU(), RNN("tanh"), RNN("relu"), CoupledLSTM(), CappedLSTM())
 """The cells of the library."""
 
 
@@ -17,4 +16,4 @@ def cell_named(name: str) -> Cell:
     return next(cell for cell in SHIPPED if cell.name == name)
 
 
-__all__ = ["GRU", "LSTM", "RNN", "SHIPPED", "SLSTM", "CappedLSTM", "Cell", "CoupledLSTM", "cell_named"]
+__all__ = ["GRU", "LSTM", "RNN", "SHIPPED", "CappedLSTM", "Cell", "CoupledLSTM", "cell_named"]

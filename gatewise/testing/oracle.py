@@ -78,7 +78,8 @@ def reference(
     return result, InputGradients(found[0], found[1], found[2], tuple(found[3:]))
 
 
-_Module = torch.nn.LSTM | torch.nn.GRU | torch.nn.RNN | LoopLayer
+_OfPyTorch = torch.nn.LSTM | torch.nn.GRU | torch.nn.RNN
+_Module = _OfPyTorch | LoopLayer
 
 
 def _modules(
@@ -124,7 +125,9 @@ def _stack(
     return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
 
 
-def _called(module: _Module, x: Tensor | PackedSequence, h0: Tensor, c0: Tensor) -> tuple[Any, tuple[Tensor, Tensor]]:
+def _called(
+    module: _OfPyTorch, x: Tensor | PackedSequence, h0: Tensor, c0: Tensor
+) -> tuple[Any, tuple[Tensor, Tensor]]:
     if isinstance(module, torch.nn.LSTM):
         return module(x, (h0, c0))
     y, h_n = module(x, h0)

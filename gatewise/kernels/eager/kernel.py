@@ -6,10 +6,12 @@ replayed under autograd.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 import torch
+from torch.profiler import record_function
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
@@ -28,6 +30,16 @@ _BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
 _LAYER_OPERATORS = 12
 
 
+# Its operators depend on the cell, so a profile shows the passes by these names.
+_FORWARD, _BACKWARD = "gatewise::eager_forward", "gatewise::eager_backward"
+_NOTHING = contextlib.nullcontext()
+
+
+def _named(name: str) -> contextlib.AbstractContextManager[object]:
+    """Return a context that a profiler shows by a name; it costs nothing where none is running."""
+    return record_function(name) if torch.autograd._profiler_enabled() else _NOTHING
+
+
 class _Eager:
     """Plain torch operators, one step after another."""
 
@@ -35,7 +47,7 @@ class _Eager:
     summary = "plain torch operators, any device and float dtype"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = False
-    traces = Traces(frozenset({"aten::addcmul"}), frozenset({"aten::addcmul"}))  # the cell, and its adjoint
+    traces = Traces(frozenset({_FORWARD}), frozenset({_BACKWARD}))
 
     def single_use(self, problem: Problem) -> bool:
         return False
@@ -102,13 +114,15 @@ class _Eager:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         """Run every layer and direction, one after another."""
-        return stack.forward(problem, inputs, _layer_forward)
+        with _named(_FORWARD):
+            return stack.forward(problem, inputs, _layer_forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         """Run the adjoints from the last layer to the first."""
-        return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
+        with _named(_BACKWARD):
+            return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         """Never: the hand-derived adjoint is faster than the graph of every step."""

@@ -1,0 +1,80 @@
+"""A layer of any cell as a loop of PyTorch operators over steps: the reference for cells that PyTorch does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.weights import DirectionWeights, by_direction
+
+
+class LoopLayer:
+    """One layer, all its directions.
+
+    Args:
+        problem: The problem, which determines the cell and the number of directions.
+        weights: The weights of the layer in PyTorch's flat order.
+    """
+
+    def __init__(self, problem: Problem, weights: Sequence[Tensor]) -> None:
+        self._cell = problem.cell
+        self.all_weights = [list(weights)]
+        self._directions = by_direction(tuple(weights), problem.weights_per_direction)
+
+    def __call__(
+        self, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the output and the final states.
+
+        Args:
+            x: The input [T, B, I] or [N, I].
+            h0: The initial hidden state [D, B, H].
+            c0: The other initial states side by side [D, B, S*H].
+            rows: For each sequence, the indices of its steps in the flattened input; None if every sequence has T.
+        """
+        flat, batch = x.reshape(-1, x.shape[-1]), h0.shape[1]
+        if rows is None:
+            rows = [list(range(row, flat.shape[0], batch)) for row in range(batch)]
+        found = [
+            self._direction(flat, h0[index], c0[index], rows if index == 0 else [own[::-1] for own in rows], weights)
+            for index, weights in enumerate(self._directions)
+        ]
+        y = torch.cat([output for output, _, _ in found], -1)
+        return y.view(*x.shape[:-1], y.shape[1]), (
+            torch.stack([h for _, h, _ in found]),
+            torch.stack([c for _, _, c in found]),
+        )
+
+    def _direction(
+        self, flat: Tensor, h: Tensor, c: Tensor, rows: list[list[int]], weights: DirectionWeights
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        outputs, places = [], []
+        for step in range(max(map(len, rows), default=0)):
+            active = [row for row, own in enumerate(rows) if len(own) > step]
+            tokens = [rows[row][step] for row in active]
+            at = torch.tensor(active, device=flat.device)
+            after, states = self._step(flat[tokens], h[at], c[at], weights)
+            h, c = h.index_copy(0, at, after), c.index_copy(0, at, states)
+            outputs.append(after)
+            places += tokens
+        y = flat.new_zeros(flat.shape[0], h.shape[1])
+        if places:
+            y = y.index_copy(0, torch.tensor(places, device=flat.device), torch.cat(outputs))
+        return y, h, c
+
+    def _step(self, x: Tensor, h: Tensor, c: Tensor, weights: DirectionWeights) -> tuple[Tensor, Tensor]:
+        cell, size = self._cell, h.shape[1]
+        of_input = torch.nn.functional.linear(x, weights.w_ih, weights.b_ih).split(size, -1)
+        of_state = torch.nn.functional.linear(h, weights.w_hh, weights.b_hh).split(size, -1)
+        sums = {}
+        for gate, own, other in zip(cell.gates, of_input, of_state, strict=True):
+            if gate in cell.apart:
+                sums |= {f"{gate}_input": own, f"{gate}_recurrent": other}
+            else:
+                sums[gate] = own + other
+        states = dict(zip(cell.states, c.split(size, -1) if cell.states else (), strict=True))
+        after, others = cell.called(sums, {"h": h, **states})
+        return after, torch.cat(others, -1) if others else c
