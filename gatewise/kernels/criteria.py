@@ -1,4 +1,4 @@
-"""Demands that more than one kernel makes, so that they read the same wherever they stand."""
+"""Criteria that several kernels share."""
 
 from __future__ import annotations
 
