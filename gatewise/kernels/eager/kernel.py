@@ -1,7 +1,7 @@
-"""The `eager` kernel: the mathematics of `gatewise.cells` as it stands, on any device, in any float dtype.
+"""The kernel `eager`: the operators of the cells in `gatewise.cells`, on any device and in any floating-point dtype.
 
-It has no criteria, so that choosing always ends, and it is the reference for double backward, where its forward pass is
-replayed under autograd.
+It has no criteria, so that at least one kernel runs every problem. Double backward repeats its forward pass under
+autograd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAYER_OPERATORS = 12
 
 
 class _Eager:
-    """Plain torch operators, one step after another."""
+    """The kernel: PyTorch operators, one time step after another."""
 
     name = "eager"
     summary = "plain torch operators, any device and float dtype"
@@ -42,15 +42,15 @@ class _Eager:
         return False
 
     def criteria(self) -> Sequence[Criterion]:
-        """None: this kernel takes everything."""
+        """Return no criteria, because this kernel runs every problem."""
         return ()
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        """Name the only way it has."""
+        """Return a description of the only algorithm."""
         return "one product and a few pointwise operators a step"
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """Operators grow with the number of steps, whatever their size."""
+        """Return the work; the number of operators is proportional to the number of steps."""
         layers = problem.num_layers * problem.num_directions
         steps, tokens = layers * problem.time, layers * problem.time * problem.batch
         half = unroll.state_dtype(problem.dtype) != problem.dtype
@@ -93,9 +93,9 @@ class _Eager:
         return forward + forward + repeated
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """Outputs of the layers below the last, then `unroll.Kept` of every layer and direction.
+        """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
-        With lean memory the outputs alone: each layer's forward pass is run again before its backward pass.
+        With `memory="lean"` only the outputs are kept, and the backward pass repeats each layer's forward pass.
         """
         if not problem.needs_grad:
             return ()
@@ -105,17 +105,17 @@ class _Eager:
         return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        """Run every layer and direction, one after another."""
+        """Run the forward pass, one layer and direction after another."""
         return stack.forward(problem, inputs, _layer_forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        """Run the adjoints from the last layer to the first."""
+        """Run the backward pass, from the last layer to the first."""
         return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        """Never: the hand-derived adjoint is faster than the graph of every step."""
+        """Return None, because the explicit backward pass is faster than autograd's graph of all steps."""
         return None
 
 
@@ -123,11 +123,11 @@ eager = _Eager()
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> Result:
-    """Run the forward pass so that autograd can differentiate it, to any order, while autograd records.
+    """Run the forward pass with operators that autograd records and can differentiate any number of times.
 
     Args:
-        problem: Its layout must be one of `eager.layouts`.
-        inputs: As for `eager.forward`.
+        problem: The problem; its layout must be one of `eager.layouts`.
+        inputs: The inputs, as for `eager.forward`.
 
     Returns:
         The outputs, attached to autograd's graph; `kept` is empty.
@@ -218,14 +218,17 @@ def _layer_backward(
 
 
 def _projected(problem: Problem, layer: stack.Layer) -> tuple[torch.Tensor, ...] | None:
-    """Return each direction's input products where x holds them; only the first layer's input weights are empty."""
+    """Return the input products of each direction, if x contains them; None otherwise.
+
+    The first layer of such a problem has input weights with no columns; x of every other layer is an ordinary input.
+    """
     if not problem.projected or layer.weights[0].w_ih.shape[1]:
         return None
     return layer.x.split(problem.gate_rows, -1)
 
 
 def _apart(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the states [B, H] of a cell, which lie side by side [B, S*H]."""
+    """Split a tensor [B, states * H] into the states of a cell [B, H]."""
     return states.split(problem.hidden_size, -1) if problem.cell.states else ()
 
 
@@ -234,7 +237,7 @@ def _gradients_apart(problem: Problem, gradients: torch.Tensor | None) -> tuple[
 
 
 def _joined(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return the states [B, H] of a cell side by side [B, S*H]."""
+    """Concatenate the states of a cell [B, H] to a tensor [B, states * H]."""
     if not states:
         return like.new_zeros(like.shape[0], 0)
     return states[0] if len(states) == 1 else torch.cat(list(states), -1)

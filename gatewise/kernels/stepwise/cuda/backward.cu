@@ -24,7 +24,7 @@ struct Backward {
 };
 
 #if TABLE
-// A captured launch always has the same argument: the address of a struct in device memory (the table). Each call
+// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
 // writes its own arguments to the table before the replay.
 struct Recorded {
     Backward* table;

@@ -22,7 +22,7 @@ struct Forward {
 };
 
 #if TABLE
-// A captured launch always has the same argument: the address of a struct in device memory (the table). Each call
+// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
 // writes its own arguments to the table before the replay.
 struct Recorded {
     Forward* table;
