@@ -21,7 +21,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
-from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import before, traced
 from gatewise.kernels.eager.reading_order import ReadingOrder
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
@@ -225,7 +225,7 @@ class _BackwardLoop:
         ]
         inner = self.rows.dtype
         hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
-        coefficients_of(self.cell)(self.kept.sums[start:stop].to(inner), hidden, *earlier, *after, out)
+        coefficient_function(self.cell)(self.kept.sums[start:stop].to(inner), hidden, *earlier, *after, out)
         if self.order.valid is None:
             return
         # In the padding, the gradients of states pass through unchanged, and all other gradients are zero.
