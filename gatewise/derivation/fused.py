@@ -14,7 +14,7 @@ state before the step, the gradients are
 
 where dh/du is the derivative of h as a function of the sums, the states before the step and s'. For the LSTM this is
 
-    dc' = dc + dh o (1 - tanh(c')^2)
+    dc' <- dc' + dh o (1 - tanh(c')^2)
     dz_i = dc' g i (1 - i),  dz_f = dc' c f (1 - f),  dz_g = dc' i (1 - g^2),  dz_o = dh tanh(c') o (1 - o),  dc = dc' f
 """
 

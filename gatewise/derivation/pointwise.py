@@ -152,7 +152,7 @@ class _Writer:
         return found
 
     def _sums(self) -> tuple[list[str], set[str]]:
-        """Return lines that split the sums, and the names of the activations that they compute for several sums at once."""
+        """Return lines that split the sums, and the names of activations that they compute for several sums at once."""
         places = {name: place for place, name in enumerate(self._step.sums)}
         read = [name for name in self._step.sums if self._uses[name]]
         if not read:

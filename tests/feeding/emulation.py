@@ -96,7 +96,7 @@ inline unsigned short brain_bits(float x) {
     return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 """
-# What the inline assembly of the sources does, in C++.
+# C++ replacements for the inline assembly of the sources.
 _INSTRUCTIONS = {
     "cvt.rn.f16.f32": "{out} = half_bits({into});",
     "cvt.f32.f16": "{out} = of_half({into});",
