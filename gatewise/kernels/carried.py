@@ -1,9 +1,10 @@
-"""Conversions for fused kernels that run cells without a cell state, such as the GRU.
+"""Conversions of arguments and results for cells without a cell state, such as the GRU, in fused kernels.
 
-Besides the recurrent product, a fused kernel carries one state from step to step: the cell state c of an LSTM, or the
-hidden state h itself of a GRU, whose step reads h element by element. The arguments and results of these kernels
-contain a cell state [L*D, B, H]. For a cell without one, the hidden state is passed as the cell state. It has a single
-gradient, the sum of those through the recurrent product and through the element-wise operations.
+Besides the recurrent product, a fused kernel (`persistent` or `stepwise`) carries one state from step to step: the cell
+state c of an LSTM, or the hidden state h itself of a GRU, whose step reads h element by element. The arguments and
+results of these kernels contain a cell state [L*D, B, H]. For a cell without one, the hidden state is passed as the
+cell state. It has a single gradient, the sum of those through the recurrent product and through the element-wise
+operations.
 """
 
 from __future__ import annotations

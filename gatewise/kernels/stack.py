@@ -1,7 +1,8 @@
 """The loops over layers for kernels that compute one layer at a time.
 
 A kernel passes the functions that compute a single layer to `forward` and `backward`. These call them for every layer,
-apply the dropout masks between layers, and concatenate the states and gradients.
+apply the dropout masks between layers, and concatenate the states and gradients. `layer_after_layer` is the loop for
+calls that autograd records.
 """
 
 from __future__ import annotations

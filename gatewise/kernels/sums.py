@@ -1,4 +1,4 @@
-"""Which rows of the weight matrices each gate sum is computed from.
+"""The relation of gate sums to the rows of weights and biases, from which they are computed.
 
 A gate sum is a pre-activation that the cell's step reads; its tensor has H columns for each sum. The first G sums
 contain the product of the input weights, in the order of the gates. For an LSTM, the product of the recurrent weights
@@ -80,7 +80,7 @@ def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor
     return found.flatten()
 
 
-def biases_of_sums(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
+def bias_gradients(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of both bias vectors [G*H] from those of the gate sums [S*H]."""
     gates, runs = len(cell.gates), recurrent_runs(cell)
     if len(cell.sums) == gates and len(runs) == 1:

@@ -1,6 +1,7 @@
-"""PyTorch's native loop, which keeps an autograd graph for the backward pass.
+"""PyTorch's operators `torch.lstm` and `torch.gru` without cuDNN, with an autograd graph for the backward pass.
 
-On a GPU this is the loop that PyTorch runs if cuDNN is disabled: one matrix product and one fused cell for every step.
+In inference on a CPU, PyTorch may run them on oneDNN. Otherwise they are its native loop: on a GPU, one matrix product
+and one fused cell for every step.
 """
 
 from __future__ import annotations

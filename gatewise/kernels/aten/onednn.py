@@ -1,4 +1,7 @@
-"""oneDNN's LSTM, through PyTorch's operators: one primitive for each layer and direction."""
+"""Training with oneDNN's LSTM, through PyTorch's operators: one primitive for each layer and direction.
+
+The tensors for the backward pass are kept explicitly, without an autograd graph.
+"""
 
 from __future__ import annotations
 

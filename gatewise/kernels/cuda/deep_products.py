@@ -7,7 +7,7 @@ equal length. If one block remains, cuBLAS may omit it: with 1,441 steps of 8 se
 on an H100 and an H200 (cuBLAS of CUDA 13.0), the number of blocks minus one was a multiple of a number of parts whose
 tiles fit on the GPU at once. A product of such a depth is therefore computed as two: first the last terms, whose
 rounding error is small compared to the result, then the others, in a number of blocks that leaves no remainder of one
-for any number of parts.
+for any number of parts. (`long_products` splits float32 products, for their accuracy.)
 """
 
 from __future__ import annotations

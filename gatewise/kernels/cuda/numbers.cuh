@@ -1,6 +1,7 @@
 // Number formats: the type `Value` of elements in memory, the type `Real` of the computation, conversions between them,
 // and vectors of WIDTH elements that one instruction loads or stores. The macro DTYPE selects bfloat16 (0), float16
-// (1), float32 (2) or float64 (3). Conversions are inline PTX, so that no CUDA headers are needed.
+// (1), float32 (2) or float64 (3). Conversions are inline PTX, so that no CUDA headers are needed. `tanh_of`
+// and `sigmoid_of` are accurate enough for each format.
 #pragma once
 
 using i64 = long long;

@@ -1,4 +1,4 @@
-"""Workspace: the temporary tensors of a pass, allocated from one buffer."""
+"""An allocator for the workspace of a pass: its temporary tensors are in one buffer."""
 
 from __future__ import annotations
 

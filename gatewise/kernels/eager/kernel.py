@@ -142,7 +142,10 @@ def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     kept = tuple(tensor for run in runs if run.kept is not None for tensor in (run.kept.sums, *run.kept.states))
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
     return Result(
-        y, torch.stack([run.h_n for run in runs]), torch.stack([_joined(run.states_n, run.h_n) for run in runs]), kept
+        y,
+        torch.stack([run.h_n for run in runs]),
+        torch.stack([_concatenated(run.states_n, run.h_n) for run in runs]),
+        kept,
     )
 
 
@@ -153,7 +156,7 @@ def _run(
         problem.cell,
         layer.x if products is None else products[direction],
         layer.h0[direction],
-        _apart(problem, layer.c0[direction]),
+        _split_states(problem, layer.c0[direction]),
         layer.weights[direction],
         reverse=direction == 1,
         lengths=layer.lengths,
@@ -193,13 +196,13 @@ def _layer_backward(
             problem.cell,
             layer.x if products is None else products[direction],
             layer.h0[direction],
-            _apart(problem, layer.c0[direction]),
+            _split_states(problem, layer.c0[direction]),
             weights,
             result.y[..., direction * size : (direction + 1) * size],
             _kept(problem, layer, products, result, direction),
             None if gradients.y is None else gradients.y[..., direction * size : (direction + 1) * size],
             None if gradients.h_n is None else gradients.h_n[direction],
-            _gradients_apart(problem, None if gradients.c_n is None else gradients.c_n[direction]),
+            _split_gradients(problem, None if gradients.c_n is None else gradients.c_n[direction]),
             reverse=direction == 1,
             lengths=layer.lengths,
             needs=needs,
@@ -210,9 +213,9 @@ def _layer_backward(
     ]
     of_x = [run.x for run in runs]
     return stack.LayerGradients(
-        stack.summed(of_x) if products is None else _side_by_side(of_x),
+        stack.summed(of_x) if products is None else _concatenated_gradients(of_x),
         stack.stacked([run.h0 for run in runs]),
-        stack.stacked([None if run.states0 is None else _joined(run.states0, layer.h0[0]) for run in runs]),
+        stack.stacked([None if run.states0 is None else _concatenated(run.states0, layer.h0[0]) for run in runs]),
         tuple(gradient for run in runs for gradient in run.weights),
     )
 
@@ -227,22 +230,22 @@ def _projected(problem: Problem, layer: stack.Layer) -> tuple[torch.Tensor, ...]
     return layer.x.split(problem.gate_rows, -1)
 
 
-def _apart(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _split_states(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Split a tensor [B, states * H] into the states of a cell [B, H]."""
     return states.split(problem.hidden_size, -1) if problem.cell.states else ()
 
 
-def _gradients_apart(problem: Problem, gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return (None,) * len(problem.cell.states) if gradients is None else _apart(problem, gradients)
+def _split_gradients(problem: Problem, gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return (None,) * len(problem.cell.states) if gradients is None else _split_states(problem, gradients)
 
 
-def _joined(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def _concatenated(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """Concatenate the states of a cell [B, H] to a tensor [B, states * H]."""
     if not states:
         return like.new_zeros(like.shape[0], 0)
     return states[0] if len(states) == 1 else torch.cat(list(states), -1)
 
 
-def _side_by_side(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _concatenated_gradients(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     present = [gradient for gradient in gradients if gradient is not None]
     return torch.cat(present, -1) if present else None

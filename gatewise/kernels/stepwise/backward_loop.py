@@ -16,7 +16,7 @@ from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, wide
+from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import recurrent_runs
 
@@ -58,7 +58,7 @@ class StepBuffers(NamedTuple):
         return cls(
             gradients_of_a_step(form, memory, directions, len(problem.cell.gates), batch, size, dtype),
             form.planes(memory, directions, form.parts, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=wide(dtype)),
+            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
         )
 
 

@@ -14,7 +14,7 @@ from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.products import forward_weights, product, wide
+from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import bias_of_sums
 
@@ -57,7 +57,7 @@ class StepBuffers(NamedTuple):
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
             form.planes(memory, directions, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=wide(dtype)),
+            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
             form.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
         )
 

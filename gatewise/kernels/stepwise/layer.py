@@ -17,8 +17,8 @@ from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.plan import form_of
-from gatewise.kernels.stepwise.products import wide
-from gatewise.kernels.sums import bias_of_sums, biases_of_sums, of_input, recurrent_runs
+from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.sums import bias_gradients, bias_of_sums, of_input, recurrent_runs
 
 # The gradients of g, the third gate, are by far the largest, so the rounding error of a sum over the gates is
 # determined by the terms of g. The input gradient is therefore split within g, at a third and two thirds of its rows.
@@ -95,8 +95,8 @@ def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) 
     time, batch, features = layer.x.shape
     total = layer.x.new_empty(time * batch, features)
     # The library's TF32 kernels are faster if both operands are contiguous along the inner dimension of the product.
-    turned = form.turned_backward
-    matrices = [weights.w_ih.t().contiguous().t() if turned else weights.w_ih for weights in layer.weights]
+    transposed = form.turned_backward
+    matrices = [weights.w_ih.t().contiguous().t() if transposed else weights.w_ih for weights in layer.weights]
     products = [
         (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)
     ]
@@ -135,8 +135,8 @@ def _weight_gradients(
         gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x), w_hh]
         if problem.bias:
             # Summing over all rows at once would need a larger workspace than the gradients themselves.
-            own = share.sum(1, dtype=wide(share.dtype)).sum(0).to(share.dtype)
-            gradients += biases_of_sums(problem.cell, own)
+            own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(share.dtype)
+            gradients += bias_gradients(problem.cell, own)
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
             gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))

@@ -37,13 +37,13 @@ def backward_weights(form: Form, weights: list[Tensor], copy_to: Allocator | Non
     return _operand(weights, form.parts, form.turned_backward, copy_to)
 
 
-def _operand(weights: list[Tensor], parts: int, turned: bool, copy_to: Allocator | None) -> Tensor:
+def _operand(weights: list[Tensor], parts: int, transposed: bool, copy_to: Allocator | None) -> Tensor:
     gates, size = weights[0].shape
-    if copy_to is None and len(weights) == 1 and not turned:
+    if copy_to is None and len(weights) == 1 and not transposed:
         return weights[0].contiguous().view(parts, gates // parts, size)
-    shape = (len(weights), parts, size, gates // parts) if turned else (len(weights), parts, gates // parts, size)
+    shape = (len(weights), parts, size, gates // parts) if transposed else (len(weights), parts, gates // parts, size)
     operand = (copy_to or weights[0]).new_empty(*shape, dtype=weights[0].dtype)
-    operand = operand.transpose(2, 3) if turned else operand
+    operand = operand.transpose(2, 3) if transposed else operand
     for own, matrix in zip(operand, weights, strict=True):
         own.copy_(
             matrix.view(parts, gates // parts, size) if matrix.is_contiguous() else matrix.unflatten(0, (parts, -1))
@@ -73,6 +73,6 @@ def left_operand(form: Form, dgates: Tensor) -> Tensor:
     return dgates.transpose(1, 2).view(directions, batch, gates * size)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the states that are carried between steps: float32 for 16-bit dtypes, otherwise the same."""
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the states that are carried between steps: float32 for 16-bit dtypes, otherwise `dtype`."""
     return torch.float32 if dtype.itemsize == 2 else dtype

@@ -1,4 +1,4 @@
-"""Time steps captured as CUDA graphs and replayed by later calls, to save the CPU time of launches outside user graphs.
+"""Time steps captured as CUDA graphs and replayed by later calls from Python, which saves the CPU time of launches.
 
 A captured step uses static buffers: the states between steps, a copy of the recurrent weights, and an argument struct
 (the table), to which every call writes the addresses of its own tensors. The captured launches read their arguments
