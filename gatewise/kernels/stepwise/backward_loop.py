@@ -75,7 +75,7 @@ def run(
     """Run the loop over time.
 
     Args:
-        problem: The problem, with one layer.
+        problem: The problem; its number of layers is ignored.
         form: The layout of states and products.
         layer: The inputs of the layer.
         result: The result of the forward pass. The gradients overwrite its gates, except in a call that is traced by

@@ -66,7 +66,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
     """Run the loop over time.
 
     Args:
-        problem: The problem, with one layer.
+        problem: The problem; its number of layers is ignored.
         form: The layout of states and products.
         layer: The inputs of the layer.
         gates: The gate sums of all steps [D, T, B, S*H]. The first G*H columns contain the input products. If a

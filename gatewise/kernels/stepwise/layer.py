@@ -32,7 +32,7 @@ def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
     projection, the hidden states before it [D, T, B, H].
 
     Args:
-        problem: The problem, with one layer.
+        problem: The problem; its number of layers is ignored.
         layer: The inputs of the layer.
         form: The layout of states and products; None for the one with the least predicted time.
     """
