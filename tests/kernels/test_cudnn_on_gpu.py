@@ -1,4 +1,4 @@
-"""cuDNN through PyTorch's operators: the weight buffer, the reserve space, and agreement with `torch.nn.LSTM`."""
+"""cuDNN through its explicit operators: the flat buffer, the single-use reserve, what torch.nn.LSTM computes."""
 
 import pytest
 import torch

@@ -99,7 +99,7 @@ _TRANSPOSED_SPEED = 0.35  # of a copy that exchanges axes, relative to device me
 
 @functools.lru_cache(maxsize=4096)
 def form_of(problem: Problem, device: Device) -> Form:
-    """Return the layout with the least predicted time."""
+    """Return the form with the least predicted time."""
     return min(forms(problem), key=lambda form: sum(step(problem, device, form)))
 
 
