@@ -1,4 +1,4 @@
-"""The CUDA source compiles for every supported architecture, without a GPU."""
+"""The CUDA sources compile for every supported architecture, without a GPU."""
 
 import pytest
 import torch
