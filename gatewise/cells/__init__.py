@@ -5,7 +5,7 @@ from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 
 SHIPPED: tuple[Cell, ...] = (LSTM(), GRU())
-"""The cells that are part of the library."""
+"""The cells of the library."""
 
 
 def cell_named(name: str) -> Cell:

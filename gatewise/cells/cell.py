@@ -21,7 +21,7 @@ class Cell:
 
     Attributes:
         name: The name of the cell in decisions and reports.
-        gates: The names of the gates, in the order of their rows in the weight matrices.
+        gates: The names of the gates, in the order in which their rows stand in the weight matrices.
         states: The names of the states other than the hidden state `h` that are passed from step to step.
         apart: The names of the gates for which `step` reads two separate sums, `gate.<name>.input` = `W_ih x + b_ih`
             and `gate.<name>.recurrent` = `W_hh h + b_hh`, instead of their total.

@@ -38,7 +38,7 @@ def launches_on_cpu(monkeypatch, compiler):
         )
 
     monkeypatch.setattr(decoder, "parts_for", parts_for)
-    # Products are split along their inner dimension as on a GPU.
+    # Products are cut as on a GPU, too.
     monkeypatch.setattr(backward_loop, "_planes", lambda inputs, depth: 4 if depth % 4 == 0 else 1)
 
 

@@ -169,7 +169,7 @@ OPTIONS = {}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True
 @pytest.mark.parametrize(
     ("options", "recompute", "parts"), pairwise(OPTIONS, [False, True], PARTS), indirect=["parts"], ids=str
 )
-def test_operands_in_float16_have_the_errors_of_ten_mantissa_bits(options, recompute, parts, monkeypatch):
+def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monkeypatch):
     monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: True)
     call, exact = Call(torch.float32, **options), Call(torch.float64, **options)
     with torch.no_grad():  # gradients far below and above the range of float16

@@ -93,7 +93,7 @@ def test_rounded_products_have_the_errors_of_the_plain_program(precision, dropou
         assert (found[name] - expected).norm() <= budget, name
 
 
-def test_operands_are_float16_only_if_products_may_be_rounded():
+def test_operands_are_float16_only_where_products_may_be_rounded():
     weights = on_gpu(Call(torch.float32, **LARGE)).weights
     device = torch.device("cuda", 0)
     with arithmetic("tf32"):
