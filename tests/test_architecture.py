@@ -182,8 +182,8 @@ def test_a_wrong_sentence_in_the_document_is_noticed(wrong: str) -> None:
     assert documented(text.replace(right, instead)) != checked()
 
 
-def test_the_picture_of_the_house_has_the_same_floors() -> None:
+def test_the_picture_of_the_packages_has_the_same_floors() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    picture = text.partition("## The house in one picture")[2].split("```")[1]
+    picture = text.partition("## Packages")[2].split("```")[1]
     lines = [re.split(r"  +", line)[0] for line in picture.strip().splitlines()]
     assert floors_of(lines) == checked().heights

@@ -1,4 +1,4 @@
-"""The cells: one statement of each, of what a hidden unit computes in one step."""
+"""The recurrent cells: for each, one definition of the arithmetic of a hidden unit in one time step."""
 
 from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
@@ -12,7 +12,7 @@ SHIPPED: tuple[Cell, ...] = (LSTM(), GRU(), RNN("tanh"), RNN("relu"), CoupledLST
 
 
 def cell_named(name: str) -> Cell:
-    """Return a shipped cell by its name."""
+    """Return the cell in `SHIPPED` with the given name."""
     return next(cell for cell in SHIPPED if cell.name == name)
 
 

@@ -1,8 +1,8 @@
-"""The statement of a recurrent cell: what one hidden unit computes in one time step.
+"""The base class of recurrent cells.
 
-A cell states the arithmetic of a single hidden unit and nothing else. Matrices, biases, layers, directions, sequence
-lengths, projections and dropout belong to the schedule that runs it, and work for every cell. From the statement follow
-the operators of the kernel `eager`, the adjoint, and what is kept for the backward pass.
+A cell defines the arithmetic of a single hidden unit in one time step. Matrices, biases, layers, directions, sequence
+lengths, projections and dropout belong to the kernel that runs the cell, and work for every cell. The package
+`derivation` derives from the definition the PyTorch operators and the CUDA code of the step and of its gradients.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 class Cell:
     """A recurrent cell.
 
-    For every time step a schedule computes, for each gate and hidden unit, the sum
-    `W_ih x + b_ih + W_hh h + b_hh`, calls `step` with the sums and with the states before the step, and carries the
-    hidden state and the states that `step` returns to the next time step.
+    In every time step, a kernel computes the sum `W_ih x + b_ih + W_hh h + b_hh` for each gate and hidden unit, and
+    applies `step` to the sums and to the states before the step. The hidden state and the other states that `step`
+    returns are passed to the next time step.
 
     Attributes:
         name: The name of the cell in decisions and reports; the name of the class unless it states another.
         gates: The names of the gates, in the order in which their rows stand in the weight matrices.
-        states: The names of the states that are carried from step to step beside the hidden state `h`.
-        apart: The names of the gates of which `step` reads two sums, `gate.<name>.input` = `W_ih x + b_ih` and
-            `gate.<name>.recurrent` = `W_hh h + b_hh`, instead of their total.
+        states: The names of the states other than the hidden state `h` that are passed from step to step.
+        apart: The names of the gates for which `step` reads two separate sums, `gate.<name>.input` = `W_ih x + b_ih`
+            and `gate.<name>.recurrent` = `W_hh h + b_hh`, instead of their total.
 
     Example:
         >>> class Leaky(Cell):
@@ -46,17 +46,17 @@ class Cell:
             cls.name = cls.__name__
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Return the hidden state after a step, and the other states after it by name.
+        """Return the hidden state and a mapping of the other states after a step.
 
         Args:
-            gate: A namespace with the sum of each gate, or with its two sums for the gates in `apart`.
+            gate: A namespace with the sum of each gate, or with both sums for the gates in `apart`.
             state: A namespace with the states before the step: `state.h` and one attribute for each name in `states`.
         """
         raise NotImplementedError
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The names of the sums that `step` reads: one of each gate in order, then the recurrent ones of `apart`."""
+        """The names of the sums that `step` reads: one per gate, then the recurrent sums of the gates in `apart`."""
         return (
             *(f"{gate}_input" if gate in self.apart else gate for gate in self.gates),
             *(f"{gate}_recurrent" for gate in self.gates if gate in self.apart),
@@ -64,16 +64,16 @@ class Cell:
 
     @property
     def recurrent_sums(self) -> tuple[int, ...]:
-        """For each gate, the place in `sums` of the sum that its recurrent product is part of."""
+        """For each gate, the index in `sums` of the sum that contains its recurrent product."""
         sums = self.sums
         return tuple(sums.index(f"{gate}_recurrent" if gate in self.apart else gate) for gate in self.gates)
 
     def called(self, sums: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        """Call `step` with values by name and return the hidden state and the other states in the order of `states`.
+        """Call `step` with values given by name; return the hidden state and the other states in the order of `states`.
 
         Args:
-            sums: A value for each name in `sums`.
-            states: A value for "h", where there is one, and for each name in `states`.
+            sums: The value of each name in `sums`.
+            states: The value of "h", if the step reads it, and of each name in `states`.
         """
         gate = types.SimpleNamespace()
         for name in self.gates:
@@ -92,4 +92,4 @@ class Cell:
         return type(other) is type(self) and vars(other) == vars(self)
 
     def __hash__(self) -> int:
-        return hash(type(self))  # cells are looked up in every call, and a class has few that differ
+        return hash(type(self))  # every call looks up its cell, and few cells of one class differ

@@ -17,11 +17,11 @@ class GRU(Cell):
         n = tanh(W_in x + b_in + r * (W_hn h + b_hn))
         h' = (1 - z) * n + z * h
 
-    with the sums z = W_ih x + b_ih + W_hh h + b_hh of the gates r and z; the gates stand in the order r z n. As in
-    cuDNN, the reset gate r is applied after the recurrent product (Keras calls this `reset_after=True`).
+    where z_r and z_z are the sums W_ih x + b_ih + W_hh h + b_hh of the gates r and z. The order of the gates is r z n.
+    As in cuDNN, the reset gate r is applied after the recurrent product (`reset_after=True` in Keras).
 
     Source: Cho et al., "Learning phrase representations using RNN encoder-decoder for statistical machine translation"
-    (2014), in the form of cuDNN.
+    (2014), in cuDNN's variant.
     """
 
     name = "gru"

@@ -15,9 +15,9 @@ class LSTM(Cell):
 
         i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o);   g = tanh(z_g)
         c' = f * c + i * g
-        h' = o * tanh(c')                           (then W_hr h' with a projection)
+        h' = o * tanh(c')                           (with a projection: W_hr h')
 
-    with the sums z = W_ih x + b_ih + W_hh h + b_hh of the gates in the order i f g o.
+    where z are the sums W_ih x + b_ih + W_hh h + b_hh of the gates. The order of the gates is i f g o.
 
     Source: Hochreiter & Schmidhuber, "Long short-term memory" (1997), with the forget gate of Gers et al. (2000) and
     the projection of Sak et al. (2014).

@@ -1,5 +1,12 @@
-"""What follows from the statement of a cell: its operations, its adjoint, and both as operators of PyTorch.
+"""The derivation of code from the definition of a cell: its step and its gradients in PyTorch and in CUDA C++.
 
-`trace` calls a cell's step once and records its operations, `adjoint` derives the gradients from them with SymPy, and
-`pointwise` writes both as Python functions.
+| module | contents |
+|---|---|
+| `trace` | the operations of a step, recorded by symbolic tracing |
+| `adjoint` | the derivatives of a step, computed with SymPy |
+| `pointwise` | step and derivatives as PyTorch functions, for the kernel `eager` |
+| `fused` | the adjoint in the form that fused kernels compute: few kept values, and two stages |
+| `device` | step and adjoint of fused kernels as CUDA C++ |
+| `unit` | step and adjoint of fused kernels as PyTorch functions |
+| `printing` | operations and SymPy expressions as source text |
 """

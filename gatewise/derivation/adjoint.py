@@ -1,15 +1,16 @@
-"""The adjoint of a cell's step, derived from its operations.
+"""The adjoint (vector-Jacobian product) of a cell's step, derived from its operations.
 
-The gradients before a step are linear in the gradients after it, with coefficients that depend on the forward pass
-alone. So the adjoint is a table: for each sum that the step reads and each state before it, one coefficient for the
-gradient of each state after it. For the LSTM, with a = o (1 - tanh(c)^2),
+The gradients of a step's inputs are linear in the gradients of its outputs, with coefficients that depend on the
+forward pass alone. The adjoint is therefore a table: for each sum and each state before the step (rows), one
+coefficient for the gradient of each state after the step (columns). For the LSTM, with c and c' the cell state before
+and after the step, and a = o (1 - tanh(c')^2), it is
 
-                dh                      dc
-    i     a g i (1 - i)             g i (1 - i)
-    f     a c' f (1 - f)            c' f (1 - f)
-    g     a i (1 - g^2)             i (1 - g^2)
-    o     tanh(c) o (1 - o)         0
-    c'    a f                       f
+               dh'                     dc'
+    i    a g i (1 - i)            g i (1 - i)
+    f    a c f (1 - f)            c f (1 - f)
+    g    a i (1 - g^2)            i (1 - g^2)
+    o    tanh(c') o (1 - o)       0
+    c    a f                      f
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adjoint:
-    """The coefficients of a step's adjoint, as expressions in the names of its operations.
+    """The coefficients of a step's adjoint, as expressions in the names of the step's values.
 
     Attributes:
-        rows: The names of what gradients are computed of: the sums, the states before the step, and the hidden state
-            before it where the step reads it other than through the recurrent product.
-        columns: The names of what gradients are given of: the hidden state after the step, then the other states.
-        shared: Names and expressions that several coefficients read.
-        table: The coefficient of each row and column; 0 where there is none.
+        rows: The names of the inputs of the step, whose gradients are computed: the sums, the states before the step
+            and, if the step reads it element by element, the hidden state before the step.
+        columns: The names of the outputs of the step, whose gradients are given: the hidden state after the step, then
+            the other states.
+        shared: Names and expressions of common subexpressions.
+        table: The coefficient for each row and column.
     """
 
     rows: tuple[str, ...]
@@ -47,7 +49,7 @@ class Adjoint:
 @functools.lru_cache(maxsize=256)
 def adjoint_of(cell: Cell) -> Adjoint:
     """Return the adjoint of a cell's step."""
-    import sympy  # it takes a third of a second, which a program without an own adjoint need not spend
+    import sympy  # imported here because the import takes a third of a second
 
     step = traced(cell)
     rows = (*step.sums, *map(before, step.states), *([before("h")] if step.reads_hidden else []))
@@ -70,12 +72,12 @@ def adjoint_of(cell: Cell) -> Adjoint:
 
 
 def backpropagated(step: Step, output: str, cut: Collection[str] = ()) -> dict[str, Any]:
-    """Return the derivative of a value with respect to every value that it depends on, by name.
+    """Return the derivative of a value with respect to every value that it depends on, by name (reverse mode).
 
     Args:
         step: The step.
         output: The name of the value.
-        cut: The names of values that count as given: the derivative does not go on to what they are computed from.
+        cut: The names of values that are treated as independent variables: their operands are not differentiated.
     """
     found: dict[str, Any] = {output: 1}
     for operation in reversed(step.operations):
@@ -89,9 +91,9 @@ def backpropagated(step: Step, output: str, cut: Collection[str] = ()) -> dict[s
 
 
 def _slopes(operation: Operation) -> tuple[Any, ...]:
-    """Return the derivative of an operation with respect to each operand, where possible in terms of its result.
+    """Return the derivative of an operation with respect to each operand, if possible as a function of its result.
 
-    In terms of the result, an activation that was kept is all that the adjoint needs.
+    As a function of the result, the derivative of an activation needs no value but the kept activation.
     """
     import sympy
 
@@ -103,9 +105,10 @@ def _slopes(operation: Operation) -> tuple[Any, ...]:
 
 
 def _compared(function: str, first: Any, second: Any) -> Any:
-    """Return a comparison as a number, which has the value where both are equal that PyTorch's derivatives have.
+    """Return a comparison as a number 0, 1/2 or 1, with PyTorch's convention for derivatives at equal operands.
 
-    "larger" is 1 where the first is larger, 1/2 where both are equal, otherwise 0; "at_least" is 1 in both cases.
+    "larger" is 1 if the first operand is larger, 1/2 if both are equal, and 0 otherwise. "at_least" is 1 if the first
+    operand is larger or both are equal, and 0 otherwise.
     """
     import sympy
 

@@ -1,15 +1,19 @@
-"""The step of a cell and its adjoint as functions in CUDA C++, which fused kernels include.
+"""Generate the CUDA C++ code of a cell's step and adjoint, which fused kernels include.
 
-The code reads and writes values of type `Real` of one hidden unit, and calls `sigmoid_of` and `tanh_of`, which the
-kernel defines for its number format, and the functions of `kernels/cuda/functions.cuh`. It defines
+The code computes with values of type `Real` of one hidden unit. It calls `sigmoid_of` and `tanh_of`, which the kernel
+defines for its number format, and the functions of `kernels/cuda/functions.cuh`. It defines
 
-    SUMS, GATES          the numbers of sums that a step reads and of gates, each of which has H rows in the weights
-    input_gate(sum)      the gate whose rows of the input weights give part of a sum; -1 if none do
-    recurrent_gate(sum)  the same for the recurrent weights
+    SUMS, GATES          the number of sums that the step reads, and the number of gates
+    input_gate(sum)      the gate whose rows of the input weights contribute to a sum; -1 for none
+    recurrent_gate(sum)  the gate whose rows of the recurrent weights contribute to a sum; -1 for none
     CARRIES_HIDDEN       whether the carried state is the hidden state
-    Kept                 one value for each sum
-    stepped(sums, before)         what is kept, the carried state and the hidden state
-    Slopes, slopes(kept, after, before), adjoint(slopes, dh, d)  the adjoint in two stages, as in `fused`
+    Kept                 a vector with one value for each sum
+    stepped(sums, before)         the step: the kept values, the carried state and the hidden state
+    slopes(kept, after, before)   the first stage of the adjoint: its coefficients, of type `Slopes`
+    adjoint(slopes, dh, d)        the second stage: the gradients of the sums; `d`, the gradient of the carried state
+                                  after the step, is replaced by the gradient of the carried state before it
+
+The module `fused` describes the two stages.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     import sympy
 
 MOST_SUMS = 4
-"""The most sums of a cell that the code is written for: four neighbours in a vector, as kernels load them."""
+"""The largest number of sums that the code supports: the four elements of the vectors that kernels load."""
 
 FIELDS = "xyzw"
 _FUNCTIONS = {
@@ -59,11 +63,11 @@ _CUDA = Language("    const Real {} = {};", _number, lambda function: _FUNCTIONS
 
 
 class DeviceCode(NamedTuple):
-    """The code of a cell.
+    """The CUDA code of a cell, which is generated when `text` is read.
 
     Attributes:
         cell: The cell.
-        key: A text that differs between cells whose code differs; it takes no derivation to know.
+        key: A hash that differs between cells with different code; it is computed without generating the code.
     """
 
     cell: Cell
@@ -71,20 +75,20 @@ class DeviceCode(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The code, on several lines."""
+        """The code, with line breaks."""
         return _written(self.cell)
 
 
 @functools.lru_cache(maxsize=256)
 def device_code(cell: Cell) -> DeviceCode:
-    """Return the code of a cell, whose text is made where it is read."""
+    """Return the code of a cell, without generating its text yet."""
     stated = repr((cell.gates, cell.states, cell.apart, traced(cell)))
     return DeviceCode(cell, hashlib.sha256(f"{stated}{_derivation()}".encode()).hexdigest())
 
 
 @functools.cache
 def _derivation() -> str:
-    # The code follows from the statement and from these sources, so it is as old as the newest of both.
+    # The code depends on the definition of the cell and on the sources of this package.
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 

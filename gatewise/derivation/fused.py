@@ -1,17 +1,20 @@
-"""What a fused kernel keeps of a step for its backward pass, and the adjoint in two stages.
+"""The values that a fused kernel keeps for its backward pass, and the adjoint in two stages.
 
-A fused kernel keeps one value for each sum that the step reads, and the states. The adjoint then needs no function of a
-sum again: for the LSTM the activated gates are kept, for the GRU r, z, n and the recurrent sum of n.
+A fused kernel keeps one value for each sum that the step reads, and the states. The values are chosen so that the
+adjoint needs no transcendental function of a sum: for the LSTM they are the activated gates, for the GRU r, z, n and
+the recurrent sum of n.
 
-The gradients after a step arrive late, because they travel between multiprocessors. So everything that does not depend
-on them is computed before, as coefficients. With s' the states after the step that are carried to the next one,
+The gradients of a step's outputs arrive late in a backward pass, because they are exchanged between multiprocessors. In
+the first stage, everything that does not depend on them is computed, as coefficients. The second stage applies the
+coefficients to the gradients. With s' the states after the step that are carried to the next step, and u a sum or a
+state before the step, the gradients are
 
-    ds' = ds + dh * dh/ds'                              (the total gradient of each carried state)
-    d of a sum or of a state before = sum over s' of ds' * ds'/d(it) + dh * dh/d(it)
+    ds' <- ds' + dh * dh/ds'                               (the total gradient of each carried state)
+    du = sum over s' of ds' * ds'/du + dh * dh/du
 
-where dh/d(it) is the derivative of h as a function of the sums, the states before and s'. For the LSTM this is
+where dh/du is the derivative of h as a function of the sums, the states before the step and s'. For the LSTM this is
 
-    dc' = dc + dh o (1 - tanh(c')^2)
+    dc' <- dc' + dh o (1 - tanh(c')^2)
     dz_i = dc' g i (1 - i),  dz_f = dc' c f (1 - f),  dz_g = dc' i (1 - g^2),  dz_o = dh tanh(c') o (1 - o),  dc = dc' f
 """
 
@@ -34,14 +37,15 @@ _TRANSCENDENTAL = frozenset({"sigmoid", "tanh", "exp", "log", "sqrt", "relu"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Coefficients:
-    """The coefficients of the adjoint in two stages, as expressions in the names of a step's operations.
+    """The coefficients of the adjoint in two stages, as expressions in the names of a step's values.
 
     Attributes:
-        targets: The names of what gradients are computed of: the sums, then the carried states before the step.
-        carried: The names of the carried states, as `carried_states`.
-        through: For each carried state, the derivative of the hidden state with respect to it; 0 or 1 as numbers.
-        table: For each target, the derivative of each carried state after the step.
-        direct: For each target, the derivative of the hidden state with the carried states after the step held fixed.
+        targets: The names of the values whose gradients are computed: the sums, then the carried states before the
+            step.
+        carried: The names of the carried states, as returned by `carried_states`.
+        through: For each carried state s', the derivative dh/ds'.
+        table: For each target u, the derivative ds'/du of each carried state.
+        direct: For each target u, the derivative dh/du with the carried states after the step held fixed.
     """
 
     targets: tuple[str, ...]
@@ -54,8 +58,8 @@ class Coefficients:
 def carried_states(cell: Cell) -> tuple[str, ...]:
     """Return the names of the states that a fused kernel carries from step to step in registers.
 
-    These are the states beside the hidden state, and the hidden state "h" itself where the step reads it other than
-    through the recurrent product, or where there is no other state.
+    These are the states other than the hidden state. The hidden state "h" is among them if the step reads it element by
+    element, in addition to the recurrent product, or if the cell has no other state.
     """
     step = traced(cell)
     return (*step.states, *(["h"] if step.reads_hidden or not step.states else []))
@@ -63,9 +67,9 @@ def carried_states(cell: Cell) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def kept_values(cell: Cell) -> tuple[str, ...]:
-    """Return the name of the value that is kept for each sum: the sum itself, or an activation that it alone leads to.
+    """Return the name of the value that is kept for each sum: an activation of the sum, or the sum itself.
 
-    The activation takes the place of the sum where the adjoint can be computed from it.
+    An activation is kept if the adjoint can be computed from it without the sum.
     """
     step = traced(cell)
     found = {name: _activation(step, name) for name in step.sums}
@@ -75,7 +79,7 @@ def kept_values(cell: Cell) -> tuple[str, ...]:
 
 
 def known_values(cell: Cell, kept: Iterable[str]) -> frozenset[str]:
-    """Return the names of the values that the backward pass has: those that are kept, and the states."""
+    """Return the names of the values available in the backward pass: the kept values and the carried states."""
     step = traced(cell)
     after = after_step(step)
     states = carried_states(cell)
@@ -93,13 +97,13 @@ def wanted_values(cell: Cell) -> frozenset[str]:
 
 
 def unknown(step: Step, wanted: Iterable[str], known: frozenset[str]) -> set[str]:
-    """Return the names of the sums that must be known, too, before values can be computed."""
+    """Return the names of the sums that are missing from the known values to compute the wanted values."""
     read = {str(operand) for operation in needed(step, wanted, known) for operand in operation.operands}
     return {name for name in step.sums if name in read.union(wanted) and name not in known}
 
 
 def _activation(step: Step, name: str) -> str:
-    """Return the first function on the way from a sum, as long as nothing else reads what lies on the way."""
+    """Return the first activation after a sum if nothing else reads the values between them, otherwise the sum."""
     current, outputs = name, {step.hidden, *step.after}
     while current not in outputs:
         readers = [operation for operation in step.operations if current in operation.operands]
@@ -114,7 +118,7 @@ def _activation(step: Step, name: str) -> str:
 @functools.lru_cache(maxsize=256)
 def coefficients_of(cell: Cell) -> Coefficients:
     """Return the coefficients of the adjoint of a cell's step in two stages."""
-    import sympy  # it takes a third of a second, which a program without an own adjoint need not spend
+    import sympy  # imported here because the import takes a third of a second
 
     step, carried = traced(cell), carried_states(cell)
     after = after_step(step)
@@ -133,17 +137,17 @@ def coefficients_of(cell: Cell) -> Coefficients:
 
 
 def after_step(step: Step) -> dict[str, str]:
-    """Return the name of each state's value after the step, by the name of the state."""
+    """Return a mapping from the name of each state to the name of its value after the step."""
     return {"h": step.hidden, **dict(zip(step.states, step.after, strict=True))}
 
 
 def needed(step: Step, wanted: Iterable[str], known: frozenset[str]) -> list[Operation]:
-    """Return the operations that compute values from known ones, in the order in which they are made.
+    """Return the operations that are needed to compute values from known values, in their order in the step.
 
     Args:
         step: The step.
-        wanted: The names of the values.
-        known: The names of values that are given.
+        wanted: The names of the values to compute.
+        known: The names of the known values.
     """
     made_by = {operation.name: operation for operation in step.operations}
     pending, taken = list(wanted), set[str]()

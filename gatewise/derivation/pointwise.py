@@ -1,7 +1,7 @@
-"""The operators of a cell's step and of its adjoint, as Python functions written from its operations.
+"""Generate PyTorch functions for a cell's step and the coefficients of its adjoint.
 
-A function is written once for each cell and calls nothing but operators of PyTorch on whole tensors, which autograd
-differentiates to any order.
+The functions are generated once for each cell, as Python source. They call only PyTorch operators on whole tensors,
+which autograd can differentiate any number of times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 class Pointwise(NamedTuple):
-    """The functions of a cell that go over the units of a layer.
+    """The PyTorch functions of a cell's step, for all units of a layer.
 
     Attributes:
-        step: From the sums [B, S*H], the hidden state before the step, and the other states before it, to a tuple of
-            the hidden state after it and the other states.
-        hidden: From the sums [..., S*H], all states before the step and the states after it, to the hidden state after
-            the step.
-        source: The Python source of both.
+        step: A function that computes a step. Its arguments are the sums [B, S*H], the hidden state and the other
+            states before the step [B, H]. It returns a tuple of the hidden state and the other states after the step.
+        hidden: A function that recomputes the hidden state after a step. Its arguments are the sums [..., S*H], all
+            states before the step, and the states other than the hidden state after the step.
+        source: The Python source of both functions.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -65,12 +65,12 @@ def pointwise_of(cell: Cell) -> Pointwise:
 
 
 @functools.lru_cache(maxsize=256)
-def coefficients_of(cell: Cell) -> Callable[..., None]:
-    """Return the function that computes the coefficients of a cell's adjoint, for any number of steps at once.
+def coefficient_function(cell: Cell) -> Callable[..., None]:
+    """Return a function that computes the coefficients of a cell's adjoint, for any number of steps at once.
 
-    Its arguments are the sums [..., S*H], the states before the step [..., H], the hidden one first, the other states
-    after it [..., H], and the columns to write: for each state after the step, the hidden one first, a tensor
-    [..., R, H] with R the number of `Adjoint.rows`.
+    The arguments of the function are the sums [..., S*H]; the states before the step [..., H], the hidden state first;
+    the states other than the hidden state after the step [..., H]; and the list of output tensors. These are one tensor
+    [..., rows, H] for each column of the table in `Adjoint`.
     """
     step, adjoint = traced(cell), adjoint_of(cell)
     writer = _Writer(step, known=step.after)
@@ -98,23 +98,23 @@ def _made(source: str) -> dict[str, Any]:
 
 
 def larger(first: Tensor | float, second: Tensor | float) -> Tensor:
-    """Return 1 where the first value is larger, 1/2 where both are equal, and 0 elsewhere."""
+    """Return 1 where the first value is larger, 1/2 where both values are equal, and 0 elsewhere."""
     difference = torch.as_tensor(first - second)
     return (torch.sign(difference) + 1) / 2
 
 
 def at_least(first: Tensor | float, second: Tensor | float) -> Tensor:
-    """Return 1 where the first value is larger or both are equal, and 0 elsewhere."""
+    """Return 1 where the first value is larger or both values are equal, and 0 elsewhere."""
     difference = torch.as_tensor(first - second)
     return (difference >= 0).to(difference.dtype)
 
 
 class _Writer:
-    """Lines of Python that compute operations of a step from its sums and states.
+    """A generator of Python source lines that compute values of a step from its sums and states.
 
     Args:
         step: The step.
-        known: Names of results that are given, so that they are not computed.
+        known: The names of values that are given and therefore not computed.
     """
 
     def __init__(self, step: Step, known: Iterable[str]) -> None:
@@ -124,13 +124,13 @@ class _Writer:
         self._uses: collections.Counter[str] = collections.Counter()
 
     def name(self, value: Operand) -> str:
-        """Return a value as it is written in Python."""
+        """Return the Python expression of a value: its name or number."""
         if is_number(value):
             return repr(int(value)) if float(value).is_integer() else repr(value)
         return f"sum_{value}" if value in self._step.sums else str(value)
 
     def needs(self, names: Sequence[str]) -> None:
-        """Have these values computed, and those that they are computed from."""
+        """Request these values, and all values that they are computed from."""
         self._uses.update(names)
         pending = list(names)
         while pending:
@@ -143,7 +143,7 @@ class _Writer:
             pending += operands
 
     def lines(self) -> list[str]:
-        """Return the lines, in an order in which each value is there when it is read."""
+        """Return the lines that compute the requested values, in the order of the step."""
         found, activated = self._sums()
         for operation in self._step.operations:
             if operation.name not in self._wanted or operation.name in activated or self._is_fused(operation):
@@ -152,7 +152,7 @@ class _Writer:
         return found
 
     def _sums(self) -> tuple[list[str], set[str]]:
-        """Return lines that take the sums apart, and the names of activations that are made of several at once."""
+        """Return lines that split the sums, and the names of activations that they compute for several sums at once."""
         places = {name: place for place, name in enumerate(self._step.sums)}
         read = [name for name in self._step.sums if self._uses[name]]
         if not read:
@@ -167,7 +167,8 @@ class _Writer:
             by_place = {places[str(one.operands[0])]: one.name for one in operations}
             first, last = min(by_place), max(by_place)
             width = last - first + 1
-            # One operator over neighbouring gates takes less time than one for each, though it passes over others.
+            # One operator over adjacent gates takes less time than one operator for each gate, even if it includes
+            # others.
             if len(operations) < 2 or width > 2 * len(operations):
                 continue
             names = ", ".join(by_place.get(place, "_") for place in range(first, last + 1))
@@ -182,11 +183,11 @@ class _Writer:
         return lines, activated
 
     def _is_fused(self, operation: Operation) -> bool:
-        """Whether a product is part of the sum that alone reads it."""
+        """Return whether a product is computed by the `torch.addcmul` of the only operation that reads it."""
         return any(self._fused(one) == operation.name for one in self._step.operations if one.name in self._wanted)
 
     def _fused(self, operation: Operation) -> str:
-        """Return the product that a sum or difference makes itself, by `torch.addcmul`; empty if there is none."""
+        """Return the name of the product that a sum or difference includes, as `torch.addcmul`; empty for none."""
         if operation.function not in ("add", "sub") or is_number(operation.operands[0]):
             return ""
         product = self._made_by.get(str(operation.operands[1]))
@@ -206,7 +207,7 @@ class _Writer:
 
 
 def _written(entry: Any, into: str, printer: Any) -> str:
-    """Return the line that writes an expression to a tensor that is there."""
+    """Return the line that writes an expression to an existing tensor."""
     if entry.is_Number:
         return f"{into}.fill_({printer.doprint(entry)})"
     if entry.is_Symbol:

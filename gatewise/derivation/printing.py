@@ -1,4 +1,4 @@
-"""Operations and expressions of a cell's step as text, in Python and in C++."""
+"""Convert operations of a cell's step and SymPy expressions to source text in Python or C++."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 class Language(NamedTuple):
-    """How a language writes what a step is made of.
+    """The syntax of a programming language for the operations of a step.
 
     Attributes:
-        assignment: A line that gives a name a value, with places for both.
-        number: Returns a number as the language writes it.
-        function: Returns the name of a function, given that of PyTorch's.
+        assignment: A format string for an assignment, with fields for the name and the value.
+        number: A function that returns the literal of a number.
+        function: A function that returns the name of a function in the language, given PyTorch's name.
     """
 
     assignment: str
@@ -24,13 +24,13 @@ class Language(NamedTuple):
     function: Callable[[str], str]
 
     def name(self, value: Operand, sums: Collection[str]) -> str:
-        """Return a value by its name, or a number; names of sums are told from words of the language."""
+        """Return the name or the literal of a value. Names of sums get a prefix, so that they are no keywords."""
         if is_number(value):
             return self.number(float(value))
         return f"sum_{value}" if value in sums else str(value)
 
     def lines(self, operations: Iterable[Operation], sums: Collection[str]) -> list[str]:
-        """Return a line for each operation."""
+        """Return one assignment for each operation."""
         return [self.assignment.format(operation.name, self._expression(operation, sums)) for operation in operations]
 
     def _expression(self, operation: Operation, sums: Collection[str]) -> str:
@@ -43,11 +43,11 @@ class Language(NamedTuple):
 
 
 def printer(name: Callable[[str], str], number: Callable[[float], str] | None = None) -> Any:
-    """Return a printer of SymPy's that writes powers as products.
+    """Return a SymPy printer that writes powers as products.
 
     Args:
-        name: Returns a value as the language writes it.
-        number: Returns a number as the language writes it; None writes numbers as Python does.
+        name: A function that returns the text of a symbol.
+        number: A function that returns the literal of a number; None for Python's literals.
     """
     from sympy.printing.str import StrPrinter
 

@@ -1,4 +1,4 @@
-"""A cell's step as a list of operations, recorded by calling it once with values that remember what is done to them."""
+"""Symbolic tracing: record the operations of a cell's step by calling it once with values that record operations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import torch
 
 from gatewise.cells.cell import Cell
 
-_RESERVED = re.compile(r"[vt]\d+|h")  # the names of operations, of shared expressions, and of the hidden state
+_RESERVED = re.compile(
+    r"[vt]\d+|h"
+)  # names of results of operations, of common subexpressions, and of the hidden state
 
 Operand = str | float
-"""The name of a value, or a number."""
+"""An operand: the name of a value, or a number."""
 
 
 class Operation(NamedTuple):
@@ -26,8 +28,8 @@ class Operation(NamedTuple):
 
     Attributes:
         name: The name of its result.
-        function: The name of a function, as PyTorch names it.
-        operands: Names of values and numbers.
+        function: The name of the PyTorch function, such as "sigmoid" or "mul".
+        operands: The names of values, or numbers.
     """
 
     name: str
@@ -37,12 +39,13 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """The operations of a cell's step, in the order in which they are made.
+    """The operations of a cell's step, in the order of execution.
 
     Attributes:
-        sums: The names of the sums of gates that the step reads, as `Cell.sums`.
-        states: The names of the states that are carried beside the hidden state.
-        operations: The operations. They read sums, `before(state)` and results of earlier ones.
+        sums: The names of the gate sums that the step reads, as in `Cell.sums`.
+        states: The names of the states other than the hidden state.
+        operations: The operations. Their operands are sums, states before the step (`before(state)`), and results of
+            earlier operations.
         hidden: The name of the hidden state after the step.
         after: The names of the other states after the step, in the order of `states`.
     """
@@ -55,7 +58,7 @@ class Step:
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the step reads the hidden state before it other than through the recurrent product."""
+        """Whether the step reads the hidden state element by element, in addition to the recurrent product."""
         return any(before("h") in operation.operands for operation in self.operations)
 
 
@@ -72,10 +75,11 @@ def traced(cell: Cell) -> Step:
         cell: The cell.
 
     Raises:
-        NotTraceable: The step does something that cannot be recorded; the message names the line.
+        NotTraceable: The step contains an operation that cannot be recorded; the message names the line.
     """
     if bad := [name for name in (*cell.gates, *cell.states) if not name.isidentifier() or _RESERVED.fullmatch(name)]:
-        raise NotTraceable(f"`{type(cell).__name__}` must name gates and states as Python does, and not as {bad[0]!r}.")
+        allowed = "Python identifiers other than `h`, `v0`, `t0` and the like"
+        raise NotTraceable(f"`{type(cell).__name__}` must have gates and states named by {allowed}, got {bad[0]!r}.")
     tape: list[Operation] = []
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
@@ -88,7 +92,7 @@ def traced(cell: Cell) -> Step:
 
 
 class NotTraceable(TypeError):
-    """A cell's step cannot be recorded; the message names the line and what is allowed."""
+    """A cell's step cannot be traced; the message names the line and the allowed operations."""
 
 
 class _Untraceable(Exception):
@@ -96,7 +100,7 @@ class _Untraceable(Exception):
 
 
 class _Value:
-    """A number of one hidden unit whose operations are recorded."""
+    """A symbolic value that records the operations on it."""
 
     def __init__(self, tape: list[Operation], name: str) -> None:
         self._tape, self.name = tape, name
@@ -149,7 +153,7 @@ class _Value:
         return _recorded("div", other, self)
 
 
-# What PyTorch calls the functions that can be recorded.
+# The PyTorch functions that can be recorded, and their names.
 _TORCH_NAMES: dict[Callable, str] = {
     torch.sigmoid: "sigmoid",
     torch.tanh: "tanh",
@@ -198,7 +202,7 @@ def _lifted(tape: list[Operation], value: Any) -> str:
         raise _Untraceable(f"a result of type {found}")
     if any(operation.name == value.name for operation in tape):
         return value.name
-    return _recorded("mul", value, 1.0).name  # a state or a sum that is handed through has a name of its own
+    return _recorded("mul", value, 1.0).name  # a state or a sum that is returned unchanged gets a new name
 
 
 def _refusal(cell: Cell, error: _Untraceable) -> str:
@@ -206,10 +210,10 @@ def _refusal(cell: Cell, error: _Untraceable) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f", in line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line}" if frames else ""
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp"}))
-    expectation = f"made of + - * / and {allowed}, without branches on values"
+    expectation = f"composed of + - * / and {allowed}, without branches on values"
     return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{where}."
 
 
 def is_number(operand: Operand) -> bool:
-    """Whether an operand is a number rather than the name of a value."""
+    """Return whether an operand is a number."""
     return isinstance(operand, float)

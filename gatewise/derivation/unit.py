@@ -1,6 +1,6 @@
-"""The step of a cell and its adjoint in two stages, as functions of PyTorch that a fused kernel's code agrees with.
+"""Generate PyTorch functions for a cell's step and its two-stage adjoint, equivalent to the CUDA code of fused kernels.
 
-They are for loops on the CPU that keep what the CUDA code keeps (`fused.kept_values`).
+Loops that also run on the CPU use them to keep the same values as the CUDA code (`fused.kept_values`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ _PYTHON = Language(
 
 
 class Unit(NamedTuple):
-    """The functions of a cell with one carried state.
+    """The PyTorch functions of a cell with one carried state.
 
     Attributes:
-        stepped: From the sums, a tensor each, and the carried state before the step, to a tuple of what is kept of each
-            sum, the carried state after the step, and the hidden state after it.
-        adjoint: From what was kept, a tensor each, the carried state after and before the step, the gradient of the
-            hidden state, and that of the carried state after the step, to a tuple of the gradients of the sums and the
-            gradient of the carried state before the step.
+        stepped: A function that computes a step. Its arguments are one tensor for each sum, and the carried state
+            before the step. It returns a tuple of the kept values, the carried state and the hidden state after the
+            step.
+        adjoint: A function that computes the gradients of a step. Its arguments are one tensor for each kept value, the
+            carried state after and before the step, the gradient of the hidden state, and the gradient of the carried
+            state after the step. It returns a tuple of the gradients of the sums, and the gradient of the carried state
+            before the step.
     """
 
     stepped: Callable[..., tuple[tuple[Tensor, ...], Tensor, Tensor]]
@@ -48,7 +50,7 @@ class Unit(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def unit_of(cell: Cell) -> Unit:
-    """Return the functions of a cell."""
+    """Return the functions of a cell, generated once."""
     step, own, kept, (carried,) = traced(cell), coefficients_of(cell), kept_values(cell), carried_states(cell)
     after, earlier = after_step(step)[carried], before(carried)
 

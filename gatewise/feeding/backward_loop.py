@@ -36,11 +36,11 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
     query_size, new = inputs.query_size, inputs.embedded.new_empty
     dsums = kept.joined[..., query_size : query_size + units]
     dqueries = kept.joined[..., query_size + units :]
-    # One product leads from the gradients of the query and of the sum to that of the hidden state.
+    # A single product computes the gradient of the hidden state from the gradients of the query and of the sum.
     behind = kept.joined[..., query_size:] if query_size else dsums
     joining = torch.cat([inputs.joining[query_size:], inputs.joining[:query_size]]) if query_size else inputs.joining
     count = _planes(inputs, _GATES * units)
-    # For TF32, splitting a product of this size gains nothing.
+    # For TF32, splitting a product of this size does not make it faster.
     back_count = _planes(inputs, joining.shape[0]) if options.dtype.itemsize == 2 else 1
     through = tuple(new(count, batch, 2 * units) for _ in inputs.layers)
     weights = [layer.weight.unflatten(0, (count, -1)) for layer in inputs.layers]
@@ -66,7 +66,7 @@ def run(options: Options, inputs: Inputs, kept: Kept, dy: Tensor, parts: Element
         return Planes(sides[layer][side], None if of_rows is None else of_rows[layer][step])
 
     from_below, beside = 0, 1
-    # Whose gates are there: no steps' yet.
+    # The steps whose gates are in memory: none yet.
     steps, gates, of_gates, factors = slice(time, time), (), [], []
     for step in reversed(range(time)):
         if step < steps.start:

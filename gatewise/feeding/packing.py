@@ -12,7 +12,7 @@ def layers(weights: Weights, dtype: torch.dtype, operand: torch.dtype) -> tuple[
     """Return one matrix [4H, 2H] and one bias [4H] per layer; the first layer's weights of embeddings are left out."""
     units = weights.attended.shape[0]
     return tuple(
-        Layer(_beside(own.w_ih[:, -units:], own.w_hh, 1, operand), (own.b_ih + own.b_hh).to(dtype))
+        Layer(_concatenated(own.w_ih[:, -units:], own.w_hh, 1, operand), (own.b_ih + own.b_hh).to(dtype))
         for own in weights.layers
     )
 
@@ -26,7 +26,7 @@ def joining(weights: Weights, dtype: torch.dtype) -> Tensor:
     """Return the matrix for the top hidden state: the query's weights, if any, and the state's half of W_a."""
     units = weights.attended.shape[0]
     of_hidden = weights.attended[:, :units]
-    return of_hidden.to(dtype) if weights.query is None else _beside(weights.query, of_hidden, 0, dtype)
+    return of_hidden.to(dtype) if weights.query is None else _concatenated(weights.query, of_hidden, 0, dtype)
 
 
 def of_context(weights: Weights, dtype: torch.dtype) -> Tensor:
@@ -34,7 +34,7 @@ def of_context(weights: Weights, dtype: torch.dtype) -> Tensor:
     return weights.attended[:, weights.attended.shape[0] :].to(dtype)
 
 
-def _beside(first: Tensor, second: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def _concatenated(first: Tensor, second: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     # The conversion is part of the copy, for which torch.cat has no option.
     shape = list(first.shape)
     shape[dim] += second.shape[dim]

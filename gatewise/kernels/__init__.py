@@ -1,4 +1,4 @@
-"""The ways: every kernel of the library, in the order they are shown to a problem."""
+"""All kernels of the library, in the order in which the selection considers them."""
 
 from gatewise.contract.kernel import Kernel
 from gatewise.kernels.aten import aten

@@ -1,7 +1,10 @@
-"""Fused kernels carry one state from step to step beside the recurrent product: c of an LSTM, of a GRU h itself.
+"""Conversions of arguments and results for cells without a cell state, such as the GRU, in fused kernels.
 
-They have arguments and results for a cell state [L*D, B, H]. For a cell without one the hidden state takes its place,
-and its gradient, which comes through the recurrent product and through what the step reads of the state, is one.
+Besides the recurrent product, a fused kernel (`persistent` or `stepwise`) carries one state from step to step: the cell
+state c of an LSTM, or the hidden state h itself of a GRU, whose step reads h element by element. The arguments and
+results of these kernels contain a cell state [L*D, B, H]. For a cell without one, the hidden state is passed as the
+cell state. It has a single gradient, the sum of those through the recurrent product and through the element-wise
+operations.
 """
 
 from __future__ import annotations
@@ -13,27 +16,27 @@ from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Res
 
 
 def carries_hidden(problem: Problem) -> bool:
-    """Whether the hidden state takes the place of the cell state."""
+    """Return whether the hidden state is passed in place of the cell state."""
     return not problem.cell.states
 
 
 def as_carried(inputs: Inputs) -> Inputs:
-    """Return inputs with the hidden state as the state that is carried."""
+    """Return the inputs with the initial hidden state in place of the initial cell state."""
     return inputs._replace(c0=inputs.h0)
 
 
 def gradients_as_carried(above: OutputGradients) -> OutputGradients:
-    """Return gradients of the outputs, of which the final hidden state has one alone."""
+    """Return the gradients of the outputs without that of the final cell state."""
     return above._replace(c_n=None)
 
 
 def without_state(result: Result) -> Result:
-    """Return a result with a cell state of no features."""
+    """Return a result with an empty cell state [L*D, B, 0]."""
     return result._replace(c_n=_empty(result.c_n))
 
 
 def gradients_without_state(found: InputGradients) -> InputGradients:
-    """Return gradients with that of a cell state of no features, where it is wanted."""
+    """Return gradients with an empty gradient of the cell state [L*D, B, 0], or None if it was not requested."""
     return found._replace(c0=None if found.c0 is None else _empty(found.c0))
 
 

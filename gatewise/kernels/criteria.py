@@ -1,4 +1,4 @@
-"""Demands that more than one kernel makes, so that they read the same wherever they stand."""
+"""Criteria that several kernels share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IN_PYTORCH = Criterion(
 
 
 class _TwoStates(Cell):
-    """A cell that carries two states, which violates `FUSES`."""
+    """A cell with two carried states, which does not meet the criterion `FUSES`."""
 
     name = "a cell with two states"
     gates = ("a", "b")
@@ -76,7 +76,7 @@ FUSES = Criterion(
     "cell",
     allowed=f"a cell with one carried state and at most {MOST_SUMS} gate sums",
     actual=lambda problem, device: (
-        f"{problem.cell.name}, with {len(carried_states(problem.cell))} and {len(problem.cell.sums)}"
+        f"{problem.cell.name}, with {len(carried_states(problem.cell))} carried and {len(problem.cell.sums)} sums"
     ),
     holds=lambda problem, device: _is_fused(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),
@@ -112,5 +112,5 @@ LENGTHS_READABLE = Criterion(
     actual=lambda problem, device: problem.layout.value,
     holds=lambda problem, device: problem.layout is not Layout.DEVICE_LENGTHS,
     violation=lambda problem, device: (problem.replace(layout=Layout.DEVICE_LENGTHS), device),
-    advice="pass lengths.cpu() once a batch if a wait for the GPU is acceptable",
+    advice="pass lengths.cpu() if one synchronization with the GPU per batch is acceptable",
 )

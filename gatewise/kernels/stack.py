@@ -1,7 +1,8 @@
-"""Several layers from one: the driver of the kernels that compute a layer at a time.
+"""The loops over layers for kernels that compute one layer at a time.
 
-Not a kernel. A kernel that knows only single layers hands its layer functions to `forward` and `backward` here, which
-run them over the stack, apply the dropout masks in the gaps and collect states and gradients.
+A kernel passes the functions that compute a single layer to `forward` and `backward`. These call them for every layer,
+apply the dropout masks between layers, and concatenate the states and gradients. `layer_after_layer` is the loop for
+calls that autograd records.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ class Layer(NamedTuple):
     """The inputs of one layer.
 
     Attributes:
-        x: Input [T, B, I of the layer] or [N, I of the layer].
-        h0: Initial hidden state [D, B, R].
-        c0: Initial cell state [D, B, H].
-        weights: One set for each direction.
-        lengths: As in `Inputs`.
-        batch_sizes: As in `Inputs`.
-        ends_in_zeros: Whether x is zero after the end of each sequence, and not anything, as outputs of a layer are.
+        x: The input [T, B, I] or, for packed sequences, [N, I], with I the input size of this layer.
+        h0: The initial hidden state [D, B, R].
+        c0: The initial cell state [D, B, H].
+        weights: The weights of each direction.
+        lengths: The lengths of the sequences, as in `Inputs`.
+        batch_sizes: The batch sizes of packed sequences, as in `Inputs`.
+        ends_in_zeros: Whether x is known to be zero after the end of each sequence, as the output of another layer is;
+            otherwise, x may contain any values there.
     """
 
     x: Tensor
@@ -40,7 +42,7 @@ class Layer(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """The gradients of one layer's inputs, None where not wanted; `weights` in the layer's flat order."""
+    """The gradients of one layer's inputs; None for those that were not requested. `weights` are in PyTorch's order."""
 
     x: Tensor | None
     h0: Tensor | None
@@ -53,9 +55,14 @@ LayerBackward = Callable[[Problem, Layer, Result, OutputGradients, Needs], Layer
 
 
 def forward(problem: Problem, inputs: Inputs, layer_forward: LayerForward) -> Result:
-    """Run a layer function over the stack.
+    """Run the forward pass of all layers.
 
-    `Result.kept` holds the outputs of the layers below the last, then what each layer kept, layer by layer.
+    `Result.kept` contains the outputs of all layers but the last, then the kept tensors of each layer, layer by layer.
+
+    Args:
+        problem: The problem.
+        inputs: The inputs.
+        layer_forward: The function that runs the forward pass of one layer.
     """
     if problem.num_layers == 1:
         return layer_forward(problem, _only_layer(problem, inputs))
@@ -81,7 +88,16 @@ def backward(
     needs: Needs,
     layer_backward: LayerBackward,
 ) -> InputGradients:
-    """Run a layer's backward over the stack, from the last layer to the first."""
+    """Run the backward pass of all layers, from the last layer to the first.
+
+    Args:
+        problem: The problem.
+        inputs: The inputs of the forward pass.
+        result: The result of the forward pass.
+        gradients: The gradients of the outputs.
+        needs: The gradients to compute.
+        layer_backward: The function that runs the backward pass of one layer.
+    """
     if problem.num_layers == 1:
         found = layer_backward(problem, _only_layer(problem, inputs), result, gradients, needs)
         states = (found.h0, found.c0) if needs.state else (None, None)
@@ -120,18 +136,18 @@ def backward(
 
 
 def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
-    # Most stacks are one layer, and cutting views of it costs as much as everything else here.
+    # Most problems have one layer, for which slicing would cost as much CPU time as the rest of this module.
     weights = by_direction(inputs.weights, problem.weights_per_direction)
     return Layer(inputs.x, inputs.h0, inputs.c0, weights, inputs.lengths, inputs.batch_sizes)
 
 
 def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem, Inputs], Result]) -> Result:
-    """Run a call that takes whole problems over the layers one by one, by operators that autograd can record.
+    """Run a function for every layer in turn, with dropout between layers, so that autograd can record all operators.
 
     Args:
-        problem: The stack.
-        inputs: Its inputs.
-        call: Computes a problem of one layer, without dropout.
+        problem: The problem, with any number of layers.
+        inputs: The inputs.
+        call: The function that computes a problem with one layer and no dropout.
     """
     single = problem.replace(num_layers=1, dropout=0.0)
     rows, share = problem.num_directions, problem.num_directions * problem.weights_per_direction
@@ -147,9 +163,14 @@ def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem,
 
 
 def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Tensor) -> Layer:
-    """Return the inputs of one layer of a stack, x being what it reads.
+    """Return the inputs of one layer or of several consecutive layers.
 
-    Of several, x is what the first one reads; states and weights are those of all.
+    Args:
+        problem: The problem.
+        inputs: The inputs of the problem.
+        index: The index of the layer, or the indices of the layers. The returned states and weights are those of all
+            these layers.
+        x: The input of the layer, or of the first of the layers.
     """
     first, last = (index, index) if isinstance(index, int) else (index[0], index[-1])
     rows = slice(first * problem.num_directions, (last + 1) * problem.num_directions)
@@ -167,19 +188,19 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
 
 
 def _dropped(problem: Problem, inputs: Inputs, gap: int, tensor: Tensor) -> Tensor:
-    # Dropout is its own adjoint: the same function serves the outputs and their gradients.
+    # Dropout is its own adjoint: the same function applies to outputs and to their gradients.
     if not inputs.masks:
         return tensor
     return tensor * inputs.masks[gap] * survivors_scale(problem)
 
 
 def survivors_scale(problem: Problem) -> float:
-    """Return the factor of outputs that survive dropout."""
+    """Return the factor by which dropout multiplies the elements that it keeps."""
     return 1.0 / (1.0 - problem.dropout) if problem.dropout < 1.0 else 0.0
 
 
 def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return states or gradients of several layers as one tensor; None if any is not wanted."""
+    """Concatenate the states or gradients of several layers; return None if any of them is None."""
     present = [tensor for tensor in tensors if tensor is not None]
     if len(present) < len(tensors):
         return None
@@ -187,12 +208,12 @@ def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return what each direction of a layer gave as one tensor [D, ...]; None if any is not wanted."""
+    """Stack one tensor per direction into a tensor [D, ...]; return None if any of them is None."""
     return joined([None if tensor is None else tensor.unsqueeze(0) for tensor in tensors])
 
 
 def summed(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the sum over the directions of a layer; None if any is not wanted."""
+    """Add one tensor per direction; return None if any of them is None."""
     total = tensors[0]
     for tensor in tensors[1:]:
         total = None if total is None or tensor is None else total + tensor

@@ -1,8 +1,9 @@
-"""Which rows of the weights each gate sum takes part of.
+"""The relation of gate sums to the rows of weights and biases, from which they are computed.
 
-Memory has a column of H values for each sum that the cell's step reads. The input weights give the first G of them, in
-the order of the gates. The recurrent weights give all of an LSTM; of a GRU they give those of r and z, and a sum of
-their own for n, because r multiplies it before it is added to that of the input.
+A gate sum is a pre-activation that the cell's step reads; its tensor has H columns for each sum. The first G sums
+contain the product of the input weights, in the order of the gates. For an LSTM, the product of the recurrent weights
+is added to the same sums. For a GRU, it is added to the sums of r and z only. The recurrent product of n is a sum of
+its own, in a fourth block of columns, because r multiplies it before the input product is added.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch import Tensor
 from gatewise.cells import Cell
 
 SUMS = 4
-"""The sums that memory has columns for."""
+"""The number of sums for which the tensors of the kernel `persistent` have columns."""
 
 
 class Run(NamedTuple):
-    """Neighbouring sums that take the rows of neighbouring gates of a matrix.
+    """Consecutive sums that are computed from consecutive gates of a weight matrix, so that one product computes all.
 
     Attributes:
-        sums: The first sum.
-        gates: The gate of the first sum.
-        number: The number of sums.
-        adds: Whether the product is added to that of the input.
+        sums: The index of the first sum.
+        gates: The index of the first gate.
+        number: The number of sums, and of gates.
+        adds: Whether the product is added to the product of the input.
     """
 
     sums: int
@@ -35,24 +36,24 @@ class Run(NamedTuple):
     adds: bool
 
     def columns_of(self, sums: Tensor, hidden: int) -> Tensor:
-        """Return the columns of these sums, of a tensor [..., 4H]."""
+        """Return the columns of a tensor [..., 4H] that belong to these sums."""
         return sums if self.number == SUMS else sums.narrow(-1, self.sums * hidden, self.number * hidden)
 
     def rows_of(self, matrix: Tensor, size: int) -> Tensor:
-        """Return the rows of these gates, of a matrix [G * size, columns]."""
+        """Return the rows of a matrix [G * size, columns] that belong to these gates."""
         rows = self.number * size
         return matrix if rows == matrix.shape[0] else matrix.narrow(0, self.gates * size, rows)
 
 
 @functools.lru_cache(maxsize=256)
 def input_runs(cell: Cell) -> tuple[Run, ...]:
-    """Return the run of sums that the product of the input gives, as its only one."""
+    """Return the runs of sums that the product of the input weights contributes to: a single run with all gates."""
     return (Run(0, 0, len(cell.gates), adds=False),)
 
 
 @functools.lru_cache(maxsize=256)
 def recurrent_runs(cell: Cell) -> tuple[Run, ...]:
-    """Return the runs of sums that the recurrent product of a cell gives."""
+    """Return the runs of sums that the product of the recurrent weights contributes to."""
     runs: list[Run] = []
     for gate, place in enumerate(cell.recurrent_sums):
         adds = place < len(cell.gates)
@@ -79,7 +80,7 @@ def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor
     return found.flatten()
 
 
-def biases_of_sums(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
+def bias_gradients(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of both bias vectors [G*H] from those of the gate sums [S*H]."""
     gates, runs = len(cell.gates), recurrent_runs(cell)
     if len(cell.sums) == gates and len(runs) == 1:
@@ -90,10 +91,10 @@ def biases_of_sums(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_input(sums: Tensor, rows: int) -> Tensor:
-    """Return the columns of the sums that have a part from the input, of a tensor [tokens, 4H].
+    """Return the columns of those sums that contain the product of the input.
 
     Args:
-        sums: The sums, or their gradients.
-        rows: The rows of the input weights, G * H with H rounded up.
+        sums: The sums of all tokens, or their gradients [tokens, S*H].
+        rows: The number of rows of the input weights, G*H, with H as it is padded in `sums`.
     """
     return sums if sums.shape[1] == rows else sums.narrow(1, 0, rows)

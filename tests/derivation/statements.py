@@ -1,4 +1,4 @@
-"""Cells for tests: those of the library, and others that use every operation and form a statement can have."""
+"""Cells for tests: those of the library, and others that together use every supported operation and feature."""
 
 import torch
 
@@ -20,7 +20,7 @@ class Capped(Cell):
 
 
 class Exponential(Cell):
-    """The sLSTM of xLSTM: exponential gates, with a normaliser and a stabiliser beside the cell state."""
+    """The sLSTM of xLSTM: exponential gates, with a normalizer state and a stabilizer state besides the cell state."""
 
     gates = ("i", "f", "g", "o")
     states = ("c", "n", "m")
@@ -34,7 +34,7 @@ class Exponential(Cell):
 
 
 class Leaky(Cell):
-    """A cell that reads its hidden state, twice a sum that is apart, and hands a state through."""
+    """A cell that reads the hidden state, reads a separate sum twice, and returns a state unchanged."""
 
     gates = ("a", "g")
     states = ("first",)

@@ -1,4 +1,4 @@
-"""What fused kernels keep, and the adjoint in two stages: held to autograd, in the compiled code itself."""
+"""The values that fused kernels keep, and the two-stage adjoint in compiled code, compared with autograd."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ UNITS = 5
 
 
 class Interpolated(Cell):
-    """A cell whose carried state is its hidden state, with two sums."""
+    """A cell with two sums whose carried state is the hidden state."""
 
     name = "interpolated"
     gates = ("a", "g")
@@ -51,19 +51,19 @@ class Simple(Cell):
 CELLS = [*SHIPPED, Interpolated(), Clipped(), Simple()]
 
 
-def test_activations_take_the_place_of_sums():
+def test_activations_are_kept_instead_of_sums():
     assert [operation.function for operation in traced(LSTM()).operations if operation.name in kept_values(LSTM())] == [
         "sigmoid",
         "sigmoid",
         "tanh",
         "sigmoid",
     ]
-    assert kept_values(GRU())[3] == "n_recurrent"  # which only a product reads before another sum joins
-    assert kept_values(Clipped())[1] == "f"  # which two operations read
-    assert kept_values(Simple()) == ("z",)  # because the derivative of relu asks for the sign of the sum
+    assert kept_values(GRU())[3] == "n_recurrent"  # a product with r reads it before any activation
+    assert kept_values(Clipped())[1] == "f"  # two operations read it
+    assert kept_values(Simple()) == ("z",)  # the derivative of relu needs the sign of the sum
 
 
-def test_states_that_are_carried():
+def test_carried_states():
     assert [carried_states(cell) for cell in CELLS] == [("c",), ("h",), ("h",), ("c",), ("h",)]
 
 
@@ -89,7 +89,7 @@ def test_the_code_agrees_with_autograd(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_the_functions_of_pytorch_agree_with_the_code(cell):
+def test_the_pytorch_functions_agree_with_the_code(cell):
     torch.manual_seed(0)
     names, unit = len(cell.sums), unit_of(cell)
     sums, before = torch.randn(4, UNITS, dtype=torch.float64), torch.randn(UNITS, dtype=torch.float64)
@@ -104,7 +104,7 @@ def test_the_functions_of_pytorch_agree_with_the_code(cell):
         assert torch.allclose(mine, own, rtol=1e-12, atol=1e-14)
 
 
-def test_the_key_differs_where_the_code_does():
+def test_different_code_has_different_keys():
     keys = {device_code(cell).key for cell in CELLS}
     assert len(keys) == len(CELLS)
     assert device_code(LSTM()).key == device_code(LSTM()).key

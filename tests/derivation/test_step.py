@@ -1,4 +1,4 @@
-"""One step of a cell: its functions against the statement itself and PyTorch's cells, its adjoint against autograd."""
+"""The generated functions of one step, compared with the cell's definition, PyTorch's cells and autograd."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.derivation.adjoint import adjoint_of
-from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import traced
 from gatewise.kernels.eager.unroll import state_dtype
 from tests.derivation.statements import ALL, name
@@ -26,20 +26,20 @@ def seed():
 
 
 def arguments(cell, *leading):
-    """Sums and states before a step, the hidden one first."""
+    """Return random sums and states before a step, the hidden state first."""
     sums = drawn(*leading, BATCH, len(cell.sums) * HIDDEN).requires_grad_()
     return sums, [drawn(*leading, BATCH, HIDDEN).requires_grad_() for _ in ("h", *cell.states)]
 
 
 def stated(cell, sums, states):
-    """The statement itself, called with tensors."""
+    """Call the cell's own `step` with tensors."""
     by_name = dict(zip(cell.sums, sums.chunk(len(cell.sums), -1), strict=True))
     h, after = cell.called(by_name, dict(zip(("h", *cell.states), states, strict=True)))
     return h, *after
 
 
 @each_cell
-def test_the_function_of_a_step_is_the_statement(cell):
+def test_the_step_function_agrees_with_the_definition(cell):
     sums, states = arguments(cell)
     found = pointwise_of(cell).step(sums, *states)
     for mine, theirs in zip(found, stated(cell, sums, states), strict=True):
@@ -47,7 +47,7 @@ def test_the_function_of_a_step_is_the_statement(cell):
 
 
 @each_cell
-def test_the_hidden_state_is_found_again_from_the_states_after_the_step(cell):
+def test_the_hidden_state_is_recomputed_from_the_states_after_the_step(cell):
     sums, states = arguments(cell, 4)
     h, *after = stated(cell, sums, states)
     torch.testing.assert_close(pointwise_of(cell).hidden(sums, *states, *after), h)
@@ -64,14 +64,14 @@ def test_the_adjoint_is_the_derivative_of_the_step(cell):
     rows = [*of_sums.chunk(len(cell.sums), -1), *of_states, *([of_hidden] if step.reads_hidden else [])]
     columns = [torch.full((4, BATCH, len(rows), HIDDEN), torch.nan, dtype=torch.float64) for _ in outputs]
     with torch.no_grad():
-        coefficients_of(cell)(sums, *states, *outputs[1:], columns)
+        coefficient_function(cell)(sums, *states, *outputs[1:], columns)
     found = sum(given.unsqueeze(-2) * column for given, column in zip(above, columns, strict=True))
     assert len(adjoint_of(cell).rows) == len(rows)
     for mine, theirs in zip(found.unbind(-2), rows, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_step_is_that_of_pytorchs_lstm_cell():
+def test_the_lstm_step_agrees_with_pytorchs_lstm_cell():
     cell = torch.nn.LSTMCell(INPUT, HIDDEN, dtype=torch.float64)
     x, h, c = drawn(BATCH, INPUT), drawn(BATCH, HIDDEN), drawn(BATCH, HIDDEN)
     sums = x @ cell.weight_ih.T + h @ cell.weight_hh.T + cell.bias_ih + cell.bias_hh
@@ -79,7 +79,7 @@ def test_a_step_is_that_of_pytorchs_lstm_cell():
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_step_is_that_of_pytorchs_gru_cell():
+def test_the_gru_step_agrees_with_pytorchs_gru_cell():
     cell = torch.nn.GRUCell(INPUT, HIDDEN, dtype=torch.float64)
     x, h = drawn(BATCH, INPUT), drawn(BATCH, HIDDEN)
     of_input, of_hidden = x @ cell.weight_ih.T + cell.bias_ih, h @ cell.weight_hh.T + cell.bias_hh
@@ -104,15 +104,15 @@ def test_the_adjoint_is_finite_where_gates_saturate(cell):
     h, c0 = drawn(2, HIDDEN), drawn(2, HIDDEN) * 1e3
     _, c = pointwise_of(cell).step(sums, h, c0)
     columns = [torch.empty(2, 5, HIDDEN, dtype=torch.float64) for _ in range(2)]
-    coefficients_of(cell)(sums, h, c0, c, columns)
+    coefficient_function(cell)(sums, h, c0, c, columns)
     torch.testing.assert_close(c, c0)
     torch.testing.assert_close(columns[1][:, 4], torch.ones_like(c))
     assert columns[0][:, :4].count_nonzero() == columns[1][:, :4].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_small_increments_of_a_half_cell_state_are_not_lost(dtype):
-    # f = 1 and i * g = 1/512 a step: at c = 1 the half types' last bits are 1/1024 and 1/128.
+def test_small_increments_of_a_cell_state_in_16_bits_are_not_lost(dtype):
+    # With f = 1, c grows by i * g = 1/512 per step. At c = 1 the last bit of the 16-bit types is 1/1024 and 1/128.
     increment = torch.atanh(torch.tensor(1 / 512))
     sums = torch.tensor([40.0, 40.0, increment.item(), 0.0]).repeat_interleave(HIDDEN).expand(BATCH, -1).to(dtype)
     h = c = torch.ones(BATCH, HIDDEN, dtype=state_dtype(dtype))

@@ -1,4 +1,4 @@
-"""What a statement's operations are, and what is refused by its line."""
+"""The recorded operations of a cell's step, and errors that name the line of an unsupported operation."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
-from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import NotTraceable, traced
 
 
@@ -22,19 +22,19 @@ def test_the_operations_of_the_lstm():
     )
 
 
-def test_gates_whose_sums_are_apart_have_two():
+def test_gates_with_separate_sums_have_two():
     cell = GRU()
     assert cell.sums == ("r", "z", "n_input", "n_recurrent")
     assert cell.recurrent_sums == (0, 1, 3)
     assert traced(cell).reads_hidden
 
 
-def test_what_is_computed_twice_is_computed_once():
+def test_common_subexpressions_are_computed_once():
     step = traced(stating(lambda self, gate, state: (torch.sigmoid(gate.a) * torch.sigmoid(gate.a) + gate.b, {})))
     assert [operation.function for operation in step.operations] == ["sigmoid", "mul", "add"]
 
 
-def test_a_step_that_hands_values_through_has_results_of_its_own():
+def test_values_that_are_returned_unchanged_get_new_names():
     cell = stating(lambda self, gate, state: (gate.a, {"c": state.c}), states=("c",))
     sums, h, c = torch.randn(2, 6), torch.randn(2, 3), torch.randn(2, 3)
     hidden, after = pointwise_of(cell).step(sums, h, c)
@@ -59,15 +59,15 @@ def test_the_lstm_takes_seven_operators():
         (lambda self, gate, state: (torch.clamp(gate.a, max=float("inf")), {}), "the number inf"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_by_its_line(step, what):
-    with pytest.raises(NotTraceable, match=r"`Stated\.step` must be made of") as raised:
+def test_unsupported_operations_are_refused_with_their_line(step, what):
+    with pytest.raises(NotTraceable, match=r"`Stated\.step` must be composed of") as raised:
         traced(stating(step))
     assert what in str(raised.value)
 
 
 @pytest.mark.parametrize("attributes", [{"gates": ("v0", "b")}, {"gates": ("a b",)}, {"states": ("h",)}], ids=str)
-def test_names_that_are_taken_are_refused(attributes):
-    with pytest.raises(NotTraceable, match="must name gates and states"):
+def test_reserved_names_are_refused(attributes):
+    with pytest.raises(NotTraceable, match="must have gates and states named by Python"):
         traced(stating(lambda self, gate, state: (0, {}), **attributes))
 
 
@@ -76,7 +76,7 @@ def test_numbers_keep_all_their_digits():
     a = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     column = torch.empty(2, 2, 3, dtype=torch.float64)
     sums = torch.cat([a, torch.zeros_like(a)], -1).detach()
-    coefficients_of(cell)(sums, None, [column])
+    coefficient_function(cell)(sums, None, [column])
     torch.testing.assert_close(column[:, 0], torch.full((2, 3), 1 / 21, dtype=torch.float64), rtol=1e-16, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""The launches on the CPU."""
+"""Fixtures that run the CUDA kernels of the decoder on the CPU."""
 
 import shutil
 

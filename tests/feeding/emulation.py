@@ -1,8 +1,9 @@
-"""Sources of CUDA kernels on the CPU, compiled by the C++ compiler of the machine.
+"""Run CUDA kernels on the CPU, with their sources compiled by the C++ compiler of the machine.
 
-Everything but the launch and a few instructions is what runs on a GPU: the layout of the argument structs, the strides,
-the arithmetic, and, where threads of a block work together, their barriers and exchanges. They take turns, each as far
-as it can go, in one order and then in the other, so that who reads what another has not written yet finds it missing.
+Except for the launch and a few instructions, the code is the same as on a GPU: the layout of the argument structs, the
+strides, the arithmetic, and the barriers and exchanges between the threads of a block. The threads run one after
+another, each until it must wait, first in one order and then in the reverse order. A thread that reads a value before
+another thread has written it therefore gets a wrong value.
 """
 
 import ctypes
@@ -96,7 +97,7 @@ inline unsigned short brain_bits(float x) {
     return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 """
-# What the inline assembly of the sources does, in C++.
+# C++ replacements for the inline assembly of the sources.
 _INSTRUCTIONS = {
     "cvt.rn.f16.f32": "{out} = half_bits({into});",
     "cvt.f32.f16": "{out} = of_half({into});",
@@ -129,7 +130,7 @@ extern "C" bool run_{entry}(const {struct}* arguments, unsigned blocks, unsigned
 
 
 def emulate(source, macros, entry, arguments, blocks, threads, *, together):
-    """Run a kernel of a source on the CPU; `together`: whether the threads of a block exchange anything."""
+    """Run a kernel of a source on the CPU; `together` tells whether the threads of a block exchange data."""
     run = getattr(_compiled(source, macros), f"run_{entry}")
     run.restype = ctypes.c_bool
     assert run(ctypes.byref(arguments), blocks, threads, together), f"threads of {entry} wait for each other for ever"

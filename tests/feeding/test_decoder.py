@@ -1,4 +1,4 @@
-"""The decoder's loop, held to a plain program that autograd differentiates step by step."""
+"""The decoder's loop, compared with a plain program that autograd differentiates step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = {
 
 
 class Call:
-    """Random arguments, zero-mean and large enough to leave the linear range."""
+    """Return random arguments with mean zero, large enough to leave the linear range of the activations."""
 
     def __init__(self, dtype=torch.float64, seed=0, **options):
         sizes = SIZES | options
@@ -89,7 +89,7 @@ class Call:
         )  # fmt: skip
 
     def plain(self):
-        """The program of the docstring, with the masks that the call draws."""
+        """Run the program of the docstring with the dropout masks of the call."""
         torch.manual_seed(1)
         weights, (hidden, cell, attended) = self.weights, self.state
         hidden, cell, outputs = list(hidden), list(cell), []
@@ -135,9 +135,9 @@ def parts(request):
         request.getfixturevalue("launches_on_cpu")
 
 
-# What is computed again, and by which parts, are two things; each meets each case.
+# Recomputation and the implementation of element-wise operations are independent; every case is run with both.
 @pytest.mark.parametrize(("case", "recompute", "parts"), pairwise([*CASES], [False, True], PARTS), indirect=["parts"])
-def test_outputs_and_gradients_are_those_of_the_plain_program(case, recompute, parts):
+def test_outputs_and_gradients_agree_with_the_plain_program(case, recompute, parts):
     call = Call(**CASES[case])
     wanted = call.results(call.plain())
     if call.weights.v is not None and call.lengths is None:
@@ -147,14 +147,14 @@ def test_outputs_and_gradients_are_those_of_the_plain_program(case, recompute, p
 
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("kernel", ["reference", "recompute"])
-def test_every_attention_kernel_serves(kernel):
+def test_every_attention_kernel_agrees(kernel):
     call = Call()
     compare(call.results(call.run(attention_kernel=kernel)), call.results(call.plain()), 1e-9, 1e-10)
 
 
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("recompute", [False, True])
-def test_float32_is_as_near_to_float64_as_the_plain_program_is(recompute):
+def test_float32_is_as_accurate_as_the_plain_program(recompute):
     call, exact = Call(torch.float32), Call(torch.float64)
     wanted, plain = exact.results(exact.plain()), call.results(call.plain())
     found = call.results(call.run(recompute=recompute))
@@ -172,7 +172,7 @@ OPTIONS = {}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True
 def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monkeypatch):
     monkeypatch.setattr(type(kernel.eager), "halves", lambda *_: True)
     call, exact = Call(torch.float32, **options), Call(torch.float64, **options)
-    with torch.no_grad():  # gradients far below and above what float16 can tell apart
+    with torch.no_grad():  # gradients far below and above the range of float16
         call.dy *= torch.tensor([1e-9, 1.0, 1e4, 1e-20, 0.0])[:, None]
         exact.dy.copy_(call.dy)
     wanted, found = exact.results(exact.plain()), call.results(call.run(recompute=recompute))
@@ -186,7 +186,7 @@ def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monke
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_under_autocast_it_errs_no_more_than_the_plain_program(recompute):
+def test_under_autocast_errors_are_no_larger_than_those_of_the_plain_program(recompute):
     call, exact = Call(torch.float32), Call(torch.float64)
     wanted = exact.results(exact.plain())
     with torch.autocast("cpu", torch.bfloat16):
@@ -213,7 +213,7 @@ def test_a_mask_drops_and_scales():
     assert found.abs().max() > 1
 
 
-def test_a_second_backward_pass_is_refused_with_what_to_do():
+def test_a_second_backward_pass_is_refused_with_advice():
     call = Call()
     found = call.run().sum()
     found.backward(retain_graph=True)
@@ -259,7 +259,7 @@ def test_without_a_gpu_the_parts_are_plain_torch():
     assert len(seen) == 2 * 7
 
 
-def test_what_is_changed_in_place_before_the_backward_pass_is_an_error():
+def test_an_in_place_change_before_the_backward_pass_is_an_error():
     call = Call()
     outputs = call.run()
     outputs.mul_(2)

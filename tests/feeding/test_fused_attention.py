@@ -1,4 +1,4 @@
-"""Attention and what surrounds it in one launch: on the CPU, the same as the parts one after the other."""
+"""Attention and its surrounding operations in one launch agree with separate operations, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES = {
 
 
 def both(options, dtype, halves=False):
-    """Return the two ways over the same numbers, each with its places, and the call's inputs."""
+    """Return both implementations on the same numbers, each with its tensors, and the inputs of the call."""
     call = Call(dtype, **options)
     torch.manual_seed(3)
     made = Options("additive", "reference", dtype, needs_grad=True, halves=halves)
@@ -78,7 +78,7 @@ def compared(at_once, options, dtype, tolerance, halves=False):
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_float32_is_that_of_the_parts(options, at_once_on_cpu):
+def test_float32_agrees_with_separate_operations(options, at_once_on_cpu):
     inputs, (scores, normaliser) = compared(
         at_once_on_cpu, {"time": 2} | options, torch.float32, {"rtol": 1e-4, "atol": 1e-5}
     )
@@ -89,7 +89,7 @@ def test_float32_is_that_of_the_parts(options, at_once_on_cpu):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_16_bits_are_those_of_the_parts(dtype, at_once_on_cpu):
+def test_16_bits_agree_with_separate_operations(dtype, at_once_on_cpu):
     tolerance = {"rtol": 0.05, "atol": 0.05 if dtype == torch.bfloat16 else 0.01}
     compared(at_once_on_cpu, {"time": 2, "source": 20}, dtype, tolerance)
 
@@ -113,7 +113,7 @@ def test_a_sentence_without_source_gets_no_context(at_once_on_cpu):
     assert places.dqueries.isfinite().all()
 
 
-def test_what_is_kept_is_what_the_kernel_fused_keeps(at_once_on_cpu):
+def test_the_kept_tensors_are_those_of_the_kernel_fused(at_once_on_cpu):
     inputs, ((_, places), _) = both({"time": 2, "source": 7, "features": 16, "units": 16}, torch.float32)
     if not Device.probe("cpu").triton:
         pytest.skip("needs Triton's interpreter: TRITON_INTERPRET=1")
@@ -147,6 +147,6 @@ def test_what_is_kept_is_what_the_kernel_fused_keeps(at_once_on_cpu):
         ({"units": 8, "features": 8, "source": 2049}, torch.float32, False),
     ],
 )
-def test_what_fits_depends_on_what_is_read(options, dtype, fit):
+def test_the_sizes_that_fit_depend_on_the_tensors_that_are_read(options, dtype, fit):
     inputs, _ = both({"time": 1, "batch": 1} | options, torch.float32)
     assert fused_attention.fits(inputs, dtype) == fit

@@ -1,4 +1,4 @@
-"""What is kept is what was stated."""
+"""The tensors that the decoder keeps have the predicted size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = {
 @pytest.mark.parametrize("kernel", ["reference", "recompute"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_call_keeps_what_is_stated(options, recompute, kernel):
+def test_a_call_keeps_the_predicted_tensors(options, recompute, kernel):
     call, given = Call(torch.float32, **options), SIZES | options
     sizes = feeding.Problem(
         given["time"],

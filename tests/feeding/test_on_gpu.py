@@ -1,4 +1,4 @@
-"""The decoder's loop on a GPU: the launches, in every dtype, eagerly and in a CUDA graph."""
+"""The decoder's loop on a GPU, in every dtype, launched and as a CUDA graph."""
 
 import types
 
@@ -37,13 +37,13 @@ def on_cpu(results):
 
 
 def without_dropout(options):
-    # A GPU draws other masks than a CPU.
+    # The random masks of a GPU differ from those of a CPU.
     return {name: value for name, value in options.items() if "dropout" not in name}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_float64_is_the_cpus(options, recompute):
+def test_float64_agrees_with_the_cpu(options, recompute):
     options = without_dropout(options)
     exact, ours = Call(**options), on_gpu(Call(**options))
     found = on_cpu(ours.results(ours.run(recompute=recompute)))
@@ -69,7 +69,7 @@ LARGE = {"time": 9, "batch": 40, "source": 21, "units": 64, "embedding": 24, "fe
 
 @pytest.mark.parametrize("source", [21, 150])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_attention_in_one_launch_is_that_of_the_parts(dtype, source, monkeypatch):
+def test_attention_in_one_launch_agrees_with_separate_operations(dtype, source, monkeypatch):
     call = on_gpu(Call(dtype, **LARGE | {"source": source}))
     with arithmetic("float32"):
         found = on_cpu(call.results(call.run(attention_kernel="fused")))
@@ -83,7 +83,7 @@ def test_attention_in_one_launch_is_that_of_the_parts(dtype, source, monkeypatch
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dropout", [{}, {"dropout": 0.3, "layer_dropout": 0.3, "layers": 3}], ids=["", "dropout"])
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_rounded_products_err_as_the_plain_program_does(precision, dropout, recompute):
+def test_rounded_products_have_the_errors_of_the_plain_program(precision, dropout, recompute):
     options = LARGE | dropout
     exact, ours = on_gpu(Call(torch.float64, **options)), on_gpu(Call(torch.float32, **options))
     wanted = on_cpu(exact.results(exact.plain()))
@@ -107,7 +107,7 @@ def test_operands_are_float16_only_where_products_may_be_rounded():
         assert not halves(torch.float32)
 
 
-def test_a_replayed_graph_computes_what_launches_do():
+def test_a_replayed_graph_agrees_with_launches():
     call = on_gpu(Call(torch.float32, **LARGE))
     first = {name: each.clone() for name, each in call.results(call.run()).items()}
     graph, leaves = torch.cuda.CUDAGraph(), call.leaves

@@ -1,4 +1,4 @@
-"""The CUDA source compiles for every supported architecture, without a GPU."""
+"""The CUDA sources compile for every supported architecture, without a GPU."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CODE = device_code(CELL)
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
-# The sources ask of an architecture only whether it is 9.0 or later, so that each dtype meets some of both kinds.
+# The sources depend on the architecture only through whether it is 9.0 or later; each dtype is tested with both kinds.
 KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*DTYPES][number % 2 :: 2]]
 
 
@@ -27,7 +27,7 @@ def test_compiles(architecture, dtype):
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_with_operands_in_float16_it_is_other_code(width):
+def test_operands_in_float16_are_compiled_separately(width):
     both = [dict(macros_of(torch.float32, width, halves)) for halves in (False, True)]
     apart = {toolchain.compile_afresh(SOURCE, "sm_90", macros, CODE)[0] for macros in both}
     assert len(apart) == 2

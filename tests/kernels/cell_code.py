@@ -1,4 +1,4 @@
-"""The code that fused kernels include for a cell, compiled for the CPU in double precision."""
+"""The generated code of a cell that fused kernels include, compiled for the CPU in double precision."""
 
 import ctypes
 import functools
@@ -46,7 +46,7 @@ extern "C" void step_back(
 
 
 def carries_hidden(cell):
-    """Whether the hidden state is what a fused kernel carries from step to step."""
+    """Return whether the hidden state is the state that a fused kernel carries from step to step."""
     return carried_states(cell) == ("h",)
 
 
@@ -64,13 +64,13 @@ def code_of(cell):
 
 
 class Code:
-    """The functions of a cell, over the units of a row."""
+    """The compiled functions of a cell, applied to all units of a row."""
 
     def __init__(self, library):
         self._library = library
 
     def stepped(self, sums, before):
-        """Return what is kept [4, H] and the carried and hidden states [H], from sums [4, H] and the carried state."""
+        """Return kept values [4, H], the carried and the hidden state [H], from sums [4, H] and the carried state."""
         kept, state, hidden = (torch.empty(like.shape, dtype=torch.float64) for like in (sums, before, before))
         self._call("step", sums, before, kept, state, hidden)
         return kept, state, hidden
@@ -82,5 +82,5 @@ class Code:
         return dsums, d
 
     def _call(self, name, *tensors):
-        held = [tensor.contiguous() for tensor in tensors]  # what is written is contiguous
+        held = [tensor.contiguous() for tensor in tensors]  # the code reads contiguous memory
         getattr(self._library, name)(held[0].shape[-1], *[ctypes.c_void_p(own.data_ptr()) for own in held])

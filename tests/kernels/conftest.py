@@ -1,4 +1,4 @@
-"""Every property of a kernel runs over every kernel, on the CPU and (marked gpu) on a CUDA device."""
+"""Fixtures that run the tests of kernels for every kernel, on the CPU and (marked gpu) on a CUDA device."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CASES = [case.problem(dtype=dtype) for case in testing.CASES for dtype in DTYPES
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out hundreds of tests that would be skipped: those of kernels that refuse every case on a CPU, there."""
+    """Leave out hundreds of tests that would be skipped: on a CPU, those of kernels that refuse every case there."""
     for_gpus = [kernel for kernel in ALL if all(testing.why_not(kernel, problem, "cpu") for problem in CASES)]
 
     def left_out(item):
@@ -37,7 +37,7 @@ def kernel(request):
 
 @pytest.fixture
 def admitted(kernel, device):
-    """Skip, with the printed refusals, unless the kernel takes the problem here; return the problem."""
+    """Return a function that returns a problem if the kernel runs it here, and otherwise skips with the refusals."""
 
     def check(problem):
         refusals = testing.why_not(kernel, problem, device)
@@ -55,7 +55,7 @@ def known_budgets():
 
 @pytest.fixture
 def budgets_once(monkeypatch, known_budgets):
-    """Have the budgets of a problem, whose inputs depend on it alone, computed for one of the kernels or forms only."""
+    """Compute the error budgets of a problem once for all kernels and layouts; inputs depend on the problem alone."""
     compute = check.budgets
 
     def remembered(problem, inputs, gradients, exact, device):
@@ -69,7 +69,7 @@ def budgets_once(monkeypatch, known_budgets):
 
 @pytest.fixture(autouse=True)
 def unwritten_memory_is_nan():
-    """Fill fresh buffers with NaN, so that an output nobody wrote cannot pass."""
+    """Fill new buffers with NaN, so that an output that is never written fails the test."""
     previous = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

@@ -1,4 +1,4 @@
-"""Small calls of the kernels of our own, to be watched by `make sanitize`: odd sizes, lengths, directions, autocast."""
+"""Small calls of the library's CUDA kernels for `make sanitize`: odd sizes, lengths, directions, autocast."""
 
 import sys
 

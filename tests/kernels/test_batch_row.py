@@ -1,4 +1,4 @@
-"""A row of a batch gives what it gives alone, within the budget."""
+"""A sequence in a batch has the same result as alone, within the error budget."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Other cells than the LSTM on the kernels whose CUDA code is made of the cell's statement, held to the float64 oracle.
+"""Cells other than the LSTM on the kernels with generated cell code, compared with the float64 oracle.
 
 The kernels refuse them until these tests have passed on a GPU, so their demands are left out here.
 """
@@ -38,7 +38,7 @@ NUMBERS = {
 
 
 class Unrefused:
-    """A kernel without its demands."""
+    """A kernel without its criteria."""
 
     def __init__(self, kernel):
         self._kernel = kernel

@@ -1,4 +1,4 @@
-"""The same inputs give the same bits."""
+"""The same inputs give bit-identical results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""No steps or no rows: empty outputs, states handed through, gradients of zero."""
+"""No steps or an empty batch: empty outputs, final states equal to the initial ones, gradients of zero."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Final states are the caller's to write over: they lie in memory of their own, and no backward pass reads them."""
+"""The caller may overwrite the final states: they share no memory, and the backward pass does not read them."""
 
 import pytest
 import torch

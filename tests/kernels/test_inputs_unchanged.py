@@ -1,4 +1,4 @@
-"""A kernel leaves every input, output and gradient it reads as it was, and its outputs are its own memory."""
+"""A kernel modifies none of the tensors that it reads, and its outputs share no memory with them."""
 
 import pytest
 import torch

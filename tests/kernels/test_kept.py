@@ -1,4 +1,4 @@
-"""`kept()` says exactly what the forward pass keeps."""
+"""`kept()` returns the shapes and dtypes of the tensors that the forward pass keeps."""
 
 import hypothesis
 import hypothesis.strategies as st

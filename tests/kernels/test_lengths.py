@@ -1,4 +1,4 @@
-"""Padding takes part in nothing; each row ends where its length says."""
+"""Padding has no effect, and each sequence ends after its length."""
 
 import pytest
 import torch

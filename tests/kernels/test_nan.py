@@ -1,4 +1,4 @@
-"""NaN in one row comes out where that row's later steps are, and nowhere else."""
+"""NaN in one sequence appears in that step and the later steps of the same sequence, and nowhere else."""
 
 import pytest
 import torch

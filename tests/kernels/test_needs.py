@@ -1,4 +1,4 @@
-"""A gradient that is not wanted is None, and leaving it out does not change the others."""
+"""A gradient that was not requested is None, and the others do not depend on the request."""
 
 import itertools
 

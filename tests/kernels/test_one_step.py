@@ -1,4 +1,4 @@
-"""One step on the CPU: PyTorch's native loop, because oneDNN would lay the weights out anew for it."""
+"""One step on the CPU runs on PyTorch's native loop, because oneDNN would convert the layout of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs, final states and every gradient are within their budget of the float64 oracle."""
+"""Outputs, final states and all gradients agree with the float64 oracle within their error budgets."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every demand of every kernel can be violated, and the refusal names it."""
+"""Every criterion of every kernel can be violated, and the refusal names it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A sequence in pieces with carried state equals the whole, forward and backward."""
+"""A sequence computed in segments with carried states equals the whole sequence, forward and backward."""
 
 import torch
 

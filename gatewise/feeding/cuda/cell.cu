@@ -18,7 +18,7 @@ __device__ __forceinline__ Place place(int batch, int units) {
 }
 
 struct Cell {
-    Value* gates;          // the other summands [B, 4H]; overwritten by what is kept of the sums: activated gates
+    Value* gates;          // the other summands [B, 4H]; overwritten by the activated gates
     const Value* product;  // the product, which is added [B, 4H]
     const Value* bias;     // the bias, which is added too [4H]; or null
     Real* cell;            // the cell state [B, H], updated in place
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
 }
 
 struct Gates {
-    Value* gates;  // sums [batch, 4H]; overwritten by what is kept of them
+    Value* gates;  // the gate sums [batch, 4H]; overwritten by the activated gates
     int batch, units;
 };
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ void add(const Planes& from, const Place& at, Real* t
 }
 
 struct CellGradient {
-    Value* gates;          // what was kept of the sums [B, 4H]; overwritten by their gradients, as operands
+    Value* gates;          // the activated gates [B, 4H]; overwritten by the gradients of the gate sums, as operands
     const Value* cell;     // the cell state after the step [B, H]
     const Value* earlier;  // the cell state before the step
     Real* dcell;           // the gradient of the cell state after the step [B, H]; overwritten by that before the step

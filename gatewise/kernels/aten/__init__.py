@@ -1,4 +1,4 @@
-"""What PyTorch ships without cuDNN: oneDNN's LSTM on the CPU, otherwise the native loop."""
+"""The kernel `aten`: PyTorch without cuDNN, that is oneDNN's LSTM on the CPU, and the native loop otherwise."""
 
 from gatewise.kernels.aten.kernel import aten
 

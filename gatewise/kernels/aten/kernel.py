@@ -1,4 +1,4 @@
-"""The `aten` kernel: oneDNN where PyTorch would use it, the native loop elsewhere."""
+"""The kernel `aten`: PyTorch without cuDNN, that is oneDNN where PyTorch uses it, and the native loop otherwise."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class _Aten:
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     sets_up_in_captures = False
-    # oneDNN; the loop's fused cell on a GPU; on a CPU the loop has only the split of its gates to itself.
+    # In this order: oneDNN; the fused cell of the native loop on a GPU; the split into gates, which is the only
+    # operator that identifies the native loop on a CPU.
     traces = Traces(
         frozenset(
             {
@@ -116,7 +117,7 @@ class _Aten:
         return native.kept(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        # Without a backward to follow PyTorch's own call does the whole stack, on oneDNN where it would.
+        # If no backward pass follows, PyTorch's operator computes all layers, and uses oneDNN by its own rules.
         if problem.needs_grad and onednn.takes(problem, Device.probe(inputs.x.device)):
             return stack.forward(problem, inputs, onednn.layer_forward)
         return native.forward(problem, inputs)

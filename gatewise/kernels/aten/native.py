@@ -1,6 +1,7 @@
-"""PyTorch's native LSTM loop; what it keeps for backward is an autograd graph of its own.
+"""PyTorch's operators `torch.lstm` and `torch.gru` without cuDNN, with an autograd graph for the backward pass.
 
-On a GPU this is the loop that PyTorch runs without cuDNN: one product and one fused cell for every step.
+In inference on a CPU, PyTorch may run them on oneDNN. Otherwise they are its native loop: on a GPU, one matrix product
+and one fused cell for every step.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from gatewise.kernels.aten import onednn
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
-    """An estimate of what the graph holds: gates, cells and hidden states of every step."""
+    """Return an estimate of the tensors in the graph: gates, cell states and hidden states of every step."""
     tokens = problem.time * problem.batch * problem.num_layers * problem.num_directions
     return (TensorSpec((tokens, 7 * problem.hidden_size), problem.dtype, exact=False),)
 
 
 def forward(problem: Problem, inputs: Inputs) -> Result:
-    """Run the loop; keeps the outputs with their graph, then the leaves that the graph starts from."""
+    """Run the loop. The kept tensors are the outputs with their graph, then the leaves of the graph."""
     if not problem.needs_grad:
         return _run(problem, inputs)
-    # The inference mode records no graph, nor is a graph made of its tensors.
+    # Autograd records nothing in inference mode, nor operators on inference tensors.
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [
             (tensor.clone() if tensor.is_inference() else tensor).detach().requires_grad_()
@@ -42,7 +43,7 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
 
 
 def recorded(problem: Problem, inputs: Inputs) -> Result:
-    """Run PyTorch's call, on oneDNN where it would, and let autograd record it."""
+    """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it."""
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     x, h0, c0, weights, _, batch_sizes, _ = inputs
     if x.is_cuda and torch._C._get_cudnn_enabled():
@@ -65,7 +66,7 @@ def recorded(problem: Problem, inputs: Inputs) -> Result:
 def backward(
     problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
 ) -> InputGradients:
-    """Walk the graph back; only to the leaves that are wanted."""
+    """Run autograd's backward pass for the requested gradients."""
     outputs, leaves = result.kept[:3], result.kept[3:]
     wanted = [needs.x, needs.state, needs.state, *[needs.weights] * (len(leaves) - 3)]
     given = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
@@ -86,7 +87,7 @@ def backward(
     ]
     dx, dh0, dc0, *dweights = gradients_in_order
     if problem.bias:
-        # Both biases of a direction may have one gradient; whoever changes one in place must not change the other.
+        # Both biases of a direction may share one gradient tensor. A copy makes in-place changes of one of them safe.
         for index in range(3, len(dweights), problem.weights_per_direction):
             gradient = dweights[index]
             dweights[index] = None if gradient is None else gradient.clone()
@@ -99,7 +100,7 @@ def _run(problem: Problem, inputs: Inputs) -> Result:
 
 @contextlib.contextmanager
 def _switched_off(switch: Callable[[bool], None]) -> Iterator[None]:
-    # PyTorch has no argument for this; the switch is its own, process-wide, and put back at once.
+    # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
     switch(False)
     try:
         yield

@@ -1,4 +1,7 @@
-"""oneDNN's LSTM through PyTorch's own operators, one primitive a direction of a layer."""
+"""Training with oneDNN's LSTM, through PyTorch's operators: one primitive for each layer and direction.
+
+The tensors for the backward pass are kept explicitly, without an autograd graph.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 
 def takes(problem: Problem, device: Device) -> bool:
-    """Whether this problem goes through oneDNN: where PyTorch would take it, except for what is slower there.
+    """Return whether a problem runs on oneDNN: if PyTorch supports it there, and the native loop is not faster.
 
-    float32; bfloat16 where the processor has it; float16 where the processor has it and nothing needs a gradient; no
-    projection, not packed, not empty (`use_mkldnn` in ATen's RNN.cpp).
+    PyTorch supports LSTMs without projection on dense, non-empty input, in float32, in bfloat16 if the processor
+    supports it, and in float16 if the processor supports it and no gradient is needed (`use_mkldnn` in ATen's RNN.cpp).
     """
     if type(problem.cell) is not LSTM:
         return False
@@ -40,19 +43,20 @@ def takes(problem: Problem, device: Device) -> bool:
 
 
 def is_slower(problem: Problem) -> bool:
-    """Whether the native loop is faster: for one step, in streaming.
+    """Return whether the native loop is faster than oneDNN: for a single step, as in streaming inference.
 
-    oneDNN lays the weights out anew in every call. With one step to pay for it, the loop was 1.2 to 17 times as fast
-    for every H from 64 to 1024 and B from 1 to 16; with four steps only for large weights and small batches.
+    oneDNN converts the weights to its own layout in every call. For one step, the native loop was 1.2 to 17 times as
+    fast for all H from 64 to 1024 and B from 1 to 16; for four steps, only for large weights and small batches.
     """
     return problem.time == 1 and problem.dtype == torch.float32 and not problem.traced
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
-    """The outputs below the last layer, then for each layer the workspaces and final states of its directions.
+    """Return the kept tensors: the outputs of all layers but the last, then each layer's workspaces and final states.
 
-    The states are copies: callers write over those they are given, and oneDNN's backward pass reads them.
-    A workspace's size is oneDNN's own affair; the estimate is the gates, the cell and the hidden state of every step.
+    The states are copies, because the caller may overwrite the returned states before oneDNN's backward pass reads
+    them. oneDNN does not document the size of a workspace; the estimate is the gates, the cell state and the hidden
+    state of every step.
     """
     tokens = problem.time * problem.batch
     outputs = [TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)] * (problem.num_layers - 1)
@@ -63,15 +67,15 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
 
 
 def layer_forward(problem: Problem, layer: Layer) -> Result:
-    """Run one layer; keeps the workspace, then the hidden, then the cell state of each direction."""
+    """Run the forward pass of one layer; keep the workspaces, hidden states and cell states of all directions."""
     x = layer.x.contiguous()
-    # The operator writes a workspace only in grad mode; below autograd it records no graph all the same.
+    # The operator writes a workspace only in grad mode. Below autograd's dispatch keys no graph is recorded regardless.
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         parts = [
             _forward(
                 x,
                 *_four(weights),
-                # The operator reads states as if they were contiguous.
+                # The operator ignores the strides of states.
                 layer.h0[direction].contiguous(),
                 layer.c0[direction].contiguous(),
                 bool(direction),
@@ -96,10 +100,10 @@ def layer_forward(problem: Problem, layer: Layer) -> Result:
 def layer_backward(
     problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> LayerGradients:
-    """Run one layer's backward; oneDNN computes every gradient whether or not it is wanted."""
+    """Run the backward pass of one layer; oneDNN always computes all gradients."""
     x, directions = layer.x.contiguous(), len(layer.weights)
     if all(gradient is None for gradient in gradients):
-        gradients = gradients._replace(y=torch.zeros_like(result.y))  # the operator wants one at least
+        gradients = gradients._replace(y=torch.zeros_like(result.y))  # the operator needs at least one
     workspaces, hidden, cell = (
         result.kept[start : start + directions] for start in range(0, 3 * directions, directions)
     )
@@ -129,7 +133,7 @@ def layer_backward(
         for direction, weights in enumerate(layer.weights)
     ]
     if problem.dtype != torch.float32:
-        # oneDNN gives the gradients of half types in float32.
+        # oneDNN returns the gradients of 16-bit types in float32.
         parts = [tuple(tensor.to(problem.dtype) for tensor in part) for part in parts]
     weights = tuple(tensor for part in parts for tensor in part[1 : 5 if problem.bias else 3])
     if len(parts) == 1:
@@ -139,7 +143,7 @@ def layer_backward(
 
 
 def _four(weights: DirectionWeights) -> tuple[Tensor, ...]:
-    # oneDNN's operator wants four tensors even without biases; these two are never read as biases then.
+    # The operator takes four tensors even without biases; it then ignores the last two.
     if weights.b_ih is not None and weights.b_hh is not None:
         return weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh
     return weights.w_ih, weights.w_hh, torch.zeros_like(weights.w_ih), torch.zeros_like(weights.w_hh)

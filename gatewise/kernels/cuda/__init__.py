@@ -1,1 +1,1 @@
-"""What kernels in CUDA C++ share: compiling, launching, and the precision of library products beside them."""
+"""Compilation, launch and CUDA graph capture of the library's CUDA kernels, and wrappers of cuBLAS matrix products."""

@@ -1,12 +1,13 @@
-"""Products in 16 bits over many tokens, which cuBLAS does not always make to the end.
+"""16-bit matrix products with a large inner dimension, protected against a bug of cuBLAS that omits terms.
 
-Where the tiles of a product are fewer than the multiprocessors, cuBLAS divides its depth, in blocks of 64 terms, into
-parts of equal length. Where one block is left over it can be left out: with 1,441 steps of 8 rows the gradient of the
-weights lacked 8 of 11,528 terms and was 4 percent wrong. `benchmarks/deep_products.py` looks for such products; in all
-that it found on an H100 and an H200 (cuBLAS of CUDA 13.0) the number of blocks less one was a multiple of a number of
-parts for whose tiles the GPU has room. So a product of such a depth is made in two: first the last terms, whose
-rounding is small beside the whole, then those before, in a number of blocks that no number of parts divides with one
-left over.
+The depth K of a product is the size of its inner dimension, for weight gradients the number of tokens. If a product has
+fewer tiles than the GPU has multiprocessors, cuBLAS splits its depth (split-K), in blocks of 64 terms, into parts of
+equal length. If one block remains, cuBLAS may omit it: with 1,441 steps of 8 sequences, the weight gradient lacked 8 of
+11,528 terms and was wrong by 4 percent. `benchmarks/deep_products.py` searches for such products. In all that it found
+on an H100 and an H200 (cuBLAS of CUDA 13.0), the number of blocks minus one was a multiple of a number of parts whose
+tiles fit on the GPU at once. A product of such a depth is therefore computed as two: first the last terms, whose
+rounding error is small compared to the result, then the others, in a number of blocks that leaves no remainder of one
+for any number of parts. (`long_products` splits float32 products, for their accuracy.)
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 
-BLOCK = 64  # terms
-DEEP = 2048  # terms; no shallower product has been seen to be wrong
-_TILE = 256  # rows and columns of the largest tile
-_LEAST_BLOCKS = 8  # of a part; 24 is the least that has been seen
+BLOCK = 64  # terms per block of cuBLAS
+DEEP = 2048  # terms; no product of smaller depth was found to be wrong
+_TILE = 256  # rows and columns of cuBLAS's largest tile
+_LEAST_BLOCKS = 8  # blocks per part; the smallest number that was observed is 24
 
 
 @functools.lru_cache(maxsize=4096)
 def depths(rows: int, depth: int, columns: int, multiprocessors: int) -> tuple[int, ...]:
-    """Return the depths of products that the library makes whole and that add up to one in 16 bits, the last one first.
+    """Return the depths into which a 16-bit product is split so that cuBLAS omits no terms, the last terms first.
 
     Args:
-        rows: Of the result.
-        depth: The number of terms of each value.
-        columns: Of the result.
-        multiprocessors: The GPU's number of multiprocessors.
+        rows: The number of rows of the result.
+        depth: The number of terms of each element of the result.
+        columns: The number of columns of the result.
+        multiprocessors: The number of multiprocessors of the GPU.
     """
     if depth < DEEP:
         return (depth,)
@@ -52,11 +53,14 @@ def _is_whole(blocks: int, most: int) -> bool:
 
 
 def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return factors whose products add up to that of two matrices, each of which the library makes whole.
+    """Split the product of two matrices along its inner dimension so that cuBLAS omits no terms.
 
     Args:
-        left: [..., M, K].
-        right: [..., K, N].
+        left: The left matrix [..., M, K].
+        right: The right matrix [..., K, N].
+
+    Returns:
+        Pairs of matrices; the sum of their products is the product of the two matrices.
     """
     if left.element_size() != 2 or left.device.type != "cuda":
         return [(left, right)]
@@ -69,7 +73,7 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the product of two matrices [M, K] and [K, N], plus a bias [N] if any, in `out` if it is given."""
+    """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given."""
     first, *others = parts(left, right)
     out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
     for factors in others:
@@ -84,7 +88,7 @@ def addmm(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor, *, adds: bool = False) -> None:
-    """Write the products of two batches of matrices to `out`, or add them to it."""
+    """Write the products of two batches of matrices to `out`, or add them to it if `adds` is true."""
     for number, factors in enumerate(parts(left, right)):
         if adds or number:
             out.baddbmm_(*factors)

@@ -1,4 +1,4 @@
-"""Loading machine code and launching it: a thin layer over the CUDA driver."""
+"""Load compiled kernels, launch them and capture CUDA graphs: a thin layer over the CUDA driver API."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gatewise.contract.errors import DeviceError, MissingExtra
 
 
 class Shape(NamedTuple):
-    """How a kernel is launched.
+    """The launch configuration of a kernel.
 
     Attributes:
-        grid: Blocks in x, y and z.
-        threads: Threads of a block.
-        shared_bytes: Dynamic shared memory of a block.
-        cluster: Blocks of a cluster, along x; 1 for none.
-        cooperative: Whether all blocks must run at once.
-        early: Whether it may begin while the kernel before it ends (programmatic dependent launch, from compute
-            capability 9.0); it waits for that kernel's results itself.
+        grid: The number of blocks in x, y and z.
+        threads: The number of threads per block.
+        shared_bytes: The dynamic shared memory per block in bytes.
+        cluster: The number of blocks per cluster, along x; 1 for no clusters.
+        cooperative: Whether all blocks must be resident at once (cooperative launch).
+        early: Whether the kernel may start before the preceding kernel has finished (programmatic dependent launch,
+            from compute capability 9.0); its code must wait for the results of that kernel.
     """
 
     grid: tuple[int, int, int]
@@ -38,17 +38,18 @@ class Shape(NamedTuple):
 
 
 def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure, device: torch.device) -> None:
-    """Launch a kernel on the current stream of a device; cooperatively, all of its blocks run or none does.
+    """Launch a kernel on the current stream of a device.
 
     Args:
-        binary: Machine code for the device.
-        entry: Name of the kernel, which takes one struct by value.
-        shape: Grid, block and shared memory.
+        binary: The machine code for the device (cubin).
+        entry: The name of the kernel, which takes one struct by value.
+        shape: The launch configuration.
         arguments: The struct.
-        device: A CUDA device with an index, current.
+        device: A CUDA device with an index, which must be current.
 
     Raises:
-        DeviceError: The driver refused, as when the grid cannot be resident at once.
+        DeviceError: The driver rejected the launch, for example because not all blocks of a cooperative launch can be
+            resident at once.
     """
     ensure_context(device.index)
     function = _function(binary, entry, shape.shared_bytes, device.index)
@@ -58,29 +59,33 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
 
 
 def fill_with_ones(tensor: Tensor) -> None:
-    """Set every bit of a tensor, which lies in memory without gaps, on the current stream of its device; current."""
+    """Set every bit of a contiguous tensor, on the current stream of its device, which must be current."""
     index = tensor.device.index
     ensure_context(index)
     _check(_driver().cuMemsetD8Async(tensor.data_ptr(), 0xFF, tensor.nbytes, current_stream(tensor.device)), "a memset")
 
 
 class Graph:
-    """Launches recorded from a stream; use `Graph.recorded`."""
+    """An executable CUDA graph; `Graph.recorded` captures one."""
 
     def __init__(self, executable: object) -> None:
         self._driver = _driver()
         self._executable = executable
-        # At the end of the process the driver clears up by itself.
+        # At the exit of the process the driver frees the graph itself.
         weakref.finalize(self, self._driver.cuGraphExecDestroy, executable).atexit = False
 
     @classmethod
     def recorded(cls, stream: int, issue: Callable[[], None]) -> Graph:
-        """Record what a function issues on a stream, without doing any of it.
+        """Capture the launches that a function issues on a stream; capture does not execute them.
+
+        Args:
+            stream: The stream, as the driver's handle.
+            issue: The function.
 
         Raises:
-            DeviceError: It issues what cannot be recorded.
+            DeviceError: The function issues an operation that cannot be captured.
         """
-        driver, entry = _driver(), "a recording"
+        driver, entry = _driver(), "the capture of a CUDA graph"
         _check(
             driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), entry
         )
@@ -98,24 +103,25 @@ class Graph:
             driver.cuGraphDestroy(graph)
 
     def launch(self, stream: int, device: torch.device) -> None:
-        """Launch all of it on a stream of a device, which is current."""
+        """Launch the graph on a stream of a device, which must be current."""
         if not getattr(_threads, "have_context", False):
             ensure_context(device.index)
         outcome = self._driver.cuGraphLaunch(self._executable, stream)
         if outcome[0] != 0:
-            _check(outcome, "a recording")
+            _check(outcome, "the launch of a CUDA graph")
 
 
 def ensure_context(device_index: int) -> None:
-    """Give the calling thread the CUDA context that PyTorch uses on a device, if it has none."""
-    # A thread, as autograd starts one for backward passes, has none until something asks CUDA's runtime for one, and
-    # PyTorch does not where it finds all memory in its cache.
+    """Make the device's primary context, which PyTorch uses, current in the calling thread if it has no context."""
+    # A new thread, such as autograd's for backward passes, has no context until it calls the CUDA runtime. PyTorch
+    # makes no such call if its caching allocator provides all memory.
     if getattr(_threads, "have_context", False):
         return
     driver = _driver()
-    if not int(_check(driver.cuCtxGetCurrent(), "a context")):  # type: ignore[call-overload]
-        device = _check(driver.cuDeviceGet(device_index), "a device")
-        _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(device), "a context")), "a context")
+    if not int(_check(driver.cuCtxGetCurrent(), "a CUDA context")):  # type: ignore[call-overload]
+        device = _check(driver.cuDeviceGet(device_index), "a CUDA device")
+        context = _check(driver.cuDevicePrimaryCtxRetain(device), "a CUDA context")
+        _check(driver.cuCtxSetCurrent(context), "a CUDA context")
     _threads.have_context = True
 
 
@@ -123,17 +129,17 @@ _threads = threading.local()
 
 
 def current_stream(device: torch.device) -> int:
-    """Return the current stream of a device, as the driver knows it."""
-    # `torch.cuda.current_stream` makes an object of it, which takes as long as a launch.
+    """Return the driver's handle of the current stream of a device."""
+    # `torch.cuda.current_stream` creates an object, which takes as long as a launch.
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def new_stream(device: torch.device) -> int:
-    """Return a stream that PyTorch's pool does not hand out; it lasts as long as the process."""
+    """Return a new stream that is not part of PyTorch's stream pool; it is never destroyed."""
     driver = _driver()
     with torch.cuda.device(device):
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(_check(driver.cuStreamCreate(flags), "a stream"))  # type: ignore[call-overload]
+        return int(_check(driver.cuStreamCreate(flags), "a new stream"))  # type: ignore[call-overload]
 
 
 @functools.cache
@@ -187,8 +193,10 @@ def _configuration(shape: Shape, stream: int) -> object:
 
 
 def _check(outcome: tuple, entry: str) -> object:
+    """Return the result of a driver call; raise an error that names the kernel or, in words, another operation."""
     status = outcome[0]
     if int(status) != 0:
+        subject = entry if " " in entry else f"the kernel `{entry}`"
         advice = "Report it with the output of `gatewise doctor`, or name another kernel."
-        raise DeviceError(f"the CUDA driver refused the kernel `{entry}`: {status.name}. {advice}")
+        raise DeviceError(f"the CUDA driver rejected {subject}: {status.name}. {advice}")
     return outcome[1] if len(outcome) > 1 else None

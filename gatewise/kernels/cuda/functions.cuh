@@ -1,4 +1,4 @@
-// The functions that the code of a cell may call beside `sigmoid_of` and `tanh_of`. NaN in either argument gives NaN.
+// Functions that the generated code of a cell calls in addition to `sigmoid_of` and `tanh_of`. They propagate NaN.
 #pragma once
 
 __device__ __forceinline__ Real relu_of(Real x) { return x <= Real(0) ? Real(0) : x; }

@@ -1,26 +1,27 @@
-"""Work recorded as a CUDA graph and launched again: the one engine of all kernels here that replay eager calls.
+"""Capture the launches of a call as a CUDA graph, and replay the graph in later calls with the same addresses.
 
-A training loop asks PyTorch's allocator for the same memory in the same order in every step, and is given the same
-addresses. Work that is a function of addresses alone can then be launched as it was recorded, at the CPU time of one
-launch: on an H100 the eager training cells of `gatewise bench lstm` take 2.2 times as long without it in bfloat16, 1.8
-times in TF32 (`benchmarks/results/recordings.jsonl`). A call whose addresses are new issues its launches one by one.
+In every step, a training loop requests the same memory in the same order from PyTorch's allocator and gets the same
+addresses. If the launches of a call depend on addresses alone, they can be captured once and replayed, for the CPU time
+of a single launch. On an H100, the training cases of `gatewise bench lstm` outside user graphs take 2.2 times as long
+without replay in bfloat16, and 1.8 times in TF32 (`benchmarks/results/recordings.jsonl`). A call with new addresses
+issues its launches one by one.
 
-A recording is the list of its launches with their arguments; it holds no values. It would be stale if anything were
-different now that those arguments depend on, and this is how each of them is known:
+A captured graph (a recording) is a list of launches with their arguments; it contains no values of tensors. It would be
+stale if anything that the arguments depend on had changed. The following rules out each case:
 
-| what could differ | how it is known |
+| possible change | protection |
 |---|---|
-| where a tensor lies | the addresses of all tensors are the key of a recording |
-| what lies there | a recording reads memory when it is launched: other values are other results |
-| shapes, strides, dtypes, options | each kind of call has `Replays` of its own, and its tensors have no gaps |
+| the address of a tensor | the addresses of all tensors are part of the key of a graph |
+| the values of a tensor | a graph reads memory when it is launched |
+| shapes, strides, dtypes, options | each kind of call has its own `Replays`, and its tensors are contiguous |
 | the order on a stream | the stream is part of the key |
-| how PyTorch computes products | its settings are part of the key (`product_settings`) |
-| the workspace of cuBLAS | it is in memory that is given to nobody else, one for each stream of callers |
+| the arithmetic of PyTorch's matrix products | its settings are part of the key (`product_settings`) |
+| the workspace of cuBLAS | it is in a private memory pool, one for each stream of callers |
 | machine code | it is never unloaded |
 
-Recordings neither allocate nor wait. They are made by the CUDA driver rather than by `torch.cuda.CUDAGraph`, which sets
-the random number generator of the device to the state of a capture meanwhile, for all threads, and leaves it there when
-a capture fails.
+Captured work neither allocates nor synchronizes. Graphs are captured with the CUDA driver API rather than with
+`torch.cuda.CUDAGraph`, because the latter puts the random number generator of the device into a capture state
+meanwhile, for all threads, and leaves it in that state if the capture fails.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
 
 _MOST_REMEMBERED = 64
-_MOST_STREAMS = 4  # beside the default stream
-_FREELY = 8  # recordings that a kind of call may make before each must have been replayed so often, on average
+_MOST_STREAMS = 4  # in addition to the default stream
+_FREELY = 8  # captures of a kind of call that are free; each further one requires this many replays
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
 
@@ -48,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The recordings that were used last, by key.
+    """A least-recently-used cache of captured graphs, by key.
 
     Args:
-        most: How many are held; the one that was used longest ago gives way.
+        most: The largest number of graphs.
     """
 
     def __init__(self, most: int) -> None:
@@ -59,33 +60,33 @@ class Graphs:
         self._by_key: OrderedDict[Hashable, driver.Graph] = OrderedDict()
 
     def get(self, key: Hashable) -> driver.Graph | None:
-        """Return the recording of a key, which counts as used; None if there is none."""
+        """Return the graph of a key and mark it as used; None if there is none."""
         found = self._by_key.get(key)
         if found is not None:
             self._by_key.move_to_end(key)
         return found
 
     def add(self, key: Hashable, graph: driver.Graph) -> None:
-        """Hold a recording."""
+        """Add a graph, and discard the least recently used one if there are too many."""
         self._by_key[key] = graph
         if len(self._by_key) > self._most:
             self._by_key.popitem(last=False)
 
     def clear(self) -> None:
-        """Give up all recordings."""
+        """Discard all graphs."""
         self._by_key.clear()
 
 
 class Replays:
-    """The recorded work of one kind of call.
+    """The captured graphs of one kind of call.
 
     Args:
-        most_graphs: Recordings held at a time.
+        most_graphs: The largest number of graphs that are kept; 0 to capture none.
 
     Attributes:
-        scratch_bytes: What its calls need besides inputs and outputs, once one has been made.
-        recorded: Graphs made.
-        replayed: Graphs launched.
+        scratch_bytes: The workspace of a call in bytes; None before the first call.
+        recorded: The number of graphs that were captured.
+        replayed: The number of replays.
     """
 
     def __init__(self, most_graphs: int) -> None:
@@ -94,7 +95,7 @@ class Replays:
         self.replayed = 0
         self._records = most_graphs > 0
         self._failures = 0
-        self._lock = threading.Lock()  # calls come from several threads, and a graph serves one at a time
+        self._lock = threading.Lock()  # several threads may call, and a graph must not be launched by two at once
         self._graphs = Graphs(most_graphs)
         self._seen: OrderedDict[Hashable, bool] = OrderedDict()
 
@@ -105,13 +106,16 @@ class Replays:
         device: torch.device,
         issue: Callable[[], None],
     ) -> None:
-        """Issue work on the current stream, or replay it.
+        """Run a call on the current stream: replay its graph, or issue its launches and possibly capture them.
+
+        A call is captured when it occurs for the second time with the same addresses and settings.
 
         Args:
-            settings: What the work depends on besides its tensors.
-            tensors: All that it reads and writes, each without gaps; always as many, in the same order.
-            device: Where it works; current.
-            issue: Launches the work. It allocates nothing, waits for nothing and launches the same work each time.
+            settings: Everything that the work depends on besides its tensors.
+            tensors: All tensors that the work reads or writes, contiguous, always in the same number and order.
+            device: The device of the work, which must be current.
+            issue: The function that launches the work. It must not allocate or synchronize, and must launch the same
+                work each time.
         """
         if not self._records or torch.cuda.is_current_stream_capturing():
             issue()
@@ -140,7 +144,7 @@ class Replays:
         return False
 
     def _recorded(self, key: Hashable, stream: int, device: torch.device, issue: Callable[[], None]) -> bool:
-        """Record work and launch it; False if it could not be recorded."""
+        """Capture the work and launch its graph; return False if it cannot be captured."""
         capture_stream = capture_streams(device.index).of(stream)
         if capture_stream is None:
             return False
@@ -156,10 +160,10 @@ class Replays:
 
 
 class CaptureStream:
-    """A stream on which work is recorded, with a workspace for cuBLAS of its own.
+    """A stream on which work is captured, with its own cuBLAS workspace.
 
-    Recordings go on using the workspace that cuBLAS had when they were made, so they may not run at the same time:
-    there is one of these for each stream that recordings are launched on.
+    A graph keeps using the cuBLAS workspace of its capture, so graphs that share a workspace must not run concurrently.
+    There is therefore one capture stream for each stream on which graphs are launched.
 
     Args:
         device: The device of the stream.
@@ -168,10 +172,10 @@ class CaptureStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
-        self._pool = torch.cuda.MemPool()  # of the workspace; nobody else is given memory of it
+        self._pool = torch.cuda.MemPool()  # for the workspace alone
 
     def record(self, issue: Callable[[], None]) -> driver.Graph | None:
-        """Return what a function issues, without doing any of it; None if it cannot be recorded."""
+        """Capture the launches that a function issues, without executing them; return None if that is impossible."""
         inference = torch.is_inference_mode_enabled()
         return _recorder().submit(self._record, issue, inference).result()
 
@@ -184,12 +188,13 @@ class CaptureStream:
             torch.cuda.stream(self._stream),
             torch.cuda.use_mem_pool(self._pool, self._device),
         ):
-            # Inside of the blocks: those of PyTorch 2.11 do not give a pool back that is left by an error.
+            # The error is caught inside the blocks, because `use_mem_pool` of PyTorch 2.11 does not release its pool if
+            # an error leaves the block.
             try:
-                torch.cuda.current_blas_handle()  # makes the workspace
+                torch.cuda.current_blas_handle()  # allocates the workspace
                 return driver.Graph.recorded(self._stream.cuda_stream, issue)
             except (RuntimeError, GatewiseError) as error:
-                _log.info("not recorded: %s", error)
+                _log.info("not captured: %s", error)
                 return None
 
 
@@ -206,7 +211,7 @@ class CaptureStreams:
         self._by_stream: dict[int, CaptureStream] = {}
 
     def of(self, stream: int) -> CaptureStream | None:
-        """Return what records for a stream; None when there are enough already."""
+        """Return the capture stream for a stream of a caller; None if the limit is reached."""
         with self._lock:
             others = len(self._by_stream.keys() - {_DEFAULT_STREAM})
             if stream not in self._by_stream and (stream == _DEFAULT_STREAM or others < _MOST_STREAMS):
@@ -222,16 +227,16 @@ def capture_streams(device_index: int) -> CaptureStreams:
 
 @functools.cache
 def _recorder() -> ThreadPoolExecutor:
-    # cuBLAS has a workspace for each thread, too: with one thread for all recordings there is one a stream.
+    # cuBLAS has a workspace for each pair of thread and stream; with one thread for all captures, one for each stream.
     return ThreadPoolExecutor(1, thread_name_prefix="gatewise-recorder")
 
 
 def product_settings() -> tuple[object, ...]:
-    """Return PyTorch's settings that decide how a library product is computed."""
+    """Return the settings of PyTorch that determine how cuBLAS computes matrix products."""
     return tuple([read() for read in _SETTINGS])
 
 
-# What `torch.backends.cuda.matmul` and `torch.backends.cuda.preferred_blas_library` read, without their checks.
+# The functions that `torch.backends.cuda.matmul` and `torch.backends.cuda.preferred_blas_library` call, without checks.
 _SETTINGS = [
     getattr(torch._C, name)
     for name in (

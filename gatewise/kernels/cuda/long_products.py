@@ -1,8 +1,10 @@
-"""Float32 products of great depth, added up no less exactly than nn.LSTM's.
+"""Float32 matrix products with a large inner dimension, split so that they are as accurate as those of `nn.LSTM`.
 
-The library adds up the depth of a product in one register, or in several where its tiles alone would not keep the
-device busy. Errors grow with the root of the terms in a register, so a product is made in stretches of its depth, each
-added to the last. What the library does by itself is read off errors of cuBLAS 13 on an H200.
+cuBLAS accumulates the terms of each element (the depth of the product) in one register, or in several (split-K) if the
+product has too few tiles to occupy the device. The rounding error grows with the square root of the number of terms per
+register. A product is therefore split along its inner dimension into several products (stretches), each of which is
+added to the sum of those before. The rules below follow from errors of cuBLAS 13 measured on an H200.
+(`deep_products` splits 16-bit products, because of a bug.)
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ from torch import Tensor
 
 Factors = tuple[Tensor, Tensor]
 
-_TILE = 128  # rows and columns of what a block of the library's makes
+_TILE = 128  # rows and columns of cuBLAS's tiles
 _LEAST, _MOST = 512, 4096
-_FULL = 0.9  # of the multiprocessors
+_FULL = 0.9  # tiles per multiprocessor from which cuBLAS does not use split-K
 
 
 def in_stretches(
     products: Sequence[Factors], multiprocessors: int, *, of_full: int = 1, cuts: Sequence[float] = (1 / 2,)
 ) -> list[Factors]:
-    """Return products whose sum is that of `products`, those of great depth in stretches.
+    """Split products of large depth; the sum of the returned products is the sum of the given ones.
 
     Args:
-        products: Factors [rows, depth] and [depth, columns].
-        multiprocessors: Of the device.
-        of_full: Stretches of products of 512 to 4096 terms whose tiles keep the device busy: the library makes one
-            stretch of them.
-        cuts: Where products of more than 4096 terms are cut, as shares of their depth.
+        products: Pairs of matrices [rows, depth] and [depth, columns].
+        multiprocessors: The number of multiprocessors of the device.
+        of_full: The number of stretches for a product of 512 to 4096 terms with enough tiles to occupy the device, for
+            which cuBLAS uses a single register per element.
+        cuts: The positions at which a product of more than 4096 terms is split, as fractions of its depth.
     """
     found: list[Factors] = []
     for left, right in products:
@@ -38,7 +40,7 @@ def in_stretches(
         tiles = math.ceil(left.shape[0] / _TILE) * math.ceil(right.shape[1] / _TILE)
         shares: Sequence[float] = ()
         if depth > _MOST:
-            # With more tiles the library may do in half the depth without the registers that it takes for the whole.
+            # With more tiles, cuBLAS may use fewer registers per element for half the depth than for the whole depth.
             shares = cuts if tiles <= multiprocessors else ()
         elif depth >= _LEAST and tiles >= _FULL * multiprocessors:
             shares = [part / of_full for part in range(1, of_full)]

@@ -1,7 +1,7 @@
-// The numbers that tensors hold, and packs of WIDTH neighbours that one instruction loads. No CUDA headers: conversions
-// are inline PTX.
-//
-// DTYPE chooses bf16 (0), fp16 (1), fp32 (2) or fp64 (3). `Value` is a number in memory, `Real` what is computed with.
+// Number formats: the type `Value` of elements in memory, the type `Real` of the computation, conversions between them,
+// and vectors of WIDTH elements that one instruction loads or stores. The macro DTYPE selects bfloat16 (0), float16
+// (1), float32 (2) or float64 (3). Conversions are inline PTX, so that no CUDA headers are needed. `tanh_of`
+// and `sigmoid_of` are accurate enough for each format.
 #pragma once
 
 using i64 = long long;
@@ -13,7 +13,7 @@ using Real = double;
 using Value = float;
 using Real = float;
 #else
-using Value = unsigned short;  // the bits
+using Value = unsigned short;  // the bits of a bfloat16 or float16
 using Real = float;
 #endif
 
@@ -58,7 +58,8 @@ __device__ __forceinline__ Reals load_reals(const Real* from) { return *(const R
 __device__ __forceinline__ void store(Value* to, const Values& values) { *(Values*)to = values; }
 __device__ __forceinline__ void store_reals(Real* to, const Reals& reals) { *(Reals*)to = reals; }
 
-// Relative error 2^-11 in 16 bits, below the rounding of the result; a few units of the last place otherwise.
+// For 16-bit dtypes the relative error is 2^-11, which is less than the rounding of the result; otherwise the error is
+// a few units in the last place.
 #if DTYPE >= 2
 __device__ __forceinline__ Real tanh_of(Real x) { return tanh(x); }
 __device__ __forceinline__ Real sigmoid_of(Real x) { return Real(1) / (Real(1) + exp(-x)); }

@@ -1,4 +1,4 @@
-"""Library products in the precision that nn.LSTM has them in."""
+"""Run PyTorch's matrix products in the float32 precision of `nn.LSTM`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from gatewise.contract.problem import Problem
 
 @contextlib.contextmanager
 def products_in_tf32(problem: Problem) -> Iterator[None]:
-    """Let `torch.mm` round float32 operands to TF32 where the problem allows it, and only there.
+    """Let `torch.mm` use TF32 in the block exactly if the problem allows it.
 
-    nn.LSTM takes its precision from `torch.backends.cudnn.allow_tf32` (True by default), `torch.mm` from
-    `torch.backends.cuda.matmul` (exact by default). The setting belongs to the process: for as long as the products are
-    being launched, another thread's float32 products may be rounded too.
+    The precision of `nn.LSTM` is determined by `torch.backends.cudnn.allow_tf32` (True by default), that of `torch.mm`
+    by `torch.backends.cuda.matmul` (no TF32 by default). The setting applies to the whole process: while the block
+    issues its launches, float32 products of other threads may use TF32 as well.
+
+    Args:
+        problem: The problem; for dtypes other than float32 nothing changes.
     """
     matmul = torch.backends.cuda.matmul
     if problem.dtype != torch.float32:
         yield
         return
-    # From PyTorch 2.9 on; there, reading the older setting fails once a user has chosen by the newer one.
+    # `fp32_precision` exists from PyTorch 2.9 on. Once a user has set it, reading `allow_tf32` raises an error.
     if hasattr(matmul, "fp32_precision"):
         setting, wanted = "fp32_precision", "tf32" if problem.allow_tf32 else "ieee"
     else:

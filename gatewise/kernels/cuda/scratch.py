@@ -1,4 +1,4 @@
-"""Memory that a pass needs only while it runs."""
+"""An allocator for the workspace of a pass: its temporary tensors are in one buffer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 512  # as PyTorch's own allocator rounds
+_ALIGNMENT = 512  # bytes, as in PyTorch's allocator
 
 
 def bytes_together(sizes: Iterable[int]) -> int:
-    """Return the bytes that an allocation must have for tensors of so many bytes, one behind the other."""
+    """Return the size of a buffer for consecutive tensors of the given sizes, in bytes."""
     return sum(_rounded(size) for size in sizes)
 
 
@@ -22,16 +22,17 @@ def _rounded(size: int) -> int:
 
 
 class Scratch:
-    """Hands out tensors from one allocation, one behind the other; beyond its end, and without one, from PyTorch.
+    """An allocator of temporary tensors from one buffer, one after another.
 
-    The work of a pass that takes all it needs from here lies at the same addresses whenever this allocation does.
+    Tensors beyond the end of the buffer, or without one, are allocated by PyTorch. If a pass allocates all its
+    temporary tensors here, their addresses are the same whenever the address of the buffer is.
 
     Args:
-        like: Gives device and dtype.
-        memory: The allocation, in bytes; None to ask PyTorch for every tensor.
+        like: A tensor with the device and the default dtype.
+        memory: The buffer, a tensor of bytes; None to allocate every tensor with PyTorch.
 
     Attributes:
-        needed: Bytes that an allocation must have for all that was taken so far.
+        needed: The size in bytes of a buffer that could have provided all tensors so far.
     """
 
     def __init__(self, like: Tensor, memory: Tensor | None = None) -> None:
@@ -41,7 +42,7 @@ class Scratch:
         self._used = 0
 
     def new_empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """Return an unwritten tensor, as `Tensor.new_empty` does."""
+        """Return an uninitialized tensor, as `Tensor.new_empty` does."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         dtype = dtype or self._like.dtype
         count = math.prod(sizes) * dtype.itemsize  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def frame(self) -> Iterator[None]:
-        """Give back at the end of the block what is taken in it; no tensor from it may be read after it."""
+        """Free all tensors that are allocated in the block at its end; they must not be used afterwards."""
         before = self._used
         try:
             yield

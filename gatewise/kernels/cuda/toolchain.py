@@ -1,6 +1,6 @@
-"""From CUDA C++ in the package to machine code: NVRTC, and a cache on disk.
+"""Compile CUDA C++ with NVRTC, and cache the results on disk.
 
-Needs the extra `cuda`, and no GPU: `compile_source` works anywhere, for any architecture.
+This needs the extra `cuda`, but no GPU: `compile_source` compiles for any architecture on any machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gatewise.derivation.device import DeviceCode
 from gatewise.files import write_bytes
 
 SHARED = Path(__file__).parent
-"""Where the headers lie that sources of several packages include."""
+"""The folder with the headers that the sources of several kernels include."""
 
 
 class Resources(NamedTuple):
-    """What one instance of a kernel takes, as the assembler reports it."""
+    """The resources of a compiled kernel, as reported by ptxas: registers, spilled bytes and stack bytes per thread."""
 
     registers: int
     spilled_bytes: int
@@ -34,13 +34,13 @@ class Resources(NamedTuple):
 
 
 def compile_source(source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None) -> bytes:
-    """Return the machine code of a source for an architecture, from the cache where it is there.
+    """Return the machine code of a source file for an architecture, from the cache if possible.
 
     Args:
-        source: File of CUDA C++; what it includes lies beside it, or in `SHARED`.
-        architecture: As NVRTC names it: "sm_90".
-        macros: The template parameters of the source.
-        code: The code of the cell, which the source names CELL_CODE; None if it needs none.
+        source: A file of CUDA C++; the headers that it includes are in its folder or in `SHARED`.
+        architecture: The architecture in NVRTC's notation, such as "sm_90".
+        macros: The macros to define, which serve as template parameters.
+        code: The generated code of a cell, which the source includes as CELL_CODE; None if it does not.
 
     Raises:
         MissingExtra: `cuda-core` is not installed.
@@ -58,7 +58,7 @@ def compile_source(source: Path, architecture: str, macros: Mapping[str, int], c
 def compile_afresh(
     source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None
 ) -> tuple[bytes, Resources]:
-    """Compile without the cache; also return what the kernel takes."""
+    """Compile a source file without the cache; return the machine code and the resources of the kernel."""
     core = _core()
     options = core.ProgramOptions(
         arch=architecture,
@@ -74,7 +74,7 @@ def compile_afresh(
 
 
 def source_text(source: Path, code: DeviceCode | None) -> str:
-    """Return the text of a source with the definition of CELL_CODE before it."""
+    """Return the text of a source file, preceded by the definition of CELL_CODE if there is code of a cell."""
     if code is None:
         return source.read_text()
     definition = " ".join(code.text.splitlines())
@@ -86,7 +86,7 @@ def _core() -> ModuleType:
         import cuda.core as core
 
         if not hasattr(core, "Program"):
-            # Before cuda-core 1.0 its classes were here.
+            # The module of the classes before cuda-core 1.0.
             import cuda.core.experimental as core  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
@@ -116,8 +116,8 @@ def _compiler_version() -> str:
 
 
 def _store(path: Path, binary: bytes) -> None:
-    # Written aside and moved, so that another process never reads half a file. A folder that cannot be written costs a
-    # compilation in the next process, not this call.
+    # The file is written under another name and renamed, so that other processes never read a partial file. If the
+    # folder is not writable, the next process compiles again; this call does not fail.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, binary)

@@ -1,4 +1,4 @@
-"""The kernel `eager`: a cell's own operators, one step after another."""
+"""The kernel `eager`: PyTorch operators, one time step after another."""
 
 from gatewise.kernels.eager.kernel import differentiable, eager
 

@@ -1,8 +1,10 @@
-"""The backward pass of one direction of one layer: the adjoint of a cell unrolled over time.
+"""The backward pass of one direction of one layer (backpropagation through time).
 
-The chain through time gives the gradients of the sums of every step; every other gradient is one large product with all
-of them. The coefficients of the adjoint depend on the forward pass alone, and are computed for many steps at once, so
-that two pointwise operators a step are left in the chain. `backward` is not differentiable and does not need to be.
+A loop over time computes the gradients of the gate sums of all steps. Each weight gradient is then one matrix product
+over all steps, and so is the gradient of the input. The step's adjoint is linear in the gradients, with coefficients
+that depend on the forward pass alone. The coefficients are computed for many steps at once, which leaves two pointwise
+operators per step in the loop. `backward` itself is not differentiable: double backward repeats the forward pass under
+autograd.
 """
 
 from __future__ import annotations
@@ -19,21 +21,22 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
-from gatewise.derivation.pointwise import coefficients_of, pointwise_of
+from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import before, traced
-from gatewise.kernels.eager.reading import Reading
+from gatewise.kernels.eager.reading_order import ReadingOrder
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
-# Coefficients of the adjoint are computed for a block of steps at once, in memory that the next block uses again. A GPU
-# wants many steps in a block, so that its operators are few beside those of the steps; a CPU wants a block that stays
-# in its cache. (At least so many steps; more while they have at most so many elements.)
+# The coefficients of the adjoint are computed for a block of steps at once, in a buffer that the next block overwrites.
+# On a GPU, a block has many steps, so that its operators are few compared to those of the steps. On a CPU, a block fits
+# into the cache. For each kind of device: the smallest number of steps of a block, and the number of elements up to
+# which a block may have more steps.
 _BLOCKS = {"cpu": (8, 1 << 18), "cuda": (32, 1 << 22)}
 BLOCK_OPERATORS = 25
-"""Operators that compute the coefficients of one block."""
+"""The number of operators that compute the coefficients of one block."""
 
 
 class Gradients(NamedTuple):
-    """What a backward pass returns; None where not wanted. `weights` in the order of `DirectionWeights.tensors`."""
+    """The gradients of one direction, None if not requested; `weights` in the order of `DirectionWeights.tensors`."""
 
     x: Tensor | None
     h0: Tensor | None
@@ -59,53 +62,54 @@ def backward(
     projected: bool = False,
     over_tokens: OverTokens | None = None,
 ) -> Gradients:
-    """Return the gradients of one direction of one layer, from those of its outputs.
+    """Return the gradients of the inputs and weights of one direction of one layer.
 
     Args:
-        cell: As given to `forward`; and so `x`, `h0`, `states0`, `weights`, `reverse` and `lengths`.
-        x: As given to `forward`.
-        h0: As given to `forward`.
-        states0: As given to `forward`.
-        weights: As given to `forward`.
-        y: As `forward` returned it.
-        kept: As `forward` returned it.
-        dy: Gradient of y [T, B, R]; values past a row's end are not looked at. None for zero.
-        dh_n: Gradient of h_n [B, R]; None for zero.
-        dstates_n: Gradient of each of states_n [B, H]; None for zero.
-        reverse: As given to `forward`.
-        lengths: As given to `forward`.
-        needs: Which gradients to compute; products for others are skipped.
-        projected: As given to `forward`; the gradient of x is then that of the products.
-        over_tokens: Makes the products that go over all tokens; `torch.mm` when None.
+        cell: The cell.
+        x: The input, as in `unroll.forward`.
+        h0: The initial hidden state [B, R].
+        states0: The initial values of the other states [B, H].
+        weights: The weights of the direction.
+        y: The output of `unroll.forward`.
+        kept: The kept tensors that `unroll.forward` returned.
+        dy: The gradient of y [T, B, R]; values after the end of a sequence are ignored. None for zero.
+        dh_n: The gradient of h_n [B, R]; None for zero.
+        dstates_n: The gradients of states_n [B, H]; None for zero.
+        reverse: Whether the direction reads each sequence from its last step to its first.
+        lengths: The lengths of the sequences [B], or None, as in `unroll.forward`.
+        needs: The gradients to compute; the products for others are skipped.
+        projected: Whether x contains the input products, as in `unroll.forward`; the gradient of x is then the gradient
+            of these products.
+        over_tokens: The function that computes matrix products over all tokens; None for `torch.mm`.
     """
-    reading, over_tokens = Reading.of(x, lengths, reverse), over_tokens or in_plain_torch
-    chain = _Chain(cell, reading, weights, kept, y, h0)
-    dh = _hidden_gradient(reading, y, dy, dh_n)
-    dstates0 = chain.run([reading.started(state) for state in states0], dh, dstates_n)
-    dsums = chain.of_inputs().to(x.dtype)
+    order, over_tokens = ReadingOrder.of(x, lengths, reverse), over_tokens or in_plain_torch
+    loop = _BackwardLoop(cell, order, weights, kept, y, h0)
+    dh = _hidden_gradient(order, y, dy, dh_n)
+    dstates0 = loop.run([order.initial_state(state) for state in states0], dh, dstates_n)
+    dsums = loop.of_inputs().to(x.dtype)
     dx = None
     if needs.x:
         dx = dsums.contiguous() if projected else over_tokens(dsums.flatten(0, 1), weights.w_ih, None).view(x.shape)
-        dx = reading.turned(dx)
+        dx = order.reordered(dx)
     x = x[..., :0] if projected else x
     return Gradients(
         dx,
-        _initial_hidden_gradient(chain, dh_n, h0) if needs.state else None,
+        _initial_hidden_gradient(loop, dh_n, h0) if needs.state else None,
         tuple(found.to(given.dtype) for found, given in zip(dstates0, states0, strict=True)) if needs.state else None,
-        _weight_gradients(cell, chain, x, states0, dsums, dh, over_tokens)
+        _weight_gradients(cell, loop, x, states0, dsums, dh, over_tokens)
         if needs.weights
         else (None,) * len(weights.tensors()),
     )
 
 
 def block_steps(cell: Cell, batch: int, hidden_size: int, device: str) -> int:
-    """Return how many steps' coefficients a backward pass computes at once on a kind of device ("cpu", "cuda")."""
+    """Return the number of steps whose coefficients are computed at once on a kind of device ("cpu" or "cuda")."""
     steps, elements = _BLOCKS.get(device, _BLOCKS["cuda"])
     return max(steps, elements // max(1, _columns(cell) * _rows(cell) * batch * hidden_size))
 
 
 def backward_workspace(problem: Problem, device: str) -> int:
-    """Return the bytes of workspace of one direction's backward pass: gradients, states and a block of coefficients."""
+    """Return the workspace of one direction's backward pass in bytes: gradients, states and a block of coefficients."""
     tokens, cell = problem.time * problem.batch, problem.cell
     block = min(problem.time, block_steps(cell, problem.batch, problem.hidden_size, device)) * problem.batch
     coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
@@ -126,27 +130,29 @@ def _columns(cell: Cell) -> int:
     return 1 + len(cell.states)
 
 
-class _Chain:
-    """The adjoint of a sequence, from the last step to the first.
+class _BackwardLoop:
+    """The loop over time, from the last step to the first.
 
     Args:
         cell: The cell.
-        reading: The order of reading.
+        order: The order in which the direction reads the sequences.
         weights: The weights of the direction.
-        kept: What the forward pass kept.
+        kept: The tensors that the forward pass kept.
         y: The output [T, B, R].
         h0: The initial hidden state [B, R].
 
     Attributes:
-        rows: The gradients of the sums of every step, then of the states before it [T, B, R, H], as `Adjoint.rows`.
-        first: The gradients of the recurrent sums of the first step [B, G*H]; None without steps.
-        direct: What reaches the initial hidden state other than through the recurrent product [B, H], or None.
+        rows: The gradients of the sums of each step and of the states before it [T, B, rows, H], in the order of
+            `Adjoint.rows`.
+        first: The gradients of the recurrent sums of the first step [B, G*H]; None if there are no steps.
+        direct: The gradient of the initial hidden state through element-wise operations, which is added to the gradient
+            through the recurrent product [B, H]; None if the cell has no such operations.
     """
 
     def __init__(
-        self, cell: Cell, reading: Reading, weights: DirectionWeights, kept: Kept, y: Tensor, h0: Tensor
+        self, cell: Cell, order: ReadingOrder, weights: DirectionWeights, kept: Kept, y: Tensor, h0: Tensor
     ) -> None:
-        self.cell, self.reading, self.weights, self.kept = cell, reading, weights, kept
+        self.cell, self.order, self.weights, self.kept = cell, order, weights, kept
         self._y, self._h0 = y, h0
         (time, batch, width), count = kept.sums.shape, len(cell.sums)
         rows = adjoint_of(cell).rows
@@ -159,18 +165,17 @@ class _Chain:
 
     @functools.cached_property
     def hidden(self) -> Tensor:
-        """The hidden state before each step in reading order [T, B, R]."""
-        return _previous(self.reading.turned(self._y), self.reading.started(self._h0))
+        """The hidden state before each step, in reading order [T, B, R]."""
+        return _previous(self.order.reordered(self._y), self.order.initial_state(self._h0))
 
     def run(self, states0: Sequence[Tensor], dh: Tensor, dstates_n: Sequence[Tensor | None]) -> list[Tensor]:
-        """Fill `rows`, and return the gradients of the initial states.
-
-        Adds to dh what reaches each hidden state through the recurrent product of the step after it.
+        """Compute `rows`, and return the gradients of the initial states other than the hidden state.
 
         Args:
-            states0: The initial states beside the hidden one [B, H].
-            dh: The gradient of each hidden state through the outputs [T, B, R].
-            dstates_n: The gradients of the final states [B, H], None for zero.
+            states0: The initial states other than the hidden state [B, H].
+            dh: The gradients of the hidden states through the outputs [T, B, R]. The gradients through the recurrent
+                products are added in place.
+            dstates_n: The gradients of the final states [B, H]; None for zero.
         """
         (time, batch, count, size), inner = self.rows.shape, self.rows.dtype
         starts = [state.to(inner) for state in states0]
@@ -200,7 +205,7 @@ class _Chain:
         return [one.clone() for one in above]
 
     def of_inputs(self) -> Tensor:
-        """Return the gradients of the sums of the input [T, B, G*H]: a view, which matrix products take as it is."""
+        """Return the gradients of the input products [T, B, G*H] as a view, which matrix products read directly."""
         return self.rows[:, :, : len(self.cell.gates)].flatten(2)
 
     def of_hidden(self) -> Tensor:
@@ -219,12 +224,12 @@ class _Chain:
             for history, here, state0 in zip(self.kept.states, after, starts, strict=True)
         ]
         inner = self.rows.dtype
-        hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)  # where the adjoint reads it
-        coefficients_of(self.cell)(self.kept.sums[start:stop].to(inner), hidden, *earlier, *after, out)
-        if self.reading.real is None:
+        hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
+        coefficient_function(self.cell)(self.kept.sums[start:stop].to(inner), hidden, *earlier, *after, out)
+        if self.order.valid is None:
             return
-        # A step past a row's end hands the gradients of states on and takes part in nothing else.
-        padding = ~self.reading.real[start:stop].unsqueeze(2)
+        # In the padding, the gradients of states pass through unchanged, and all other gradients are zero.
+        padding = ~self.order.valid[start:stop].unsqueeze(2)
         for column in out:
             column.masked_fill_(padding, 0)
         for place, column in zip(self._of_states, out[1:], strict=True):
@@ -235,58 +240,58 @@ def _previous(states: Tensor, initial: Tensor) -> Tensor:
     return torch.cat([initial.unsqueeze(0), states])[: states.shape[0]]
 
 
-def _hidden_gradient(reading: Reading, y: Tensor, dy: Tensor | None, dh_n: Tensor | None) -> Tensor:
-    # Always a new tensor: the chain adds to it what comes through the recurrent weights.
+def _hidden_gradient(order: ReadingOrder, y: Tensor, dy: Tensor | None, dh_n: Tensor | None) -> Tensor:
+    # The result is always a new tensor, because the loop adds the gradients through the recurrent weights in place.
     if dy is None:
         dh = torch.zeros_like(y, memory_format=torch.contiguous_format)
     else:
-        dh = reading.read(dy)
+        dh = order.read(dy)
         dh = dh.clone(memory_format=torch.contiguous_format) if dh is dy else dh
     if dh_n is None or dh.shape[0] == 0:
         return dh
-    if reading.last is None:
+    if order.is_last is None:
         dh[-1] += dh_n
         return dh
-    return dh + torch.where(reading.last, dh_n, 0)
+    return dh + torch.where(order.is_last, dh_n, 0)
 
 
-def _initial_hidden_gradient(chain: _Chain, dh_n: Tensor | None, h0: Tensor) -> Tensor:
-    if chain.first is None:
+def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
+    if loop.first is None:
         return torch.zeros_like(h0) if dh_n is None else dh_n.clone()
-    through_steps = torch.mm(chain.first, chain.weights.w_hh)
-    if chain.direct is not None:
-        through_steps = (through_steps + chain.direct).to(h0.dtype)
-    if chain.reading.alive is None or dh_n is None:
+    through_steps = torch.mm(loop.first, loop.weights.w_hh)
+    if loop.direct is not None:
+        through_steps = (through_steps + loop.direct).to(h0.dtype)
+    if loop.order.nonempty is None or dh_n is None:
         return through_steps
-    return torch.where(chain.reading.alive, through_steps, dh_n)
+    return torch.where(loop.order.nonempty, through_steps, dh_n)
 
 
 def _weight_gradients(
     cell: Cell,
-    chain: _Chain,
+    loop: _BackwardLoop,
     x: Tensor,
     states0: Sequence[Tensor],
     dsums: Tensor,
     dh: Tensor,
     over_tokens: OverTokens,
 ) -> tuple[Tensor, ...]:
-    reading, weights, kept = chain.reading, chain.weights, chain.kept
+    order, weights, kept = loop.order, loop.weights, loop.kept
     of_inputs = dsums.flatten(0, 1)
-    of_hidden = chain.of_hidden().to(x.dtype).flatten(0, 1) if cell.apart else of_inputs
+    of_hidden = loop.of_hidden().to(x.dtype).flatten(0, 1) if cell.apart else of_inputs
     gradients = [
-        over_tokens(of_inputs.t(), reading.read(x).flatten(0, 1), None),
-        over_tokens(of_hidden.t(), reading.masked(chain.hidden).flatten(0, 1), None),
+        over_tokens(of_inputs.t(), order.read(x).flatten(0, 1), None),
+        over_tokens(of_hidden.t(), order.masked(loop.hidden).flatten(0, 1), None),
     ]
     if weights.b_ih is not None:
         of_bias = of_inputs.sum(0)
         gradients += [of_bias, of_hidden.sum(0) if cell.apart else of_bias.clone()]
     if weights.w_hr is not None:
-        inner = chain.rows.dtype
+        inner = loop.rows.dtype
         earlier = [
-            _previous(history, reading.started(state0).to(inner))
+            _previous(history, order.initial_state(state0).to(inner))
             for history, state0 in zip(kept.states, states0, strict=True)
         ]
         again = pointwise_of(cell).hidden
-        unprojected = again(kept.sums.to(inner), chain.hidden, *earlier, *kept.states).to(x.dtype)
-        gradients.append(over_tokens(dh.flatten(0, 1).t(), reading.masked(unprojected).flatten(0, 1), None))
+        unprojected = again(kept.sums.to(inner), loop.hidden, *earlier, *kept.states).to(x.dtype)
+        gradients.append(over_tokens(dh.flatten(0, 1).t(), order.masked(unprojected).flatten(0, 1), None))
     return tuple(gradients)

@@ -1,7 +1,7 @@
-"""The `eager` kernel: the mathematics of `gatewise.cells` as it stands, on any device, in any float dtype.
+"""The kernel `eager`: the operators of the cells in `gatewise.cells`, on any device and in any floating-point dtype.
 
-It has no criteria, so that choosing always ends, and it is the reference for double backward, where its forward pass is
-replayed under autograd.
+It has no criteria, so that at least one kernel runs every problem. Double backward repeats its forward pass under
+autograd.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _named(name: str) -> contextlib.AbstractContextManager[object]:
 
 
 class _Eager:
-    """Plain torch operators, one step after another."""
+    """The kernel: PyTorch operators, one time step after another."""
 
     name = "eager"
     summary = "plain torch operators, any device and float dtype"
@@ -53,15 +53,15 @@ class _Eager:
         return False
 
     def criteria(self) -> Sequence[Criterion]:
-        """None: this kernel takes everything."""
+        """Return no criteria, because this kernel runs every problem."""
         return ()
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        """Name the only way it has."""
+        """Return a description of the only algorithm."""
         return "one product and a few pointwise operators a step"
 
     def work(self, problem: Problem, device: Device) -> Work:
-        """Operators grow with the number of steps, whatever their size."""
+        """Return the work; the number of operators is proportional to the number of steps."""
         layers = problem.num_layers * problem.num_directions
         steps, tokens = layers * problem.time, layers * problem.time * problem.batch
         half = unroll.state_dtype(problem.dtype) != problem.dtype
@@ -101,9 +101,9 @@ class _Eager:
         return forward + forward + repeated
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        """Outputs of the layers below the last, then `unroll.Kept` of every layer and direction.
+        """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
-        With lean memory the outputs alone: each layer's forward pass is run again before its backward pass.
+        With `memory="lean"` only the outputs are kept, and the backward pass repeats each layer's forward pass.
         """
         if not problem.needs_grad:
             return ()
@@ -113,19 +113,19 @@ class _Eager:
         return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        """Run every layer and direction, one after another."""
+        """Run the forward pass, one layer and direction after another."""
         with _named(_FORWARD):
             return stack.forward(problem, inputs, _layer_forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        """Run the adjoints from the last layer to the first."""
+        """Run the backward pass, from the last layer to the first."""
         with _named(_BACKWARD):
             return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        """Never: the hand-derived adjoint is faster than the graph of every step."""
+        """Return None, because the explicit backward pass is faster than autograd's graph of all steps."""
         return None
 
 
@@ -133,11 +133,11 @@ eager = _Eager()
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> Result:
-    """Run the forward pass so that autograd can differentiate it, to any order, while autograd records.
+    """Run the forward pass with operators that autograd records and can differentiate any number of times.
 
     Args:
-        problem: Its layout must be one of `eager.layouts`.
-        inputs: As for `eager.forward`.
+        problem: The problem; its layout must be one of `eager.layouts`.
+        inputs: The inputs, as for `eager.forward`.
 
     Returns:
         The outputs, attached to autograd's graph; `kept` is empty.
@@ -152,7 +152,10 @@ def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     kept = tuple(tensor for run in runs if run.kept is not None for tensor in (run.kept.sums, *run.kept.states))
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
     return Result(
-        y, torch.stack([run.h_n for run in runs]), torch.stack([_joined(run.states_n, run.h_n) for run in runs]), kept
+        y,
+        torch.stack([run.h_n for run in runs]),
+        torch.stack([_concatenated(run.states_n, run.h_n) for run in runs]),
+        kept,
     )
 
 
@@ -163,7 +166,7 @@ def _run(
         problem.cell,
         layer.x if products is None else products[direction],
         layer.h0[direction],
-        _apart(problem, layer.c0[direction]),
+        _split_states(problem, layer.c0[direction]),
         layer.weights[direction],
         reverse=direction == 1,
         lengths=layer.lengths,
@@ -203,13 +206,13 @@ def _layer_backward(
             problem.cell,
             layer.x if products is None else products[direction],
             layer.h0[direction],
-            _apart(problem, layer.c0[direction]),
+            _split_states(problem, layer.c0[direction]),
             weights,
             result.y[..., direction * size : (direction + 1) * size],
             _kept(problem, layer, products, result, direction),
             None if gradients.y is None else gradients.y[..., direction * size : (direction + 1) * size],
             None if gradients.h_n is None else gradients.h_n[direction],
-            _gradients_apart(problem, None if gradients.c_n is None else gradients.c_n[direction]),
+            _split_gradients(problem, None if gradients.c_n is None else gradients.c_n[direction]),
             reverse=direction == 1,
             lengths=layer.lengths,
             needs=needs,
@@ -220,36 +223,39 @@ def _layer_backward(
     ]
     of_x = [run.x for run in runs]
     return stack.LayerGradients(
-        stack.summed(of_x) if products is None else _side_by_side(of_x),
+        stack.summed(of_x) if products is None else _concatenated_gradients(of_x),
         stack.stacked([run.h0 for run in runs]),
-        stack.stacked([None if run.states0 is None else _joined(run.states0, layer.h0[0]) for run in runs]),
+        stack.stacked([None if run.states0 is None else _concatenated(run.states0, layer.h0[0]) for run in runs]),
         tuple(gradient for run in runs for gradient in run.weights),
     )
 
 
 def _projected(problem: Problem, layer: stack.Layer) -> tuple[torch.Tensor, ...] | None:
-    """Return each direction's input products where x holds them; only the first layer's input weights are empty."""
+    """Return the input products of each direction, if x contains them; None otherwise.
+
+    The first layer of such a problem has input weights with no columns; x of every other layer is an ordinary input.
+    """
     if not problem.projected or layer.weights[0].w_ih.shape[1]:
         return None
     return layer.x.split(problem.gate_rows, -1)
 
 
-def _apart(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the states [B, H] of a cell, which lie side by side [B, S*H]."""
+def _split_states(problem: Problem, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Split a tensor [B, states * H] into the states of a cell [B, H]."""
     return states.split(problem.hidden_size, -1) if problem.cell.states else ()
 
 
-def _gradients_apart(problem: Problem, gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return (None,) * len(problem.cell.states) if gradients is None else _apart(problem, gradients)
+def _split_gradients(problem: Problem, gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return (None,) * len(problem.cell.states) if gradients is None else _split_states(problem, gradients)
 
 
-def _joined(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return the states [B, H] of a cell side by side [B, S*H]."""
+def _concatenated(states: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Concatenate the states of a cell [B, H] to a tensor [B, states * H]."""
     if not states:
         return like.new_zeros(like.shape[0], 0)
     return states[0] if len(states) == 1 else torch.cat(list(states), -1)
 
 
-def _side_by_side(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _concatenated_gradients(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     present = [gradient for gradient in gradients if gradient is not None]
     return torch.cat(present, -1) if present else None

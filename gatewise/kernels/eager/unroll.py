@@ -1,15 +1,16 @@
-"""One direction of one layer: a cell unrolled over time.
+"""The forward pass of one direction of one layer: a cell unrolled over time.
 
-All input projections are one matrix product; then come one small product and a few pointwise operators a step.
+The input products of all steps are one matrix product. Each step then runs one small matrix product and a few pointwise
+operators.
 
-`forward` is made of differentiable operators only: run while autograd records, it has right derivatives of every order.
-(While autograd does not record, each step's product is added to its projected input where that lies, which saves a copy
-of the sums and one device kernel a step.) `adjoint` has its backward pass.
+`forward` consists of differentiable operators: if autograd records it, derivatives of every order are correct. If
+autograd does not record, each step's product is added in place to its input product, which saves a copy of the sums and
+one GPU kernel per step. The backward pass is in `adjoint`.
 
-Everything pointwise is computed in float32 for half types, otherwise in the dtype itself. A state is a sum over time:
-kept in a half type it would lose increments smaller than its last bit, and activations rounded one by one would add
-about six roundings a step. With float32 in between, a step in a half type rounds the sums and the hidden state that the
-matrix product reads, and nothing else.
+For float16 and bfloat16, pointwise operators compute in float32; otherwise in the dtype of the input. A state is a sum
+over time: in 16 bits it would lose increments smaller than its last bit, and rounding every activation would add about
+six rounding errors per step. With float32, a step rounds only the sums and the hidden state that the matrix product
+reads.
 """
 
 from __future__ import annotations
@@ -25,27 +26,26 @@ from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.pointwise import pointwise_of
-from gatewise.kernels.eager.reading import Reading
+from gatewise.kernels.eager.reading_order import ReadingOrder
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""The product of two matrices, plus a bias where there is one."""
+"""A function that computes the product of two matrices, plus a bias unless it is None."""
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which states, their gradients and everything pointwise are computed."""
+    """Return the dtype of states, of their gradients and of all pointwise operators."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 class Kept(NamedTuple):
-    """What a forward pass keeps for its backward pass, besides inputs and outputs; all in reading order.
+    """The tensors that a forward pass keeps for its backward pass, besides inputs and outputs; all in reading order.
 
-    Reading order is the order of computation: step 0 is a row's first step, or its own last one in the reverse
-    direction. Entries past a row's end are meaningless. The tensors live until the backward pass is done; it does not
-    change them.
+    Reading order is the order of computation: step 0 is the first step of a sequence, or in the reverse direction its
+    last step. Values in the padding are undefined. The backward pass does not modify the tensors.
 
     Attributes:
-        sums: The sums that the cell reads [T, B, S*H], in the dtype of x.
-        states: Each state beside the hidden one after each step [T, B, H], in `state_dtype`.
+        sums: The gate sums of all steps [T, B, S*H], in the dtype of x.
+        states: Each state other than the hidden state, after every step [T, B, H], in `state_dtype`.
     """
 
     sums: Tensor
@@ -53,20 +53,20 @@ class Kept(NamedTuple):
 
     @staticmethod
     def specs(problem: Problem) -> tuple[TensorSpec, ...]:
-        """Return shapes and dtypes of what one direction of one layer keeps."""
+        """Return the shapes and dtypes of the tensors that one direction of one layer keeps."""
         tokens, hidden_size, cell = (problem.time, problem.batch), problem.hidden_size, problem.cell
         state = TensorSpec((*tokens, hidden_size), state_dtype(problem.dtype))
         return (TensorSpec((*tokens, len(cell.sums) * hidden_size), problem.dtype), *[state] * len(cell.states))
 
 
 class Unrolled(NamedTuple):
-    """What a forward pass returns.
+    """The result of a forward pass.
 
     Attributes:
-        y: Hidden states in the order of time [T, B, R], zero past each row's end.
-        h_n: Hidden state after each row's last step [B, R].
-        states_n: The other states after each row's last step [B, H].
-        kept: For the backward pass; None when not wanted.
+        y: The hidden states in the order of time [T, B, R], zero in the padding.
+        h_n: The hidden state after each sequence's last step [B, R].
+        states_n: The other states after each sequence's last step [B, H].
+        kept: The tensors for the backward pass; None if not requested.
     """
 
     y: Tensor
@@ -92,27 +92,28 @@ def forward(
 
     Args:
         cell: The cell.
-        x: Input [T, B, I], any strides; values past a row's end are not looked at.
-        h0: Initial hidden state [B, R].
-        states0: Initial values of the other states [B, H], in the order of `Cell.states`.
+        x: The input [T, B, I], with any strides; values in the padding are ignored.
+        h0: The initial hidden state [B, R].
+        states0: The initial values of the other states [B, H], in the order of `Cell.states`.
         weights: The weights of this direction.
-        reverse: Whether each row is read from its own last step to its first.
-        lengths: Steps of each row [B], integers in [0, T], any device; None when every row has T. Never waited for.
-        keep: Whether to return what `backward` needs.
-        projected: Whether x holds the products of the input with the input weights already [T, B, G*H].
-        over_tokens: Makes the product that goes over all tokens; `torch.mm` and `torch.addmm` when None.
+        reverse: Whether the direction reads each sequence from its last step to its first.
+        lengths: The lengths of the sequences [B], integers in [0, T], on any device, without synchronization; None if
+            all sequences have T steps.
+        keep: Whether to return the tensors that `adjoint.backward` needs.
+        projected: Whether x contains the products of the input with the input weights [T, B, G*H] instead of the input.
+        over_tokens: The function that computes matrix products over all tokens; None for `torch.mm` and `torch.addmm`.
 
     Returns:
-        Output, final states and what was kept. A row of length 0 hands its initial states through.
+        The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
     """
-    reading, pointwise = Reading.of(x, lengths, reverse), pointwise_of(cell).step
-    x = reading.read(x)
+    order, pointwise = ReadingOrder.of(x, lengths, reverse), pointwise_of(cell).step
+    x = order.read(x)
     bias = _Biases.of(cell, weights)
     inputs = _sums_given(x, bias) if projected else _projected(x, weights, bias, over_tokens or in_plain_torch)
     inner = state_dtype(x.dtype)
     recurrence = _Recurrence(cell, weights, bias, inputs, keep=keep)
-    rounded = reading.started(h0)
-    h, states = rounded.to(inner), [reading.started(state).to(inner) for state in states0]
+    rounded = order.initial_state(h0)
+    h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
     hs: list[Tensor] = []
@@ -130,10 +131,10 @@ def forward(
         for history, state in zip(after, states, strict=True)
     ]
     return Unrolled(
-        reading.turned(reading.masked(outputs)),
-        reading.finished(outputs, h0),
+        order.reordered(order.masked(outputs)),
+        order.final_state(outputs, h0),
         tuple(
-            reading.finished(history, state0.to(inner)).to(state0.dtype)
+            order.final_state(history, state0.to(inner)).to(state0.dtype)
             for history, state0 in zip(last, states0, strict=True)
         ),
         Kept(recurrence.kept(), tuple(last)) if keep else None,
@@ -141,11 +142,13 @@ def forward(
 
 
 class _Biases(NamedTuple):
-    """The biases of a direction, as a cell's sums take them.
+    """The biases of a direction, divided between input products and recurrent products.
 
     Attributes:
-        of_inputs: What is added to the products of the input [G*H], or None.
-        of_hidden: What is added to the recurrent products [G*H], where the sums of gates are apart; or None.
+        of_inputs: The bias that is added to the input products [G*H], or None. For gates with a single sum, it is the
+            sum of both biases.
+        of_hidden: The bias that is added to the recurrent products [G*H], zero for gates with a single sum; None if all
+            gates have a single sum.
     """
 
     of_inputs: Tensor | None
@@ -153,7 +156,7 @@ class _Biases(NamedTuple):
 
     @classmethod
     def of(cls, cell: Cell, weights: DirectionWeights) -> _Biases:
-        """Return the biases of a direction."""
+        """Return the biases of a direction with the given weights."""
         if weights.b_ih is None or weights.b_hh is None:
             return cls(None, None)
         if not cell.apart:
@@ -167,14 +170,14 @@ class _Biases(NamedTuple):
 
 
 class _Recurrence:
-    """The sums of each step, from those of the input and the recurrent products.
+    """The gate sums of each step, computed from the input products and the recurrent product of the step.
 
     Args:
         cell: The cell.
         weights: The weights of the direction.
-        bias: Its biases.
-        inputs: The sums of the input [T, B, G*H], which are written over where autograd does not record.
-        keep: Whether the sums of all steps are wanted afterwards.
+        bias: The biases of the direction.
+        inputs: The input products of all steps [T, B, G*H]; overwritten if autograd does not record.
+        keep: Whether `kept` will be called after the last step.
     """
 
     def __init__(self, cell: Cell, weights: DirectionWeights, bias: _Biases, inputs: Tensor, *, keep: bool) -> None:
@@ -184,7 +187,7 @@ class _Recurrence:
         self._steps, self._kept = inputs.unbind(0), [] if keep and cell.apart else None
 
     def sums(self, t: int, h: Tensor) -> Tensor:
-        """Return the sums of step t [B, S*H] from the hidden state before it, in the dtype of the products."""
+        """Return the sums of step t [B, S*H], in the dtype of the products, given the hidden state before the step."""
         inputs = self._steps[t]
         if not self._cell.apart:
             return inputs.addmm_(h, self._w_hh) if self._in_place else torch.addmm(inputs, h, self._w_hh)
@@ -212,17 +215,17 @@ def _projected(x: Tensor, weights: DirectionWeights, bias: _Biases, over_tokens:
 
 
 def in_plain_torch(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product of two matrices, plus a bias where there is one."""
+    """Return the product of two matrices, plus a bias unless it is None."""
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
 def _sums_given(products: Tensor, bias: _Biases) -> Tensor:
-    # Always a new tensor: the steps add to it what comes through the recurrent weights.
+    # The result is always a new tensor, because the steps add the recurrent products in place.
     if bias.of_inputs is None:
         return products.clone(memory_format=torch.contiguous_format)
     return products + bias.of_inputs
 
 
 def _stacked(states: list[Tensor], like: Tensor) -> Tensor:
-    # Without steps: nothing, but attached to the initial state, so that autograd can ask for its derivative.
+    # Without steps the result is empty, but attached to the initial state in autograd's graph.
     return torch.stack(states) if states else like.unsqueeze(0)[:0].clone()

@@ -1,4 +1,4 @@
-"""One library product and one element-wise launch for every time step."""
+"""The kernel `stepwise`: one matrix product of the library and one element-wise CUDA kernel for every time step."""
 
 from gatewise.kernels.stepwise.kernel import stepwise
 

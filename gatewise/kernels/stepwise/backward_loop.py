@@ -1,4 +1,4 @@
-"""The backward pass through time: an element-wise launch and a recurrent product a step."""
+"""The backward pass through time: one element-wise launch and one recurrent product per time step."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, wide
+from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import recurrent_runs
 
 
-class Chain(NamedTuple):
-    """What the loop leaves.
+class LoopGradients(NamedTuple):
+    """The gradients that the loop over time computes.
 
     Attributes:
-        dgates: The gradients of the gate sums of every step [D, T, B, S*H], zero past a row's end.
-        dh0: Gradient of the initial hidden states [D, B, R]; None where not wanted.
-        dc0: Gradient of the initial cell states [D, B, H].
-        dprojected: Gradients of the hidden states of every step [D, T, B, P]; None without a projection.
+        dgates: The gradients of the gate sums of all steps [D, T, B, S*H], zero after the end of each sequence.
+        dh0: The gradient of the initial hidden states [D, B, R]; None if not requested.
+        dc0: The gradient of the initial cell states [D, B, H].
+        dprojected: The gradients of the projected hidden states of all steps [D, T, B, P]; None without a projection.
     """
 
     dgates: Tensor
@@ -37,13 +37,14 @@ class Chain(NamedTuple):
     dprojected: Tensor | None
 
 
-class Memory(NamedTuple):
-    """What the products and launches of every step share.
+class StepBuffers(NamedTuple):
+    """The buffers that the products and launches of all steps share.
 
     Attributes:
-        dgates: The gradients of a step's recurrent sums [D, G, B, H], as the product reads them.
-        through: What the product makes of them [D, parts, B, R]: the gradient of the hidden state before.
-        dcell: Gradient of the cell state [D, B, H], in 32 bits for 16-bit numbers.
+        dgates: The gradients of one step's recurrent sums [D, G, B, H], in the layout that the product reads.
+        through: The result of the product [D, parts, B, R]: the gradient of the hidden state before the step, as
+            partial sums.
+        dcell: The gradient of the cell state [D, B, H], in float32 for 16-bit dtypes.
     """
 
     dgates: Tensor
@@ -51,13 +52,13 @@ class Memory(NamedTuple):
     dcell: Tensor
 
     @classmethod
-    def unwritten(cls, problem: Problem, form: Form, memory: Allocator) -> Memory:
-        """Return memory for one layer."""
+    def empty(cls, problem: Problem, form: Form, memory: Allocator) -> StepBuffers:
+        """Return uninitialized buffers for one layer."""
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
             gradients_of_a_step(form, memory, directions, len(problem.cell.gates), batch, size, dtype),
             form.planes(memory, directions, form.parts, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=wide(dtype)),
+            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
         )
 
 
@@ -70,18 +71,18 @@ def run(
     lengths: Tensor | None,
     *,
     state: bool,
-) -> Chain:
-    """Run the steps.
+) -> LoopGradients:
+    """Run the loop over time.
 
     Args:
-        problem: What is computed.
-        form: Of the products.
-        layer: Its inputs.
-        result: What the forward pass returned. The gradients take the place of its gates, except where the call is
-            being compiled, because there nobody is told that they are used up.
-        above: Gradients of its outputs.
-        lengths: On the device, int64; None when all rows have T steps.
-        state: Whether the gradient of the initial hidden states is wanted.
+        problem: The problem; its number of layers is ignored.
+        form: The layout of states and products.
+        layer: The inputs of the layer.
+        result: The result of the forward pass. The gradients overwrite its gates, except in a call that is traced by
+            `torch.compile`, where the kept tensors may be used again.
+        above: The gradients of the outputs.
+        lengths: The lengths of the sequences [B], int64, on the device; None if all sequences have T steps.
+        state: Whether to compute the gradient of the initial hidden states.
     """
     gates, cells = result.kept[:2]
     directions, time = gates.shape[:2]
@@ -90,7 +91,7 @@ def run(
     dh_n = None if above.h_n is None else form.arranged(above.h_n)
     recurrent = [weights.w_hh for weights in layer.weights]
     with recorder(gates.device, 0 if problem.proj_size else time, memory_bytes(problem)) as tape:
-        memory = Memory.unwritten(problem, form, tape or gates)
+        memory = StepBuffers.empty(problem, form, tape or gates)
         memory.dcell.zero_() if above.c_n is None else memory.dcell.copy_(above.c_n)
         projection = _projection(form, layer, memory, dy, dh_n, lengths, time) if problem.proj_size else None
         arguments = _arguments(problem, form, memory, gates, written, cells, c0, lengths)
@@ -120,28 +121,35 @@ def run(
         if dh0 is not None and carries_hidden(problem):
             dh0 += memory.dcell
         dc0 = memory.dcell.to(problem.dtype, memory_format=torch.contiguous_format, copy=True)
-    return Chain(written, dh0, dc0, None if projection is None else projection.written)
+    return LoopGradients(written, dh0, dc0, None if projection is None else projection.written)
 
 
 def first_steps(share: Tensor, lengths: Tensor | None, direction: int) -> Tensor:
-    """Return each row's gradients [B, 4H] at the first step that a direction reads, of all of them [T, B, 4H]."""
+    """Return the gradients of each sequence's first step in the order of a direction [B, S*H].
+
+    Args:
+        share: The gradients of all steps of the direction [T, B, S*H].
+        lengths: The lengths of the sequences [B]; None if all sequences have T steps.
+        direction: 0 for the forward direction, 1 for the reverse direction.
+    """
     if direction == 0:
         return share[0]
     if lengths is None:
         return share[-1]
-    # A reversed sequence begins at its own last step; one of length 0 has zeros everywhere.
+    # The reverse direction starts at the last step of each sequence. The gradients of a sequence of length 0 are zero.
     return share[(lengths - 1).clamp(min=0), torch.arange(share.shape[1], device=share.device)]
 
 
 def _initial_gradient(
     problem: Problem,
-    memory: Memory,
+    memory: StepBuffers,
     dgates: Tensor,
     lengths: Tensor | None,
     dh_n: Tensor | None,
     multiply: Callable[[], object],
 ) -> Tensor:
-    # The step that was computed last is the first of every row, except of reversed rows that end early.
+    # The loop ends with the first step of each sequence, except in the reverse direction for sequences shorter than T,
+    # whose first step in that direction is at an earlier iteration.
     if lengths is not None and len(dgates) == 2:
         first = first_steps(dgates[1], lengths, 1)
         recurrent = first.unflatten(1, (len(problem.cell.sums), -1)).transpose(0, 1)
@@ -159,7 +167,7 @@ def _initial_gradient(
 def _arguments(
     problem: Problem,
     form: Form,
-    memory: Memory,
+    memory: StepBuffers,
     gates: Tensor,
     written: Tensor,
     cells: Tensor,
@@ -194,12 +202,12 @@ def _arguments(
 
 
 class _Projection(NamedTuple):
-    """The gradient through a projection.
+    """The backward pass of the projection.
 
     Attributes:
-        step: Makes a step's `dhidden`.
-        dhidden: Gradient of the hidden state before the projection [D, B, H].
-        written: Gradients of the projected states of every step [D, T, B, P].
+        step: A function that computes `dhidden` for a step, given its number.
+        dhidden: The gradient of the hidden state before the projection [D, B, H].
+        written: The gradients of the projected states of all steps [D, T, B, P].
     """
 
     step: Callable[[int], None]
@@ -210,7 +218,7 @@ class _Projection(NamedTuple):
 def _projection(
     form: Form,
     layer: Layer,
-    memory: Memory,
+    memory: StepBuffers,
     dy: Tensor | None,
     dh_n: Tensor | None,
     lengths: Tensor | None,
@@ -243,7 +251,7 @@ def _projection(
 
 
 def _output_gradient(form: Form, dy: Tensor | None, directions: int) -> Tensor | None:
-    """Return the gradient of the outputs as [T, B, D, R] that the launches can read."""
+    """Return the gradient of the outputs as a view or copy [T, B, D, R] in the layout that the launches read."""
     if dy is None:
         return None
     dy = dy.unflatten(-1, (directions, -1))

@@ -1,4 +1,4 @@
-"""What the stepwise kernel demands."""
+"""The criteria of the kernel `stepwise`."""
 
 from __future__ import annotations
 

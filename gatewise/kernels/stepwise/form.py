@@ -1,4 +1,4 @@
-"""In which form a layer is computed: which axis is contiguous, and how the recurrent products are cut."""
+"""The memory layout of a layer's states, the form of its recurrent matrix products, and the tiling of its launches."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-THREADS = 128  # of a block, as in place.cuh
+THREADS = 128  # threads per block, as in place.cuh
 _VECTOR_BYTES = 16
-_ENOUGH_THREADS = 512  # of a multiprocessor; measured on an H200
+_ENOUGH_THREADS = 512  # threads per multiprocessor that hide the latency of loads; measured on an H200
 
 
 class Allocator(Protocol):
-    """What has memory for tensors: a tensor, or a recorder."""
+    """An object that allocates tensors: a tensor or a `Recorder`."""
 
     def new_empty(self, *shape: Any, dtype: torch.dtype) -> Tensor:
-        """Return an unwritten tensor."""
+        """Return an uninitialized tensor."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """A form of the recurrent products.
+    """The memory layout of the states and the form of the recurrent matrix products.
 
     Attributes:
-        column_major: Whether states are [H, B] and the products `W h`, with the batch contiguous, instead of [B, H] and
-            `h W^T`.
-        turned_forward: Whether the forward pass multiplies with a transposed copy of the recurrent weights.
-        turned_backward: Whether the backward pass does.
-        parts: Products that the backward pass makes of a step, side by side: 1, or one for each gate, which the
-            element-wise launch adds up.
+        column_major: Whether states are stored as [H, B] with the batch contiguous, and the products are `W h`;
+            otherwise states are [B, H] and the products are `h W^T`.
+        turned_forward: Whether the forward pass multiplies by a transposed copy of the recurrent weights.
+        turned_backward: Whether the backward pass multiplies by a transposed copy of the recurrent weights.
+        parts: The number of batched products into which the backward product of a step is split along its inner
+            dimension (split-K): 1, or one for each gate. The element-wise kernel adds their results.
     """
 
     column_major: bool = False
@@ -41,46 +41,49 @@ class Form:
     parts: int = 1
 
     def __str__(self) -> str:
-        """Name the form in a few words."""
+        """Return a short description."""
         order = "column-major products W h" if self.column_major else "row-major products h W^T"
         return order + (", backward in one product a gate" if self.parts > 1 else "")
 
     def planes(self, memory: Allocator, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return an unwritten tensor [..., B, N] whose planes lie in this form."""
+        """Return an uninitialized tensor [..., B, N] whose last two axes are stored in this layout."""
         if not self.column_major:
             return memory.new_empty(*shape, dtype=dtype)
         *others, rows, units = shape
         return memory.new_empty(*others, units, rows, dtype=dtype).transpose(-1, -2)
 
     def sequence(self, like: Tensor, directions: int, time: int, batch: int, units: int) -> Tensor:
-        """Return an unwritten tensor [D, T, B, N]; a direction's steps form one matrix [T * B, N], or its transpose."""
+        """Return an uninitialized tensor [D, T, B, N] for all steps.
+
+        The steps of a direction can be viewed as one matrix [T * B, N]; in column-major layout it is stored transposed.
+        """
         if not self.column_major:
             return like.new_empty(directions, time, batch, units)
         return like.new_empty(directions, units, time, batch).permute(0, 2, 3, 1)
 
     def arranged(self, planes: Tensor) -> Tensor:
-        """Return a tensor [..., B, N] of the same values that the element-wise launches can read."""
+        """Return a tensor [..., B, N] in this layout and aligned for vector loads; copy it only if necessary."""
         swapped = planes.transpose(-1, -2) if self.column_major else planes
         swapped = swapped.contiguous()
         swapped = swapped if swapped.data_ptr() % _VECTOR_BYTES == 0 else swapped.clone()
         return swapped.transpose(-1, -2) if self.column_major else swapped
 
     def outer(self, planes: Tensor) -> int:
-        """Return the stride of the axis that is not contiguous in a tensor [..., B, N]."""
+        """Return the stride of the non-contiguous one of the last two axes of a tensor [..., B, N]."""
         return planes.stride(-1) if self.column_major else planes.stride(-2)
 
     def axes(self, batch: int, units: int) -> tuple[int, int]:
-        """Return the sizes of the outer and the contiguous axis of a plane."""
+        """Return the size of the outer (non-contiguous) axis and of the inner (contiguous) axis."""
         return (units, batch) if self.column_major else (batch, units)
 
 
-class Cut(NamedTuple):
-    """How an element-wise launch is cut into threads.
+class Tiling(NamedTuple):
+    """The division of an element-wise launch into blocks and threads.
 
     Attributes:
-        width: Neighbouring numbers of a thread.
-        lanes: Threads of a block along the contiguous axis.
-        grid: Blocks along the outer axis, the contiguous axis, and directions.
+        width: The number of consecutive elements that a thread computes.
+        lanes: The number of threads of a block along the inner axis.
+        grid: The numbers of blocks along the outer axis, the inner axis, and the directions.
     """
 
     width: int
@@ -88,19 +91,19 @@ class Cut(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def cut(outer: int, inner: int, directions: int, element_bytes: int, multiprocessors: int) -> Cut:
-    """Return the widest loads that still give every multiprocessor threads enough to hide their latency.
+def tiling(outer: int, inner: int, directions: int, element_bytes: int, multiprocessors: int) -> Tiling:
+    """Return the tiling with the widest loads for which every multiprocessor has enough threads to hide their latency.
 
     Args:
-        outer: Size of the outer axis.
-        inner: Size of the contiguous axis; the width divides it.
-        directions: D.
-        element_bytes: Of a number in memory.
-        multiprocessors: Of the device.
+        outer: The size of the outer axis.
+        inner: The size of the inner axis, which is a multiple of the width.
+        directions: The number of directions.
+        element_bytes: The size of an element in bytes.
+        multiprocessors: The number of multiprocessors of the device.
     """
     width = math.gcd(inner, _VECTOR_BYTES // element_bytes)
     narrowest = max(1, 4 // element_bytes)
     while width > narrowest and directions * outer * inner < width * _ENOUGH_THREADS * multiprocessors:
         width //= 2
     lanes = min(THREADS, 1 << (inner // width - 1).bit_length())
-    return Cut(width, lanes, (-(-outer * lanes // THREADS), -(-inner // (width * lanes)), directions))
+    return Tiling(width, lanes, (-(-outer * lanes // THREADS), -(-inner // (width * lanes)), directions))

@@ -1,4 +1,4 @@
-"""The forward pass through time: a recurrent product and an element-wise launch a step."""
+"""The forward pass through time: one recurrent product and one element-wise launch per time step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.products import forward_weights, product, wide
+from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import bias_of_sums
 
 
-class Passed(NamedTuple):
-    """What the loop leaves.
+class LoopOutputs(NamedTuple):
+    """The outputs of the loop over time.
 
     Attributes:
-        y: Outputs [T, B, D * R].
-        h_n: Final hidden states [D, B, R].
-        c_n: Final cell states [D, B, H].
-        cells: Cell states of every step [D, T, B, H]; None without a backward pass.
-        unprojected: Hidden states before the projection [D, T, B, H]; None without a projection or a backward pass.
+        y: The outputs [T, B, D * R].
+        h_n: The final hidden states [D, B, R].
+        c_n: The final cell states [D, B, H].
+        cells: The cell states of all steps [D, T, B, H]; None if no backward pass follows.
+        unprojected: The hidden states before the projection [D, T, B, H]; None without a projection, or if no backward
+            pass follows.
     """
 
     y: Tensor
@@ -37,13 +38,13 @@ class Passed(NamedTuple):
     unprojected: Tensor | None
 
 
-class Memory(NamedTuple):
-    """What the products and launches of every step share.
+class StepBuffers(NamedTuple):
+    """The buffers that the products and launches of all steps share.
 
     Attributes:
-        hidden: Hidden state that goes into the next product [D, B, R].
-        cell: Cell state [D, B, H], in 32 bits for 16-bit numbers.
-        sums: A step's recurrent product [D, B, G*H].
+        hidden: The hidden state, an operand of the next product [D, B, R].
+        cell: The cell state [D, B, H], in float32 for 16-bit dtypes.
+        sums: The recurrent product of one step [D, B, G*H].
     """
 
     hidden: Tensor
@@ -51,26 +52,26 @@ class Memory(NamedTuple):
     sums: Tensor
 
     @classmethod
-    def unwritten(cls, problem: Problem, form: Form, memory: Allocator) -> Memory:
-        """Return memory for one layer."""
+    def empty(cls, problem: Problem, form: Form, memory: Allocator) -> StepBuffers:
+        """Return uninitialized buffers for one layer."""
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
             form.planes(memory, directions, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=wide(dtype)),
+            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
             form.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
         )
 
 
-def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tensor | None) -> Passed:
-    """Run the steps.
+def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tensor | None) -> LoopOutputs:
+    """Run the loop over time.
 
     Args:
-        problem: What is computed.
-        form: Of the products.
-        layer: Its inputs.
-        gates: Memory for a value of each gate sum [D, T, B, S*H]; the first G*H hold the sums of the input. With a
-            backward pass to follow, what is kept of the sums takes their place.
-        lengths: On the device, int64; None when all rows have T steps.
+        problem: The problem; its number of layers is ignored.
+        form: The layout of states and products.
+        layer: The inputs of the layer.
+        gates: The gate sums of all steps [D, T, B, S*H]. The first G*H columns contain the input products. If a
+            backward pass follows, they are overwritten by the values that it needs, such as activated gates.
+        lengths: The lengths of the sequences [B], int64, on the device; None if all sequences have T steps.
     """
     directions, time, batch, _ = gates.shape
     size, dtype, projected = problem.hidden_size, problem.dtype, problem.proj_size > 0
@@ -81,7 +82,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
     bias = _launched_bias(problem, form, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
     with recorder(gates.device, 0 if projected else time, memory_bytes(problem)) as tape:
-        memory = Memory.unwritten(problem, form, tape or gates)
+        memory = StepBuffers.empty(problem, form, tape or gates)
         memory.hidden.copy_(layer.h0)
         memory.cell.copy_(layer.c0)
         multiply = product(memory.hidden, forward_weights(form, recurrent, tape), memory.sums)
@@ -89,7 +90,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
         launch = Launch("forward", "step_forward", form, memory.cell, dtype, problem.cell, early=early)
         if projected:
             outputs = None if unprojected is None else unprojected.permute(1, 2, 0, 3)
-            # Before a projection the launches write a state of their own, which is then multiplied.
+            # With a projection, the element-wise launch writes to a separate buffer, which the projection then reads.
             own = gates.new_zeros(directions, batch, size)
             arguments = _arguments(problem, form, memory, own, gates, outputs, cells, bias, lengths)
             project = _projection(form, layer, own, memory.hidden, y, lengths)
@@ -108,16 +109,16 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
                 one_step(lambda number: launch(arguments, number), step)
         else:
             tape.play(key_of("forward", problem, form), launch, arguments, one_step)
-        # The next call uses the memory again.
+        # These are copies, because the next call overwrites the buffers.
         h_n = memory.hidden.clone(memory_format=torch.contiguous_format)
         c_n = memory.cell.to(dtype, memory_format=torch.contiguous_format, copy=True)
-    return Passed(y.flatten(2), h_n, c_n, cells, unprojected)
+    return LoopOutputs(y.flatten(2), h_n, c_n, cells, unprojected)
 
 
 def _arguments(
     problem: Problem,
     form: Form,
-    memory: Memory,
+    memory: StepBuffers,
     own: Tensor,
     gates: Tensor,
     outputs: Tensor | None,
@@ -156,7 +157,7 @@ def _arguments(
 def _projection(
     form: Form, layer: Layer, own: Tensor, hidden: Tensor, y: Tensor, lengths: Tensor | None
 ) -> Callable[[int], None]:
-    """Return what makes a step's hidden state of the state before the projection."""
+    """Return a function that computes a step's projected hidden state from the hidden state `own`, given its number."""
     time, batch, _, size = y.shape
     projected = torch.empty_like(hidden)
     weights = torch.stack([weights.w_hr.t() for weights in layer.weights if weights.w_hr is not None])
@@ -183,14 +184,18 @@ def _projection(
 
 
 def _outputs(form: Form, like: Tensor, time: int, batch: int, directions: int, size: int) -> Tensor:
-    """Return an unwritten tensor [T, B, D, R]."""
+    """Return an uninitialized tensor [T, B, D, R] for the outputs."""
     if not form.column_major:
         return like.new_empty(time, batch, directions, size)
     return like.new_empty(time, directions, size, batch).permute(0, 3, 1, 2)
 
 
 def _launched_bias(problem: Problem, form: Form, layer: Layer) -> Tensor | None:
-    """Return the biases [D, S*H] that the launches add: all in column-major form, otherwise of sums without input."""
+    """Return the biases [D, S*H] that the element-wise kernel adds, or None.
+
+    In column-major layout it adds all biases; in row-major layout only those of sums without an input product, because
+    the input products contain the others.
+    """
     if not form.column_major and len(problem.cell.sums) == len(problem.cell.gates):
         return None
     biases = [bias_of_sums(problem.cell, own.b_ih, own.b_hh) for own in layer.weights]

@@ -1,4 +1,4 @@
-"""The `stepwise` kernel: for every time step one library product and one element-wise launch."""
+"""The kernel `stepwise`: one matrix product of the library and one element-wise CUDA kernel for every time step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gatewise.kernels.stepwise.plan import FEWEST_STEPS, form_of, held_bytes, me
 
 
 class _Stepwise:
-    """Recurrent products by the vendor's library; everything between two of them in one launch.
+    """The kernel: recurrent products of cuBLAS, and one element-wise CUDA kernel between two of them.
 
-    Weights are read from memory at every step, so that no size is too large.
+    The weights are read from memory at every step, so that there is no limit on their size.
     """
 
     name = "stepwise"
@@ -34,7 +34,7 @@ class _Stepwise:
     traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
 
     def single_use(self, problem: Problem) -> bool:
-        return True  # the gradients of the gates take the gates' place
+        return True  # the gradients of the gates overwrite the kept gates
 
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA
@@ -82,14 +82,14 @@ class _Stepwise:
 
     def _workspace_bytes(self, problem: Problem) -> int:
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
-        # In inference nobody keeps the gates; where a call is compiled, their gradients do not take their place.
+        # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
-        # Between two layers: the output of the one below, in training the gradient of it.
+        # Between two layers: the output of the lower layer, or in training the gradient of that output.
         between = problem.time * problem.batch * problem.output_size * problem.element_bytes
         return memory_bytes(problem) + gates + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        from gatewise.kernels.stepwise import layer  # with the toolchain; not needed to choose, nor on a CPU
+        from gatewise.kernels.stepwise import layer  # imports the compiler, which choosing a kernel does not need
 
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)

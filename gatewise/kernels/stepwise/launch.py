@@ -1,4 +1,4 @@
-"""The element-wise kernels: their arguments, compiling and launching them."""
+"""Compile and launch the element-wise CUDA kernels, and define their argument structs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, toolchain
-from gatewise.kernels.stepwise.form import THREADS, Form, cut
+from gatewise.kernels.stepwise.form import THREADS, Form, tiling
 
 SOURCES = Path(__file__).parent / "cuda"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
@@ -22,7 +22,7 @@ _ONE_THREAD = driver.Shape((1, 1, 1), 1, 0, cooperative=False)
 
 
 class Forward(ctypes.Structure):
-    """The struct `Forward` of forward.cu, field by field."""
+    """The struct `Forward` of forward.cu."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "product", "bias", "hidden", "cell", "output", "cells", "lengths")],
@@ -34,7 +34,7 @@ class Forward(ctypes.Structure):
 
 
 class Backward(ctypes.Structure):
-    """The struct `Backward` of backward.cu, field by field."""
+    """The struct `Backward` of backward.cu."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "written", "dgates", "cells", "c0", "dy", "dh_n", "product")],
@@ -48,7 +48,7 @@ class Backward(ctypes.Structure):
 
 
 class ForwardProjection(ctypes.Structure):
-    """The struct `Forward` of projection.cu, field by field."""
+    """The struct `Forward` of projection.cu."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("product", "hidden", "output", "lengths")],
@@ -58,7 +58,7 @@ class ForwardProjection(ctypes.Structure):
 
 
 class BackwardProjection(ctypes.Structure):
-    """The struct `Backward` of projection.cu, field by field."""
+    """The struct `Backward` of projection.cu."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("product", "dy", "dh_n", "dhidden", "written", "lengths")],
@@ -80,7 +80,7 @@ class EnteredBackward(ctypes.Structure):
 
 
 class Recorded(ctypes.Structure):
-    """The struct `Recorded` of both."""
+    """The struct `Recorded` of forward.cu and backward.cu."""
 
     _fields_ = [("table", _POINTER), ("step", _SIZE)]
 
@@ -89,16 +89,17 @@ Arguments = Forward | Backward | ForwardProjection | BackwardProjection
 
 
 class Launch:
-    """An element-wise kernel compiled and cut for planes of one size: call it with its arguments.
+    """An element-wise kernel, compiled for one layout and one size; calling the object launches the kernel.
 
     Args:
-        name: The name of the source in `cuda/`, without its ending.
+        name: The name of the source file in `cuda/`, without the suffix.
         entry: The name of the kernel.
-        form: The form of the planes.
-        planes: One of its tensors [D, B, N].
-        dtype: The dtype of the numbers in memory.
-        cell: The cell whose step it computes; None if it computes none.
-        early: Whether to start while the product before it ends, where the device can.
+        form: The layout of the tensors.
+        planes: A tensor [D, B, N] of the size and on the device that the kernel runs on.
+        dtype: The dtype of the tensors in memory.
+        cell: The cell whose step the kernel computes, or None.
+        early: Whether the kernel may start before the preceding product has finished (programmatic dependent launch),
+            if the device supports it.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Launch:
         self._entry, self._device, self._cell = entry, planes.device, cell
         numbers = Device.probe(planes.device)
         sizes = (*form.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
-        width, lanes, grid = cut(*sizes)
+        width, lanes, grid = tiling(*sizes)
         self._name, self._macros = name, macros_of(dtype, width, lanes, form)
         self._shape = driver.Shape(grid, THREADS, 0, cooperative=False, early=early and numbers.capability >= (9, 0))
 
@@ -126,17 +127,17 @@ class Launch:
         self._launch(self._entry, self._shape, arguments, table=0)
 
     def enter(self, table: int, arguments: Forward | Backward) -> None:
-        """Write arguments into a table on the device."""
+        """Write the arguments to the address `table` in device memory, from which captured launches read them."""
         arguments.step = 0
         entered = EnteredForward if isinstance(arguments, Forward) else EnteredBackward
         self._launch(f"enter_{self._name}", _ONE_THREAD, entered(table, arguments), table=1)
 
     def recorded(self, table: int, step: int) -> None:
-        """Launch the kernel for a step, counted from the one in the table, with the arguments there."""
+        """Launch the kernel with the arguments at the address `table`, `step` steps after the step stored there."""
         self._launch(self._entry, self._shape, Recorded(table, step), table=1)
 
     def advance(self, table: int, steps: int) -> None:
-        """Count steps on in the table."""
+        """Add a number of steps to the step stored at the address `table`."""
         self._launch(f"advance_{self._name}", _ONE_THREAD, Recorded(table, steps), table=1)
 
     def _launch(self, entry: str, shape: driver.Shape, arguments: ctypes.Structure, table: int) -> None:
@@ -145,12 +146,12 @@ class Launch:
 
 
 def macros_of(dtype: torch.dtype, width: int, lanes: int, form: Form) -> tuple[tuple[str, int], ...]:
-    """Return the template parameters of the sources, but for TABLE."""
+    """Return the macros with which the sources are compiled, except for TABLE."""
     return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(form.column_major))
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Return where a tensor begins; None for none."""
+    """Return the address of a tensor's first element; None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 

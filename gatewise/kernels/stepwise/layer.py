@@ -1,4 +1,4 @@
-"""One layer, both directions: products over all steps at once around a loop of a product and a launch a step."""
+"""Forward and backward pass of one layer, both directions: products over all time steps, and the loop over time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.plan import form_of
-from gatewise.kernels.stepwise.products import wide
-from gatewise.kernels.sums import bias_of_sums, biases_of_sums, of_input, recurrent_runs
+from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.sums import bias_gradients, bias_of_sums, of_input, recurrent_runs
 
-# Of the gates' gradients that of g, the third, is by far the largest: a sum over all of them is as long as that over g.
+# The gradients of g, the third gate, are by far the largest, so the rounding error of a sum over the gates is
+# determined by the terms of g. The input gradient is therefore split within g, at a third and two thirds of its rows.
 _THIRDS_OF_G = 7 / 12, 8 / 12
 
 
 def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
-    """Compute one layer, in the form of least predicted time unless one is given.
+    """Run the forward pass of one layer.
 
-    Keeps a value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a projection, what is
-    projected, likewise.
+    The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a
+    projection, the hidden states before it [D, T, B, H].
+
+    Args:
+        problem: The problem; its number of layers is ignored.
+        layer: The inputs of the layer.
+        form: The layout of states and products; None for the one with the least predicted time.
     """
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
     form = form or form_of(problem, Device.probe(layer.x.device))
@@ -42,7 +48,7 @@ def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
         found = forward_loop.run(problem, form, layer, gates, lengths)
     y, h_n, c_n, cells, unprojected = found
     if lengths is not None:
-        # Without a step there is nothing to project, and the state is handed through.
+        # The final hidden state of an empty sequence is its initial one.
         h_n = torch.where((lengths > 0).unsqueeze(1), h_n, layer.h0)
     if not problem.needs_grad:
         return Result(y, h_n, c_n)
@@ -57,9 +63,9 @@ def backward(
     needs: Needs,
     form: Form | None = None,
 ) -> LayerGradients:
-    """Compute one layer's gradients, in the form that the forward pass had.
+    """Run the backward pass of one layer, in the layout of the forward pass.
 
-    The gradients of the gate sums take the place of the gates that were kept.
+    The gradients of the gate sums overwrite the kept gates.
     """
     form = form or form_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
@@ -76,7 +82,7 @@ def backward(
 
 
 def _input_sums(form: Form, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    # The library adds a bias to rows for nothing; to columns the element-wise launches add it.
+    # In row-major layout the library adds the bias at no cost. In column-major layout the element-wise kernel adds it.
     rows = w_ih.shape[0]
     out = of_input(out, rows)
     if bias is None or form.column_major:
@@ -88,9 +94,9 @@ def _input_sums(form: Form, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: T
 def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) -> Tensor:
     time, batch, features = layer.x.shape
     total = layer.x.new_empty(time * batch, features)
-    # The library's kernels for TF32 are faster where both operands lie along the depth of the product.
-    turned = form.turned_backward
-    matrices = [weights.w_ih.t().contiguous().t() if turned else weights.w_ih for weights in layer.weights]
+    # The library's TF32 kernels are faster if both operands are contiguous along the inner dimension of the product.
+    transposed = form.turned_backward
+    matrices = [weights.w_ih.t().contiguous().t() if transposed else weights.w_ih for weights in layer.weights]
     products = [
         (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)
     ]
@@ -103,12 +109,12 @@ def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) 
 
 
 def _weight_gradients(
-    problem: Problem, layer: Layer, result: Result, chain: backward_loop.Chain, lengths: Tensor | None
+    problem: Problem, layer: Layer, result: Result, chain: backward_loop.LoopGradients, lengths: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     (time, batch, features), directions = layer.x.shape, len(layer.weights)
     x, h0, size = layer.x, layer.h0, problem.hidden_size
     if lengths is not None:
-        # What lies beyond the end may be anything, and 0 x NaN is NaN.
+        # The padding may contain any values, and 0 * NaN is NaN.
         steps = torch.arange(time, device=x.device).unsqueeze(1)
         x = torch.where((steps < lengths).unsqueeze(2), x, 0)
         h0 = torch.where((lengths > 0).unsqueeze(1), h0, 0)
@@ -116,7 +122,7 @@ def _weight_gradients(
     gradients: list[Tensor | None] = []
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
-        # Each step's gradient meets the hidden state that went into the step, which for the first is h0.
+        # Each step's gradient is multiplied by the hidden state before the step; before the first step, that is h0.
         first = backward_loop.first_steps(share, lengths, direction)
         later = flat[batch:] if direction == 0 else flat[:-batch]
         before = history[:-1] if direction == 0 else history[1:]
@@ -128,9 +134,9 @@ def _weight_gradients(
                 deep_products.addmm(rows, run.columns_of(later, size).t(), before.reshape((time - 1) * batch, -1))
         gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x), w_hh]
         if problem.bias:
-            # All rows at once take the library more scratch memory than the gradients themselves.
-            own = share.sum(1, dtype=wide(share.dtype)).sum(0).to(share.dtype)
-            gradients += biases_of_sums(problem.cell, own)
+            # Summing over all rows at once would need a larger workspace than the gradients themselves.
+            own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(share.dtype)
+            gradients += bias_gradients(problem.cell, own)
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
             gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))

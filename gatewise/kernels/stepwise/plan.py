@@ -24,7 +24,7 @@ FEWEST_STEPS = 4  # that are worth recording: below, entering costs more than la
 
 
 class Products(enum.Enum):
-    """What numbers are multiplied with."""
+    """The arithmetic of matrix products."""
 
     SIXTEEN_BITS = "16-bit"
     TF32 = "TF32"
@@ -38,7 +38,7 @@ def form_of(problem: Problem, device: Device) -> Form:
 
 
 def forms(problem: Problem) -> list[Form]:
-    """Return the forms that a problem may be computed in, simpler ones first."""
+    """Return the layouts in which a problem can be computed, simpler ones first."""
     if problem.proj_size:  # a second product a step, which reads rows
         return [Form()]
     flags = (False, True)
@@ -49,7 +49,7 @@ def forms(problem: Problem) -> list[Form]:
 
 
 def products_of(problem: Problem) -> Products:
-    """Return what a problem's numbers are multiplied with."""
+    """Return the arithmetic of a problem's matrix products."""
     if problem.dtype.itemsize == 2:
         return Products.SIXTEEN_BITS
     return Products.TF32 if problem.dtype == torch.float32 and problem.allow_tf32 else Products.EXACT
@@ -81,7 +81,7 @@ def rank(problem: Problem, device: Device, form: Form) -> float:
 
 
 def memory_bytes(problem: Problem) -> int:
-    """Return the bytes that a pass shares between its steps: states, sums and a copy of the recurrent weights."""
+    """Return the bytes of the buffers that all steps share: states, sums and a copy of the recurrent weights."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
     weights = problem.gate_rows * problem.state_size
     return problem.num_directions * (
@@ -90,20 +90,20 @@ def memory_bytes(problem: Problem) -> int:
 
 
 def held_bytes(problem: Problem) -> int:
-    """Return the bytes that recorded steps share and that stay allocated between calls; 0 where none are recorded."""
+    """Return the bytes of the buffers of captured steps, which stay allocated between calls; 0 without capture."""
     is_recorded = problem.time >= FEWEST_STEPS and not (problem.proj_size or problem.captured)
     return memory_bytes(problem) if is_recorded else 0
 
 
 def runs_of(time: int) -> list[int]:
-    """Return the numbers of steps that are recorded together, in turn, to make up T."""
+    """Return the lengths of the captured runs of steps that together make T steps, in the order of their replay."""
     longest = RUNS[0]
     rest = [count for count in RUNS[1:] if time & count]
     return [longest] * (time // longest) + rest
 
 
 def starts_early(problem: Problem, device: Device) -> bool:
-    """Whether launches gain by starting while the product before them ends: not beside short or 16-bit products."""
+    """Return whether launches should start before the preceding product ends: not if it is short or 16-bit."""
     kind = products_of(problem)
     weights = ranking.weights(device, f"stepwise products {kind.value}")
     return kind is not Products.SIXTEEN_BITS and _product(problem, device, weights) > weights["long"]

@@ -1,4 +1,4 @@
-"""The recurrent products of a step, for both directions at once, in memory that the steps share."""
+"""The recurrent matrix products of a step, for both directions at once, and the layouts of their operands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gatewise.kernels.stepwise.form import Allocator, Form
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
-    """Return what multiplies matrices [D, M, K] and [D, K, N] into [D, M, N] each time it is called."""
+    """Return a function that writes the products of matrices [D, M, K] and [D, K, N] to `out` [D, M, N]."""
     if len(left) == 1:
         a, b, c = left[0], right[0], out[0]
         return lambda: torch.mm(a, b, out=c)
@@ -19,28 +19,31 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
 
 
 def forward_weights(form: Form, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
-    """Return the right operand of the forward products, [D, R, 4H].
+    """Return the right operand of the forward products [D, R, G*H].
 
     Args:
-        form: Of the products.
-        weights: Recurrent weights [4H, R] of each direction.
-        copy_to: Where a copy is made; None to make one only where it is needed.
+        form: The form of the products.
+        weights: The recurrent weights of each direction [G*H, R].
+        copy_to: The allocator of a copy, which is then always made; None to copy only if the layout requires it.
     """
     return _operand(weights, 1, form.turned_forward, copy_to).transpose(1, 2)
 
 
 def backward_weights(form: Form, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
-    """Return the right operand of the backward products, [D * parts, 4H / parts, R]; arguments as above."""
+    """Return the right operand of the backward products [D * parts, G*H / parts, R].
+
+    The arguments are those of `forward_weights`.
+    """
     return _operand(weights, form.parts, form.turned_backward, copy_to)
 
 
-def _operand(weights: list[Tensor], parts: int, turned: bool, copy_to: Allocator | None) -> Tensor:
+def _operand(weights: list[Tensor], parts: int, transposed: bool, copy_to: Allocator | None) -> Tensor:
     gates, size = weights[0].shape
-    if copy_to is None and len(weights) == 1 and not turned:
+    if copy_to is None and len(weights) == 1 and not transposed:
         return weights[0].contiguous().view(parts, gates // parts, size)
-    shape = (len(weights), parts, size, gates // parts) if turned else (len(weights), parts, gates // parts, size)
+    shape = (len(weights), parts, size, gates // parts) if transposed else (len(weights), parts, gates // parts, size)
     operand = (copy_to or weights[0]).new_empty(*shape, dtype=weights[0].dtype)
-    operand = operand.transpose(2, 3) if turned else operand
+    operand = operand.transpose(2, 3) if transposed else operand
     for own, matrix in zip(operand, weights, strict=True):
         own.copy_(
             matrix.view(parts, gates // parts, size) if matrix.is_contiguous() else matrix.unflatten(0, (parts, -1))
@@ -51,14 +54,17 @@ def _operand(weights: list[Tensor], parts: int, turned: bool, copy_to: Allocator
 def gradients_of_a_step(
     form: Form, memory: Allocator, directions: int, gates: int, batch: int, size: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return memory for the gradients of a step's recurrent sums [D, G, B, H], which `left_operand` can multiply."""
+    """Return an uninitialized tensor for the gradients of a step's recurrent sums [D, G, B, H].
+
+    Its layout is such that `left_operand` is a view of it.
+    """
     if form.parts > 1 or form.column_major:
         return form.planes(memory, directions, gates, batch, size, dtype=dtype)
     return memory.new_empty(directions, batch, gates, size, dtype=dtype).transpose(1, 2)
 
 
 def left_operand(form: Form, dgates: Tensor) -> Tensor:
-    """Return the left operand of the backward products, [D * parts, B, G*H / parts], as a view."""
+    """Return the left operand of the backward products [D * parts, B, G*H / parts] as a view of the gradients."""
     if form.parts > 1:
         return dgates.flatten(0, 1)
     directions, gates, batch, size = dgates.shape
@@ -67,6 +73,6 @@ def left_operand(form: Form, dgates: Tensor) -> Tensor:
     return dgates.transpose(1, 2).view(directions, batch, gates * size)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that states are carried in between the steps of a loop."""
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the states that are carried between steps: float32 for 16-bit dtypes, otherwise `dtype`."""
     return torch.float32 if dtype.itemsize == 2 else dtype

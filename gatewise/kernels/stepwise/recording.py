@@ -1,15 +1,15 @@
-"""Steps recorded once as CUDA graphs and replayed by later calls, so that eager calls do not pay for every launch.
+"""Time steps captured as CUDA graphs and replayed by later calls from Python, which saves the CPU time of launches.
 
-A recording works in memory of its own: the state between steps, a copy of the recurrent weights, and a table in which
-each call enters where its own tensors lie. The recorded launches read the table, so nothing of the size of a sequence
-is copied, and a recording serves any number of steps and any addresses. What is recorded are runs of 32, 16, 8, 4, 2
-and 1 steps, each when it is first needed. All recordings are given up when that memory is replaced by larger memory;
-what else they depend on is their key (`key_of`).
+A captured step uses static buffers: the states between steps, a copy of the recurrent weights, and an argument struct
+(the table), to which every call writes the addresses of its own tensors. The captured launches read their arguments
+from the table. Tensors with the length of a sequence are therefore not copied, and a graph can be replayed for any
+number of steps and any addresses. Runs of 32, 16, 8, 4, 2 and 1 steps are captured, each when it is first needed. All
+graphs are discarded when the buffers must grow; everything else that a graph depends on is part of its key (`key_of`).
 
-A device has up to four recorders. A call takes the one that its stream used last, or a new one, or the one that was
-used longest ago; where that was on another stream, its own waits for it on the device. The recorder's lock is held
-while the call issues its work. Its memory is that of the largest call it has served, and a workspace of cuBLAS, until
-`release()`.
+A device has up to four recorders, each with its own buffers and graphs. A call takes the recorder that was last used on
+its stream, otherwise a new one, otherwise the least recently used one, after its stream has waited for the stream of
+that recorder's last call. The call holds the recorder's lock while it issues its work. The buffers have the size of the
+largest call so far; they and a cuBLAS workspace stay allocated until `release()`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ OneStep = Callable[[Callable[[int], None], int], None]
 
 
 class Recorder:
-    """Recordings, the memory they share, and the stream they were last replayed on.
+    """Captured graphs and the static buffers that they share.
 
     Args:
-        device: The device of its calls.
-        stream: What makes its recordings, and nobody else's.
+        device: The device of the calls.
+        stream: The stream on which graphs are captured; no other recorder uses it.
 
     Attributes:
-        lock: Held while a call issues its work.
+        lock: A lock that a call holds while it issues its work.
         last_stream: The stream of the last call.
     """
 
@@ -60,7 +60,7 @@ class Recorder:
         self._stream = stream
 
     def begin(self, needed: int) -> None:
-        """Begin to lay out the memory of a call that needs so many bytes."""
+        """Start a call: wait for the last call of another stream, and provide buffers of at least `needed` bytes."""
         stream = torch.cuda.current_stream(self._device)
         if self.last_stream != stream.cuda_stream:
             stream.wait_event(self._done)
@@ -71,30 +71,31 @@ class Recorder:
         if self._memory is None or self._memory.numel() < needed:
             self._graphs.clear()
             self._memory = None
-            # Calls outside of inference mode write to it too.
+            # Later calls outside inference mode write to this tensor, too, so it must not be an inference tensor.
             with torch.inference_mode(False):
                 self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
         self._used = _TABLE_BYTES
 
     def end(self) -> None:
-        """Note what the next stream has to wait for."""
+        """End a call: record the event that a call on another stream waits for."""
         self._done.record(torch.cuda.current_stream(self._device))
 
     def new_empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for a tensor; as `Tensor.new_empty`, but at the same address for the same calls."""
+        """Return an uninitialized tensor, at the same address in every call of the same sizes."""
         count = math.prod(shape)
         start, self._used = self._used, self._used + -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         assert self._memory is not None  # `begin` comes first
         return self._memory[start : start + count * dtype.itemsize].view(dtype).view(shape)
 
     def play(self, key: Hashable, launch: Launch, arguments: Forward | Backward, one_step: OneStep) -> None:
-        """Enter a call's arguments and replay its steps.
+        """Write a call's arguments to the table and replay its steps; capture graphs that do not exist yet.
 
         Args:
-            key: Of everything that the recorded work depends on.
-            launch: The element-wise kernel, compiled to read the table.
-            arguments: Of the call.
-            one_step: Issues a step, given what launches the kernel and the number of the step.
+            key: A key of everything that the captured work depends on.
+            launch: The element-wise kernel.
+            arguments: The arguments of the kernel.
+            one_step: A function that issues one step, given a function that launches the kernel and the number of the
+                step.
         """
         assert self._memory is not None  # `begin` comes first
         table = self._memory.data_ptr()
@@ -125,19 +126,19 @@ def _issue(launch: Launch, one_step: OneStep, table: int, count: int) -> None:
 
 
 def key_of(name: str, problem: Problem, form: Form) -> Hashable:
-    """Return everything that a pass's recorded work depends on, but for the number of steps."""
+    """Return a key of everything that the captured work of a pass depends on, except for the number of steps."""
     sizes = problem.batch, problem.hidden_size, problem.num_directions
     return name, sizes, problem.dtype, problem.allow_tf32, product_settings(), form
 
 
 @contextlib.contextmanager
 def recorder(device: torch.device, time: int, needed: int) -> Iterator[Recorder | None]:
-    """Lend a recorder with room for a call; None where launches are better issued directly.
+    """Provide a recorder with buffers for one call, or None if the call should launch its kernels directly.
 
     Args:
-        device: Where the call works; current.
-        time: T; few steps are not worth a recording.
-        needed: Bytes that the call lays out in the recorder's memory.
+        device: The device of the call, which must be current.
+        time: The number of steps; for few steps, or 0, None is returned.
+        needed: The size in bytes of the tensors that the call takes from the recorder.
     """
     if device.type != "cuda" or time < FEWEST_STEPS or torch.cuda.is_current_stream_capturing():
         yield None
@@ -152,7 +153,7 @@ def recorder(device: torch.device, time: int, needed: int) -> Iterator[Recorder 
 
 
 def release() -> None:
-    """Give up all recordings, their memory and cuBLAS's workspaces; the next calls record anew."""
+    """Discard all captured graphs, their buffers and cuBLAS's workspaces; later calls capture new ones."""
     _recorders.cache_clear()
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
@@ -166,7 +167,7 @@ class _Recorders:
         self._oldest_first: list[Recorder] = []
 
     def lend(self, stream: int) -> Recorder:
-        """Return the recorder for a call on a stream; the caller takes its lock."""
+        """Return the recorder for a call on a stream; the caller must acquire its lock."""
         with self._lock:
             found = next((known for known in self._oldest_first if known.last_stream == stream), None)
             if found is None and len(self._oldest_first) < _MOST_RECORDERS:

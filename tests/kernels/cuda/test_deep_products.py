@@ -1,4 +1,4 @@
-"""Products over many tokens are made to the end, in parts that add up."""
+"""Products over many tokens lack no terms, and the products into which they are split add up to them."""
 
 import random
 
@@ -14,7 +14,7 @@ from tests.kernels.persistent.emulation import assert_agrees, emulate
 
 MULTIPROCESSORS = 132
 
-# Sizes that were wrong by one block of 64 terms, or what there was of it, on an H200.
+# Sizes of products that lacked their last block of at most 64 terms on an H200.
 WRONG = [
     (32, 98176, 8),
     (256, 11528, 64),
@@ -33,14 +33,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize("size", WRONG, ids=str)
-def test_a_depth_that_leaves_a_block_over_is_divided(size):
+def test_a_depth_with_a_remaining_block_is_split(size):
     first, *others = depths(*size, MULTIPROCESSORS)
     assert others
     assert first + sum(others) == size[1]
     assert all(len(depths(size[0], depth, size[2], MULTIPROCESSORS)) == 1 for depth in (first, *others))
 
 
-def test_what_remains_of_the_depth_comes_first():
+def test_the_last_terms_come_first():
     assert depths(256, 11528, 64, MULTIPROCESSORS) == (8, 11520)
     assert depths(16, 2049, 4, MULTIPROCESSORS) == (1, 2048)
 
@@ -53,7 +53,7 @@ def test_what_remains_of_the_depth_comes_first():
         pytest.param((8192, 11528, 1024), id="a tile for nearly every multiprocessor"),
     ],
 )
-def test_other_products_are_made_at_once(size):
+def test_other_products_are_not_split(size):
     assert depths(*size, MULTIPROCESSORS) == (size[1],)
 
 
@@ -64,7 +64,7 @@ def test_every_depth_is_covered_in_few_products():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_product_on_a_cpu_is_made_at_once(dtype):
+def test_a_product_on_a_cpu_is_not_split(dtype):
     left, right = torch.ones(32, 11528, dtype=dtype), torch.ones(11528, 8, dtype=dtype)
     assert [one.shape for one in deep_products.parts(left, right)[0]] == [left.shape, right.shape]
 
@@ -108,7 +108,7 @@ def test_the_parts_add_up_to_the_product(monkeypatch):
     ],
     ids=str,
 )
-def test_gradients_agree_when_every_product_is_parted(monkeypatch, options, lean):
+def test_gradients_agree_when_every_product_is_split(monkeypatch, options, lean):
     emulate(monkeypatch)
     monkeypatch.setattr(deep_products, "parts", in_halves)
     assert_agrees(Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=lean).replace(**options))

@@ -1,4 +1,4 @@
-"""Replays of recorded work: at addresses that come back, and only there."""
+"""Graphs are replayed for calls with the same addresses, stream and settings, and only for these."""
 
 import threading
 
@@ -9,7 +9,7 @@ from gatewise.kernels.cuda import driver, graphs
 
 
 class CaptureStream:
-    """Records what `issue` says it would launch."""
+    """A capture stream that records the names of the launches."""
 
     can_record = True
 
@@ -25,7 +25,7 @@ class CaptureStream:
 
 
 class Graph:
-    """As `driver.Graph`: what was recorded is launched."""
+    """A stand-in for `driver.Graph` that lists the launches it replays."""
 
     def __init__(self, issue):
         self._issue = issue
@@ -73,7 +73,7 @@ def test_new_addresses_are_launched(stream):
     assert counts(replays) == (0, 0)
 
 
-def test_other_settings_are_other_work(stream):
+def test_settings_are_part_of_the_key(stream):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
@@ -82,7 +82,7 @@ def test_other_settings_are_other_work(stream):
     assert counts(replays) == before
 
 
-def test_the_recording_that_was_used_longest_ago_gives_way(stream):
+def test_the_least_recently_used_graph_is_discarded(stream):
     replays = graphs.Replays(2)
     first, second, third = [(new(), new()) for _ in range(3)]
     for pair in (first, second):
@@ -98,7 +98,7 @@ def test_the_recording_that_was_used_longest_ago_gives_way(stream):
     assert counts(replays) == (before[0], before[1] + 1)
 
 
-def test_work_that_cannot_be_recorded_is_launched(stream):
+def test_work_that_cannot_be_captured_is_launched(stream):
     stream.can_record = False
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(20):
@@ -107,7 +107,7 @@ def test_work_that_cannot_be_recorded_is_launched(stream):
     assert stream.asked == graphs._MOST_FAILURES
 
 
-def test_other_streams_are_other_work(stream, monkeypatch):
+def test_the_stream_is_part_of_the_key(stream, monkeypatch):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
@@ -117,7 +117,7 @@ def test_other_streams_are_other_work(stream, monkeypatch):
     assert counts(replays) == before
 
 
-def test_the_callers_own_graph_holds_launches(stream, monkeypatch):
+def test_in_a_capture_of_the_caller_the_work_is_launched(stream, monkeypatch):
     replays, x, y = graphs.Replays(16), new(), new()
     for _ in range(4):
         call(replays, x, y)
@@ -127,7 +127,7 @@ def test_the_callers_own_graph_holds_launches(stream, monkeypatch):
     assert counts(replays) == before
 
 
-def test_without_room_for_recordings_all_is_launched(stream):
+def test_with_no_graphs_allowed_all_work_is_launched(stream):
     replays, x, y = graphs.Replays(0), new(), new()
     for _ in range(4):
         call(replays, x, y)

@@ -1,4 +1,4 @@
-"""The setting for library products: TF32 while the kernel launches them, the caller's otherwise."""
+"""PyTorch's setting for TF32 is changed only while a kernel launches its matrix products."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_an_error_leaves_the_callers_choice(callers_choice):
     assert is_tf32() == callers_choice
 
 
-def test_products_are_exact_inside_where_tf32_is_not_allowed(callers_choice):
+def test_products_are_exact_inside_if_tf32_is_not_allowed(callers_choice):
     with products_in_tf32(PROBLEM.replace(allow_tf32=False)):
         assert not is_tf32()
     assert is_tf32() == callers_choice

@@ -1,4 +1,4 @@
-"""A recording gives the bits of launches after each event that could have made it stale."""
+"""A captured graph returns the same bits as launches after each event that could have made it stale."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ def step(layer, x):
 
 
 def launched(layer, x):
-    """Return what the same call gives inside of a graph of the caller's own, where nothing is replayed."""
+    """Return the results of the same call inside a graph of the caller, where the layer replays nothing."""
     copy = x.detach().clone().requires_grad_()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -146,7 +146,7 @@ def test_deterministic_algorithms_are_part_of_the_key():
         torch.use_deterministic_algorithms(enabled)
 
 
-def test_a_recording_that_fails_leaves_everything_as_it_was(layer, caplog):
+def test_a_failed_capture_has_no_side_effects(layer, caplog):
     stream = graphs.CaptureStream(torch.device("cuda", torch.cuda.current_device()))
 
     def waits():
@@ -154,15 +154,15 @@ def test_a_recording_that_fails_leaves_everything_as_it_was(layer, caplog):
 
     with caplog.at_level(logging.INFO):
         assert stream.record(waits) is None
-    assert "not recorded" in caplog.text
-    # The generator, the allocator and the stream go on.
+    assert "not captured" in caplog.text
+    # The random number generator, the allocator and the stream still work.
     torch.randn(4, device="cuda")
     x = warmed(layer)
     assert agree(step(layer, x), launched(layer, x))
     del stream
 
 
-def test_random_numbers_are_drawn_by_others_while_work_is_recorded():
+def test_other_threads_draw_random_numbers_during_a_capture():
     stream = graphs.CaptureStream(torch.device("cuda", torch.cuda.current_device()))
     x = torch.randn(64, 64, device="cuda")
     into, drawn = torch.empty_like(x), []

@@ -1,4 +1,4 @@
-"""Scratch memory: where tensors lie in it, and what happens at its end."""
+"""Workspace: the places of tensors in the buffer, and allocation beyond its end."""
 
 import torch
 
@@ -17,7 +17,7 @@ def taken(scratch):
     return first, inner, deepest, after
 
 
-def test_what_a_frame_took_is_given_out_again():
+def test_the_memory_of_a_frame_is_reused():
     memory = torch.empty(4096, dtype=torch.uint8)
     first, inner, deepest, after = taken(Scratch(LIKE, memory))
     assert first.data_ptr() == memory.data_ptr()
@@ -27,13 +27,13 @@ def test_what_a_frame_took_is_given_out_again():
     assert [tensor.dtype for tensor in (first, inner, after)] == [torch.float64, torch.int16, torch.float64]
 
 
-def test_the_same_requests_are_given_the_same_places():
+def test_the_same_requests_return_the_same_addresses():
     memory = torch.empty(4096, dtype=torch.uint8)
     places = [[tensor.data_ptr() for tensor in taken(Scratch(LIKE, memory))] for _ in range(2)]
     assert places[0] == places[1]
 
 
-def test_what_is_needed_is_the_most_at_a_time():
+def test_the_needed_size_is_the_peak():
     scratch = Scratch(LIKE)
     taken(scratch)
     assert scratch.needed == 512 + 1024
@@ -42,7 +42,7 @@ def test_what_is_needed_is_the_most_at_a_time():
     assert all(sufficient.data_ptr() <= tensor.data_ptr() < end for tensor in taken(Scratch(LIKE, sufficient)))
 
 
-def test_beyond_its_end_memory_comes_from_pytorch():
+def test_tensors_beyond_the_end_are_allocated_by_pytorch():
     memory = torch.empty(512, dtype=torch.uint8)
     scratch = Scratch(LIKE, memory)
     inside, beyond = scratch.new_empty(64), scratch.new_empty(1)

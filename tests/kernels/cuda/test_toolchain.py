@@ -1,4 +1,4 @@
-"""The cache of compiled kernels, and what is said when the compiler is not there."""
+"""The cache of compiled kernels, and the error if the compiler is not installed."""
 
 import sys
 
@@ -30,7 +30,7 @@ def test_the_second_call_reads_what_the_first_compiled(folder, monkeypatch):
     assert toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE) == first
 
 
-def test_other_macros_architectures_and_cells_are_other_entries(folder):
+def test_macros_architecture_and_cell_are_part_of_the_key(folder):
     pytest.importorskip("cuda.core")
     toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
     toolchain.compile_source(FORWARD, "sm_80", MACROS, CODE)
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_p
     assert toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
 
 
-def test_a_missing_compiler_is_said_with_the_command(folder, monkeypatch):
+def test_the_error_for_a_missing_compiler_has_the_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     monkeypatch.setitem(sys.modules, "cuda.core.experimental", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gatewise\[cuda\]'"):

@@ -1,4 +1,4 @@
-"""What only the eager kernel promises: its products, its operators, its differentiable replay."""
+"""The properties of the kernel `eager` alone: its matrix products, operators and differentiable forward pass."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def flops(problem, needs=None):
 
 
 @pytest.mark.parametrize("case", testing.CASES[:15], ids=lambda case: case.name)
-def test_stated_products_are_the_products_done(case):
+def test_work_states_the_flops_that_are_executed(case):
     problem = case.problem()
     inference = problem.replace(needs_grad=False)
     assert flops(inference) == eager.work(inference, CPU).matmul_flops
@@ -60,14 +60,14 @@ def test_stated_products_are_the_products_done(case):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("proj_size", [0, 2])
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
-def test_stated_launches_a_step_are_the_operators_run(dtype, proj_size, needs_grad):
+def test_work_states_the_operators_per_step_that_are_executed(dtype, proj_size, needs_grad):
     short = Problem(5, 3, 5, 7, proj_size=proj_size, dtype=dtype, needs_grad=needs_grad)
     long = short.replace(time=15)
     stated = eager.work(long, CPU).launches - eager.work(short, CPU).launches
     assert len(record(long)) - len(record(short)) == stated
 
 
-def test_unwanted_gradients_skip_their_products():
+def test_products_of_gradients_that_are_not_requested_are_skipped():
     tokens, gates = PROBLEM.time * PROBLEM.batch, 4 * PROBLEM.hidden_size
     everything = flops(PROBLEM, Needs())
     input_products = 2 * 2 * tokens * gates * PROBLEM.input_size
@@ -78,12 +78,12 @@ def test_unwanted_gradients_skip_their_products():
 
 
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS], ids=lambda it: it.name)
-def test_nothing_waits_for_the_device(layout):
+def test_no_synchronization_with_the_device(layout):
     assert not WAITS & set(record(PROBLEM.replace(layout=layout)))
 
 
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=lambda layout: layout.name)
-def test_replay_gives_the_kernels_gradients(layout):
+def test_autograd_of_the_differentiable_pass_gives_the_kernels_gradients(layout):
     problem = PROBLEM.replace(layout=layout, dropout=0.3)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
@@ -99,7 +99,7 @@ def test_replay_gives_the_kernels_gradients(layout):
 
 
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=lambda layout: layout.name)
-def test_replay_has_second_derivatives(layout):
+def test_the_differentiable_pass_has_second_derivatives(layout):
     problem = Problem(3, 3, 2, 2, num_layers=2, bidirectional=True, dropout=0.3, dtype=torch.float64, layout=layout)
     inputs = testing.make_inputs(problem)
     leaves = [tensor.requires_grad_() for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]

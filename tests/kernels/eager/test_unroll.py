@@ -1,4 +1,4 @@
-"""A direction unrolled over time: against PyTorch's layers in float64, autograd, and numerical derivatives."""
+"""One direction unrolled over time, compared with PyTorch's layers in float64, autograd and numerical derivatives."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -55,7 +55,7 @@ def build(cell, time, batch, input_size, hidden_size, proj_size, bias, lengths, 
 
 
 def torchs(cell, x, h0, states0, weights, lengths, reverse):
-    """One row at a time through PyTorch's layer; a reverse direction is a reversed row."""
+    """Run PyTorch's layer on one sequence at a time, reversed for the reverse direction."""
     options = {"proj_size": h0.shape[1]} if weights.w_hr is not None else {}
     hidden_size = weights.w_hh.shape[0] // len(cell.gates)
     module = MODULES[cell](x.shape[2], hidden_size, bias=weights.b_ih is not None, dtype=torch.float64, **options)
@@ -97,12 +97,12 @@ def assert_all_close(found, expected):
 
 @hypothesis.settings(max_examples=80, deadline=None)
 @hypothesis.given(directions(LIBRARY))
-def test_forward_and_backward_are_torchs(drawn):
+def test_forward_and_backward_agree_with_torch(drawn):
     cell, (x, h0, states0, weights, lengths), reverse = drawn
     leaves = leaves_of(x, h0, states0, weights)
     expected = torchs(cell, x, h0, states0, weights, lengths, reverse)
     above = [torch.randn_like(output) for output in expected]
-    # Without any step of any row, y is torch.zeros and hangs on nothing.
+    # If all sequences are empty, y is not attached to autograd's graph.
     outputs, given = zip(*(pair for pair in zip(expected, above, strict=True) if pair[0].requires_grad), strict=True)
     expected_gradients = torch.autograd.grad(outputs, leaves, given, materialize_grads=True)
     options = {"reverse": reverse, "lengths": lengths}
@@ -115,7 +115,7 @@ def test_forward_and_backward_are_torchs(drawn):
 
 @hypothesis.settings(max_examples=80, deadline=None)
 @hypothesis.given(directions(ALL))
-def test_autograd_through_forward_gives_the_adjoint(drawn):
+def test_autograd_of_the_forward_pass_agrees_with_the_backward_pass(drawn):
     cell, (x, h0, states0, weights, lengths), reverse = drawn
     leaves, options = leaves_of(x, h0, states0, weights), {"reverse": reverse, "lengths": lengths}
     recorded = outputs_of(unroll.forward(cell, x, h0, states0, weights, keep=True, **options))
@@ -166,7 +166,7 @@ def test_garbage_in_padding_does_not_reach_autograd(cell, reverse):
 
 @each_cell
 @pytest.mark.parametrize("lengths", [None, [9, 4, 0]], ids=["dense", "lengths"])
-def test_blocks_of_steps_do_not_show(cell, lengths, monkeypatch):
+def test_the_block_size_does_not_change_the_result(cell, lengths, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     x, h0, states0, weights, lengths = build(cell, 9, 3, 3, 5, 0, True, lengths, generator)
     run = unroll.forward(cell, x, h0, states0, weights, lengths=lengths, keep=True)
@@ -179,7 +179,7 @@ def test_blocks_of_steps_do_not_show(cell, lengths, monkeypatch):
 
 
 @each_cell
-def test_backward_may_run_twice_and_leaves_what_was_kept(cell):
+def test_backward_may_run_twice_and_does_not_modify_the_kept_tensors(cell):
     generator = torch.Generator().manual_seed(4)
     x, h0, states0, weights, _ = build(cell, 5, 3, 3, 5, 0, True, None, generator)
     run = unroll.forward(cell, x, h0, states0, weights, keep=True)
@@ -193,7 +193,7 @@ def test_backward_may_run_twice_and_leaves_what_was_kept(cell):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_a_half_run_rounds_only_the_operands_of_products(dtype):
+def test_a_pass_in_16_bits_rounds_only_the_operands_of_products(dtype):
     cell, generator = LSTM(), torch.Generator().manual_seed(5)
     x, h0, states0, weights, _ = build(cell, 40, 3, 3, 31, 0, True, None, generator)
     half = DirectionWeights(*(None if tensor is None else tensor.to(dtype) for tensor in weights))
@@ -208,8 +208,8 @@ def test_a_half_run_rounds_only_the_operands_of_products(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_small_increments_of_a_half_hidden_state_are_not_lost(dtype):
-    # The update gate of a GRU lets 1/512 of the candidate, which is 1, through: h approaches 1 from 0.
+def test_small_increments_of_a_hidden_state_in_16_bits_are_not_lost(dtype):
+    # With the candidate n = 1 and the update gate z = 511/512 of a GRU, h increases from 0 towards 1.
     cell, steps = GRU(), 512
     x = torch.zeros(steps, 1, 1, dtype=dtype)
     bias = torch.tensor([0.0, torch.logit(torch.tensor(511 / 512)).item(), 40.0], dtype=dtype)

@@ -1,6 +1,7 @@
-"""The element-wise kernels on the CPU: their sources, compiled by the C++ compiler of the machine.
+"""The element-wise CUDA kernels on the CPU: their sources, compiled by the C++ compiler of the machine.
 
-Everything but the launch is what runs on a GPU: the layout of the argument structs, the strides, the arithmetic.
+Except for the launch, the code is the same as on a GPU: the layout of the argument structs, the strides, the
+arithmetic.
 """
 
 import ctypes
@@ -55,7 +56,7 @@ def compiled(name, entry, struct, macros, cell):
 class LaunchOnCpu:
     def __init__(self, name, entry, form, planes, dtype, cell=None, *, early=False):
         directions, batch, units = planes.shape
-        width, lanes, self._grid = launch.cut(*form.axes(batch, units), directions, dtype.itemsize, 132)
+        width, lanes, self._grid = launch.tiling(*form.axes(batch, units), directions, dtype.itemsize, 132)
         macros = launch.macros_of(dtype, width, lanes, form)
         self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros, cell)
 
@@ -66,7 +67,7 @@ class LaunchOnCpu:
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Return what makes the kernel's passes run on the CPU, in a form."""
+    """Return a function that makes the kernel run on the CPU, in a given layout."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
 

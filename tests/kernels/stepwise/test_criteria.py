@@ -1,4 +1,4 @@
-"""What the kernel demands, and what it says of itself to devices that are not there."""
+"""The criteria of the kernel, and what it reports for devices that this machine does not have."""
 
 import pytest
 import torch
@@ -43,14 +43,14 @@ def test_missing_packages_are_a_refusal_with_the_command():
     assert "pip install 'gatewise[cuda]'" in refusal
 
 
-def test_states_what_it_keeps():
+def test_reports_the_kept_tensors():
     assert [spec.shape for spec in stepwise.kept(PROBLEM, H200)] == [(1, 50, 256, 4096), (1, 50, 256, 1024)]
     projected = PROBLEM.replace(proj_size=64, num_layers=2)
     assert [spec.shape[-1] for spec in stepwise.kept(projected, H200)] == [64, 4096, 1024, 1024, 4096, 1024, 1024]
     assert stepwise.kept(PROBLEM.replace(needs_grad=False), H200) == ()
 
 
-def test_explain_names_the_form_without_a_gpu():
+def test_explain_names_the_layout_without_a_gpu():
     module = gatewise.LSTM(4096, 4096, device="meta", dtype=torch.float32)
     decision = gatewise.explain(module, (100, 64, 4096), device="h200")
     assert decision.verdict("stepwise").accepted

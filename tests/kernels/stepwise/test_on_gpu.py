@@ -1,4 +1,4 @@
-"""The stepwise kernel on a device: recorded and issued step by step, on several streams and threads, in every form."""
+"""The kernel `stepwise` on a GPU: captured and launched, on several streams and threads, in every layout."""
 
 import subprocess
 import sys
@@ -190,7 +190,7 @@ def test_captured_in_a_graph_of_the_caller(inputs):
 
 
 def test_the_first_work_of_a_process_may_be_a_training_step():
-    """Autograd's thread then begins with a recording, without cuBLAS having been used on it."""
+    """The capture then runs on autograd's thread, where cuBLAS has not been used before."""
     step = """
         import torch, gatewise
         lstm = gatewise.LSTM(64, 64, kernel="stepwise", device="cuda")
@@ -255,7 +255,7 @@ def test_memory_is_what_was_predicted():
     recording.release()
     call()
     torch.cuda.synchronize()
-    # What recordings and cuBLAS hold between calls is there already.
+    # The buffers of captured steps and of cuBLAS that stay allocated between calls exist already.
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     kept = call()

@@ -1,4 +1,4 @@
-"""Both passes in every form, on the CPU: the launches compiled as C++, the products by the library of the CPU."""
+"""Both passes in every layout, on the CPU: the CUDA kernels compiled as C++, the products of the CPU library."""
 
 import dataclasses
 
@@ -13,16 +13,16 @@ from gatewise.kernels.stepwise.form import Form
 
 FORMS = {
     "row-major": Form(),
-    "row-major, turned": Form(turned_forward=True, turned_backward=True),
-    "row-major, a product a gate": Form(parts=4),
-    "row-major, a product a gate, turned": Form(turned_backward=True, parts=4),
+    "row-major, transposed": Form(turned_forward=True, turned_backward=True),
+    "row-major, a product per gate": Form(parts=4),
+    "row-major, a product per gate, transposed": Form(turned_backward=True, parts=4),
     "column-major": Form(column_major=True),
-    "column-major, turned, a product a gate": Form(True, True, True, 4),
+    "column-major, transposed, a product per gate": Form(True, True, True, 4),
 }
 
 
 class Unrefused:
-    """The kernel without its demand for a GPU."""
+    """The kernel without the criteria that require a GPU."""
 
     name, layouts = stepwise.name, stepwise.layouts
     forward, backward = staticmethod(stepwise.forward), staticmethod(stepwise.backward)
@@ -51,7 +51,7 @@ def test_agrees_with_the_oracle_in_float32(case, on_cpu):
 
 
 @pytest.mark.parametrize("form", [Form(), Form(column_major=True)], ids=str)
-def test_gradients_take_the_place_of_what_was_kept_unless_the_call_is_compiled(form, on_cpu):
+def test_gradients_overwrite_the_kept_gates_unless_the_call_is_traced(form, on_cpu):
     on_cpu(form)
     problem = testing.CASES[0].problem(dtype=torch.float64)
     inputs = testing.make_inputs(problem)
@@ -65,7 +65,7 @@ def test_gradients_take_the_place_of_what_was_kept_unless_the_call_is_compiled(f
 
 
 @pytest.mark.parametrize("layout", [testing.CASES[15], testing.CASES[17]], ids=lambda case: case.name)
-def test_what_lies_in_the_padding_does_not_matter(layout, on_cpu):
+def test_values_in_the_padding_do_not_matter(layout, on_cpu):
     on_cpu(Form())
     problem = layout.problem(dtype=torch.float64)
     inputs = testing.make_inputs(problem)

@@ -1,4 +1,4 @@
-"""Forms, cuts and predicted times: pure arithmetic, for devices that are not there."""
+"""Layouts, tilings and predicted times, on devices that this machine does not have."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise import stepwise
-from gatewise.kernels.stepwise.form import THREADS, Form, cut
+from gatewise.kernels.stepwise.form import THREADS, Form, tiling
 from gatewise.kernels.stepwise.plan import (
     FEWEST_STEPS,
     form_of,
@@ -88,9 +88,9 @@ def test_compiled_calls_and_projections_keep_to_rows():
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 31), (256, 1024), (128, 512), (64, 2048), (1000, 6), (7, 8)])
 @pytest.mark.parametrize("element_bytes", [2, 4, 8])
-def test_a_cut_covers_every_number_once(sizes, element_bytes):
+def test_a_tiling_covers_every_element_once(sizes, element_bytes):
     outer, inner = sizes
-    width, lanes, (rows, columns, directions) = cut(outer, inner, 2, element_bytes, 132)
+    width, lanes, (rows, columns, directions) = tiling(outer, inner, 2, element_bytes, 132)
     assert inner % width == 0
     assert width * element_bytes <= 16
     assert THREADS % lanes == 0

@@ -1,4 +1,4 @@
-"""The CUDA sources compile for every supported architecture, without a GPU, and nothing spills."""
+"""The CUDA sources compile for every supported architecture, without a GPU, and without register spills."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def compiled(name, architecture, dtype, form, width, table=0, cell=LSTM()):  # n
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
-# The sources ask of an architecture only whether it is 9.0 or later, and of a dtype only how it is read and written.
+# The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
     pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES], SHIPPED),
@@ -36,14 +36,14 @@ def test_compiles(name, architecture, dtype, cell):
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_the_recorded_kernels_are_in_the_same_source(name):
+def test_the_kernels_for_capture_are_in_the_same_source(name):
     binary, taken = compiled(name, "sm_90", torch.bfloat16, Form(), 8, table=1)
     for entry in ("enter", "advance", "step"):
         assert f"{entry}_{name}".encode() in binary
     assert taken.spilled_bytes == 0
 
 
-def test_forms_and_widths_are_different_code():
+def test_layouts_and_widths_are_compiled_separately():
     plain, _ = compiled("forward", "sm_90", torch.bfloat16, Form(), 8)
     assert compiled("forward", "sm_90", torch.bfloat16, Form(column_major=True), 8)[0] != plain
     assert compiled("forward", "sm_90", torch.bfloat16, Form(), 1)[0] != plain

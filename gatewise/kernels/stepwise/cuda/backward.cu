@@ -1,29 +1,31 @@
-// One time step of the adjoint, both directions: everything between two recurrent products.
+// The backward pass between two recurrent products: the adjoint of one time step of the cell, element by element, for
+// both directions.
 #include "cell.cuh"
 #include "place.cuh"
 
 struct Backward {
-    const Value* gates;    // what was kept of each gate sum of every step
-    Value* written;        // gradients of the gate sums of every step, in the places of `gates`
-    Value* dgates;         // those of this step's recurrent sums, for the product
-    const Value* cells;    // the carried state of every step [D, T, outer, inner]
-    const Value* c0;       // [D, outer, inner]
-    const Value* dy;       // gradient of the outputs, or null
-    const Value* dh_n;     // [D, outer, inner], or null
-    const Value* product;  // gradient of the hidden states through the step that was computed before, in parts
-    Real* dcell;           // [D, outer, inner], replaced
-    const i64* lengths;    // [B] or null
+    const Value* gates;    // the value that the forward pass kept for each gate sum of all steps
+    Value* written;        // the gradients of the gate sums of all steps, with the strides of `gates`; may be `gates`
+    Value* dgates;         // the gradients of this step's recurrent sums, an operand of the next product
+    const Value* cells;    // the carried states of all steps [D, T, outer, inner]
+    const Value* c0;       // the initial carried state [D, outer, inner]
+    const Value* dy;       // the gradient of the outputs, or null
+    const Value* dh_n;     // the gradient of the final hidden state [D, outer, inner], or null
+    const Value* product;  // the gradient of the hidden state through the step after this one, as partial sums
+    Real* dcell;           // the gradient of the carried state [D, outer, inner]; overwritten
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
     i64 gates_direction, gates_time, gates_outer, gates_gate;
     i64 dgates_direction, dgates_outer, dgates_gate;
     i64 dy_direction, dy_time, dy_outer;
     i64 product_direction, product_part;
-    int parts;  // to be summed, each a plane [outer, inner]
-    int whole;  // whether `product` is the whole gradient, at every step
+    int parts;  // the number of partial sums, each a plane [outer, inner]
+    int whole;  // whether `product` already contains `dh_n` and is valid at every step, as after a projection
     int time, outer, inner, step;
 };
 
 #if TABLE
-// A recording has addresses of its own only; where the arguments of a call lie is read from there.
+// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
+// writes its own arguments to the table before the replay.
 struct Recorded {
     Backward* table;
     int step;

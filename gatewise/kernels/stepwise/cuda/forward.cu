@@ -1,16 +1,20 @@
-// One time step, both directions: everything between two recurrent products.
+// The forward pass between two recurrent products: one time step of the cell, element by element, for both directions.
 #include "cell.cuh"
 #include "place.cuh"
 
 struct Forward {
-    Value* gates;          // a plane for each gate sum of every step, with that of the input; with `cells`, what is kept takes its place
-    const Value* product;  // of this step's hidden state and the recurrent weights
-    const Value* bias;     // [D, SUMS * H] to add to sums that have no bias yet: all if COLUMN, or else those without input; or null
-    Value* hidden;         // state planes [D, outer, inner], replaced
-    Real* cell;            // the carried state, as `hidden`
-    Value* output;         // hidden states of every step, zero past a sequence's end; or null
-    Value* cells;          // the carried state of every step [D, T, outer, inner]; null where nothing is kept
-    const i64* lengths;    // [B] or null
+    // The input products of all steps, a plane for each gate sum. If `cells` is not null, the values that are kept for
+    // the backward pass overwrite them.
+    Value* gates;
+    const Value* product;  // the product of the hidden state before this step and the recurrent weights
+    // The biases [D, SUMS * H] of the sums that do not contain one yet, or null. These are all sums if COLUMN,
+    // otherwise those without an input product.
+    const Value* bias;
+    Value* hidden;         // the hidden state [D, outer, inner]; overwritten
+    Real* cell;            // the carried state [D, outer, inner]; overwritten
+    Value* output;         // the hidden states of all steps, zero after the end of a sequence; or null
+    Value* cells;          // the carried states of all steps [D, T, outer, inner]; null if nothing is kept
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
     i64 gates_direction, gates_time, gates_outer, gates_gate;
     i64 product_direction, product_outer, product_gate;
     i64 output_direction, output_time, output_outer;
@@ -18,7 +22,8 @@ struct Forward {
 };
 
 #if TABLE
-// A recording has addresses of its own only; where the arguments of a call lie is read from there.
+// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
+// writes its own arguments to the table before the replay.
 struct Recorded {
     Forward* table;
     int step;

@@ -1,8 +1,8 @@
-// Where a thread works: WIDTH neighbours along the inner axis of a step's planes.
+// The elements that a thread computes: WIDTH consecutive elements along the inner axis of a plane.
 //
-// A plane holds one number for each row of the batch and each unit. Its inner axis, along which neighbours lie, is that of
-// the units in row-major form, that of the batch in column-major form (COLUMN); the other axis is the outer one. LANES
-// threads of a block lie along the inner axis, the others along the outer one.
+// A plane has one element for each sequence of the batch and each unit. Its inner (contiguous) axis is that of the
+// units in row-major layout, and that of the batch in column-major layout (COLUMN); the other axis is the outer one. A
+// block has LANES threads along the inner axis and THREADS / LANES along the outer axis.
 #pragma once
 #include "numbers.cuh"
 
@@ -17,10 +17,11 @@ __device__ __forceinline__ Place place() {
             (int)(blockIdx.y * LANES + threadIdx.x % LANES) * WIDTH};
 }
 
-// Which of a thread's numbers belong to sequences that have this step, and where in its sequence the step stands.
+// For each element of a thread: whether its sequence has this step, and whether it is the sequence's first or last step
+// in the order of the direction.
 struct Steps {
     bool active[WIDTH];
-    bool first[WIDTH];  // of the sequence, in the direction it is read
+    bool first[WIDTH];
     bool last[WIDTH];
 };
 
@@ -41,7 +42,8 @@ __device__ __forceinline__ Steps steps(const i64* lengths, Place at, int t, int 
     return found;
 }
 
-// The kernel starts while the product before it still runs; what the product writes is there after this.
+// The kernel may start while the preceding product still runs (programmatic dependent launch). This waits until the
+// product's results are visible.
 __device__ __forceinline__ void wait_for_product() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

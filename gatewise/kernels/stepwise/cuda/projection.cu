@@ -1,11 +1,12 @@
-// What stands between the products of a projected hidden state: rows that have ended, and gradients from outside.
+// The element-wise operations between the projection and the next product: the masking of sequences that have ended,
+// and in the backward pass the addition of the gradients of the outputs.
 #include "place.cuh"
 
 struct Forward {
-    const Value* product;  // projected states of this step [D, outer, inner]
-    Value* hidden;         // state planes [D, outer, inner], replaced where the sequence has this step
-    Value* output;         // of every step, zero past a sequence's end
-    const i64* lengths;    // [B] or null
+    const Value* product;  // the projected hidden state of this step [D, outer, inner]
+    Value* hidden;         // the hidden state [D, outer, inner]; overwritten for the sequences that have this step
+    Value* output;         // the hidden states of all steps, zero after the end of a sequence
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
     i64 output_direction, output_time, output_outer;
     int time, outer, inner, step;
 };
@@ -29,12 +30,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) project_forward(const Forw
 }
 
 struct Backward {
-    const Value* product;  // gradient through the step that was computed before [D, outer, inner]
-    const Value* dy;       // or null
-    const Value* dh_n;     // [D, outer, inner], or null
-    Value* dhidden;        // gradient of this step's hidden state [D, outer, inner]
-    Value* written;        // those of every step [D, T, outer, inner]
-    const i64* lengths;    // [B] or null
+    const Value* product;  // the gradient of the hidden state through the step after this one [D, outer, inner]
+    const Value* dy;       // the gradient of the outputs, or null
+    const Value* dh_n;     // the gradient of the final hidden state [D, outer, inner], or null
+    Value* dhidden;        // the total gradient of this step's projected hidden state [D, outer, inner]
+    Value* written;        // these gradients for all steps [D, T, outer, inner]
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
     i64 dy_direction, dy_time, dy_outer;
     int time, outer, inner, step;
 };
