@@ -1,9 +1,9 @@
-"""Row-major or column-major: the recurrent products of the stepwise kernel in each form, beside torch.nn.LSTM.
+"""Row-major or column-major: the recurrent products of the stepwise kernel in each layout, beside torch.nn.LSTM.
 
     python benchmarks/layouts.py
 
 Row-major products are `h W^T` with [B, H] states, column-major ones `W h` with [H, B] states: the data-layout choice of
-EcoRNN. Each form first has to agree with the form that the kernel would choose. Times are of the device's work alone,
+EcoRNN. Each layout first has to agree with the layout that the kernel would choose. Times are of the device alone,
 both sides under a CUDA graph, and those of eager calls, where the kernel replays recorded steps.
 """
 
@@ -27,8 +27,8 @@ from gatewise.contract.saved import Inputs, Needs, OutputGradients
 from gatewise.files import append_line
 from gatewise.kernels import stack
 from gatewise.kernels.stepwise import layer, stepwise
-from gatewise.kernels.stepwise.form import Form
-from gatewise.kernels.stepwise.plan import form_of
+from gatewise.kernels.stepwise.plan import product_layout_of
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.selection import cost
 from gatewise.selection.timing import captured, time_side_by_side
 
@@ -45,17 +45,19 @@ CASES = {
     "100,64,2048": Problem(100, 64, 2048, 2048),
 }
 PRECISIONS = {"bf16": (torch.bfloat16, False), "tf32": (torch.float32, True), "fp32": (torch.float32, False)}
-FORMS = {
-    "row": Form(),
-    "column": Form(column_major=True),
-    "row, by gate": Form(parts=4),
-    "column, by gate": Form(column_major=True, turned_backward=True, parts=4),
+LAYOUTS = {
+    "row": ProductLayout(),
+    "column": ProductLayout(column_major=True),
+    "row, by gate": ProductLayout(split_k=4),
+    "column, by gate": ProductLayout(column_major=True, transposed_backward=True, split_k=4),
 }
 
 
-def call(problem: Problem, inputs: Inputs, gradients: OutputGradients, form: Form | None) -> Callable[[], object]:
-    """Return the passes of the kernel in a form (None: its own choice) as a function."""
-    passes = functools.partial(layer.forward, form=form), functools.partial(layer.backward, form=form)
+def call(
+    problem: Problem, inputs: Inputs, gradients: OutputGradients, layout: ProductLayout | None
+) -> Callable[[], object]:
+    """Return the passes of the kernel in a layout (None: its own choice) as a function."""
+    passes = functools.partial(layer.forward, layout=layout), functools.partial(layer.backward, layout=layout)
 
     @torch.no_grad()
     def run() -> object:
@@ -100,10 +102,10 @@ def measure(problem: Problem, runs: int) -> dict[str, object]:
     theirs = torch_call(problem, inputs, gradients)  # its parameters must outlive the graph that reads them
     functions = {"nn.LSTM": captured(theirs), "chosen": captured(own)}
     expected = testing.named(problem, *own())
-    for name, form in FORMS.items():
-        if form.parts > 1 and not problem.needs_grad:
+    for name, layout in LAYOUTS.items():
+        if layout.split_k > 1 and not problem.needs_grad:
             continue
-        in_form = call(problem, inputs, gradients, form)
+        in_form = call(problem, inputs, gradients, layout)
         for tensor, value in testing.named(problem, *in_form()).items():
             error = testing.relative_error(value, expected[tensor])
             if not error <= 8 * torch.finfo(torch.bfloat16 if problem.dtype.itemsize == 2 else torch.float16).eps:
@@ -115,7 +117,7 @@ def measure(problem: Problem, runs: int) -> dict[str, object]:
     predicted = cost.seconds(stepwise.name, stepwise.work(problem, device), problem, device)
     return {
         "mode": "training" if problem.needs_grad else "inference",
-        "form": str(form_of(problem, device)),
+        "form": str(product_layout_of(problem, device)),
         "microseconds_a_step": {name: round(time.median * 1e6 / problem.time, 2) for name, time in times.items()},
         "predicted": round(predicted * 1e6 / problem.time, 2),
     }

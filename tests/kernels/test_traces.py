@@ -16,7 +16,7 @@ def test_each_kernel_has_names_for_both_passes_that_can_occur(kernel):
     assert kernel.traces.forward
     assert kernel.traces.backward
     for name in kernel.traces.forward | kernel.traces.backward:
-        # Operators of PyTorch, nodes of autograd, entry points of the library's CUDA sources, or names for the profiler.
+        # Operators of PyTorch, nodes of autograd, entry points of the library's CUDA sources, names for profilers.
         own = f"{name}(" in CUDA_SOURCES or name.startswith("gatewise::")
         assert own or name.startswith("aten::") or name.endswith("Backward0"), name
 

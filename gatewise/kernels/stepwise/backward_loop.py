@@ -13,9 +13,9 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.carried import carries_hidden
 from gatewise.kernels.stack import Layer
-from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
+from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import recurrent_runs
@@ -52,19 +52,19 @@ class StepBuffers(NamedTuple):
     dcell: Tensor
 
     @classmethod
-    def empty(cls, problem: Problem, form: Form, memory: Allocator) -> StepBuffers:
+    def empty(cls, problem: Problem, layout: ProductLayout, memory: Allocator) -> StepBuffers:
         """Return uninitialized buffers for one layer."""
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
-            gradients_of_a_step(form, memory, directions, len(problem.cell.gates), batch, size, dtype),
-            form.planes(memory, directions, form.parts, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
+            gradients_of_a_step(layout, memory, directions, len(problem.cell.gates), batch, size, dtype),
+            layout.planes(memory, directions, layout.split_k, batch, problem.state_size, dtype=dtype),
+            layout.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
         )
 
 
 def run(
     problem: Problem,
-    form: Form,
+    layout: ProductLayout,
     layer: Layer,
     result: Result,
     above: OutputGradients,
@@ -76,7 +76,7 @@ def run(
 
     Args:
         problem: The problem; its number of layers is ignored.
-        form: The layout of states and products.
+        layout: The layout of states and products.
         layer: The inputs of the layer.
         result: The result of the forward pass. The gradients overwrite its gates, except in a call that is traced by
             `torch.compile`, where the kept tensors may be used again.
@@ -87,24 +87,24 @@ def run(
     gates, cells = result.kept[:2]
     directions, time = gates.shape[:2]
     written = torch.empty_like(gates) if problem.traced else gates
-    c0, dy = form.arranged(layer.c0), _output_gradient(form, above.y, directions)
-    dh_n = None if above.h_n is None else form.arranged(above.h_n)
+    c0, dy = layout.arranged(layer.c0), _output_gradient(layout, above.y, directions)
+    dh_n = None if above.h_n is None else layout.arranged(above.h_n)
     recurrent = [weights.w_hh for weights in layer.weights]
     with recorder(gates.device, 0 if problem.proj_size else time, memory_bytes(problem)) as tape:
-        memory = StepBuffers.empty(problem, form, tape or gates)
+        memory = StepBuffers.empty(problem, layout, tape or gates)
         memory.dcell.zero_() if above.c_n is None else memory.dcell.copy_(above.c_n)
-        projection = _projection(form, layer, memory, dy, dh_n, lengths, time) if problem.proj_size else None
-        arguments = _arguments(problem, form, memory, gates, written, cells, c0, lengths)
+        projection = _projection(layout, layer, memory, dy, dh_n, lengths, time) if problem.proj_size else None
+        arguments = _arguments(problem, layout, memory, gates, written, cells, c0, lengths)
         if projection is None:
             arguments.dh_n = address(dh_n)
-            _place_output_gradient(form, arguments, dy)
+            _place_output_gradient(layout, arguments, dy)
         else:
             arguments.product, arguments.whole, arguments.parts = address(projection.dhidden), 1, 1
             arguments.product_direction = projection.dhidden.stride(0)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("backward", "step_backward", form, memory.dcell, problem.dtype, problem.cell, early=early)
-        weights = backward_weights(form, recurrent, tape)
-        multiply = product(left_operand(form, memory.dgates), weights, memory.through.flatten(0, 1))
+        launch = Launch("backward", "step_backward", layout, memory.dcell, problem.dtype, problem.cell, early=early)
+        weights = backward_weights(layout, recurrent, tape)
+        multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1))
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             if projection is not None:
@@ -116,7 +116,7 @@ def run(
             for step in range(time):
                 one_step(lambda number: launch(arguments, number), step)
         else:
-            tape.play(key_of("backward", problem, form), launch, arguments, one_step)
+            tape.play(key_of("backward", problem, layout), launch, arguments, one_step)
         dh0 = _initial_gradient(problem, memory, written, lengths, dh_n, multiply) if state else None
         if dh0 is not None and carries_hidden(problem):
             dh0 += memory.dcell
@@ -166,7 +166,7 @@ def _initial_gradient(
 
 def _arguments(
     problem: Problem,
-    form: Form,
+    layout: ProductLayout,
     memory: StepBuffers,
     gates: Tensor,
     written: Tensor,
@@ -175,7 +175,7 @@ def _arguments(
     lengths: Tensor | None,
 ) -> Backward:
     time, batch, size = problem.time, problem.batch, problem.hidden_size
-    outer, inner = form.axes(batch, size)
+    outer, inner = layout.axes(batch, size)
     return Backward(
         gates=address(gates),
         written=address(written),
@@ -187,14 +187,14 @@ def _arguments(
         lengths=address(lengths),
         gates_direction=gates.stride(0),
         gates_time=gates.stride(1),
-        gates_outer=form.outer(gates),
+        gates_outer=layout.outer(gates),
         gates_gate=size * gates.stride(3),
         dgates_direction=memory.dgates.stride(0),
-        dgates_outer=form.outer(memory.dgates),
+        dgates_outer=layout.outer(memory.dgates),
         dgates_gate=memory.dgates.stride(1),
         product_direction=memory.through.stride(0),
         product_part=memory.through.stride(1),
-        parts=form.parts,
+        parts=layout.split_k,
         time=time,
         outer=outer,
         inner=inner,
@@ -216,7 +216,7 @@ class _Projection(NamedTuple):
 
 
 def _projection(
-    form: Form,
+    layout: ProductLayout,
     layer: Layer,
     memory: StepBuffers,
     dy: Tensor | None,
@@ -230,7 +230,7 @@ def _projection(
     dhidden = memory.dgates.new_empty(directions, batch, weights.shape[2])
     written = memory.dgates.new_empty(directions, time, batch, size)
     multiply = product(dprojected, weights, dhidden)
-    launch = Launch("projection", "project_backward", form, dprojected, dprojected.dtype)
+    launch = Launch("projection", "project_backward", layout, dprojected, dprojected.dtype)
     arguments = BackwardProjection(
         product=address(memory.through),
         dh_n=address(dh_n),
@@ -241,7 +241,7 @@ def _projection(
         outer=batch,
         inner=size,
     )
-    _place_output_gradient(form, arguments, dy)
+    _place_output_gradient(layout, arguments, dy)
 
     def step(number: int) -> None:
         launch(arguments, number)
@@ -250,19 +250,19 @@ def _projection(
     return _Projection(step, dhidden, written)
 
 
-def _output_gradient(form: Form, dy: Tensor | None, directions: int) -> Tensor | None:
+def _output_gradient(layout: ProductLayout, dy: Tensor | None, directions: int) -> Tensor | None:
     """Return the gradient of the outputs as a view or copy [T, B, D, R] in the layout that the launches read."""
     if dy is None:
         return None
     dy = dy.unflatten(-1, (directions, -1))
-    if form.column_major:
+    if layout.column_major:
         return dy.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    return form.arranged(dy)
+    return layout.arranged(dy)
 
 
-def _place_output_gradient(form: Form, arguments: Backward | BackwardProjection, dy: Tensor | None) -> None:
+def _place_output_gradient(layout: ProductLayout, arguments: Backward | BackwardProjection, dy: Tensor | None) -> None:
     if dy is None:
         return
     arguments.dy = address(dy)
     arguments.dy_time, arguments.dy_direction = dy.stride(0), dy.stride(2)
-    arguments.dy_outer = dy.stride(3) if form.column_major else dy.stride(1)
+    arguments.dy_outer = dy.stride(3) if layout.column_major else dy.stride(1)

@@ -11,9 +11,9 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stack import Layer
-from gatewise.kernels.stepwise.form import Allocator, Form
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
+from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import bias_of_sums
@@ -52,22 +52,22 @@ class StepBuffers(NamedTuple):
     sums: Tensor
 
     @classmethod
-    def empty(cls, problem: Problem, form: Form, memory: Allocator) -> StepBuffers:
+    def empty(cls, problem: Problem, layout: ProductLayout, memory: Allocator) -> StepBuffers:
         """Return uninitialized buffers for one layer."""
         directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
         return cls(
-            form.planes(memory, directions, batch, problem.state_size, dtype=dtype),
-            form.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
-            form.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
+            layout.planes(memory, directions, batch, problem.state_size, dtype=dtype),
+            layout.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
+            layout.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
         )
 
 
-def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tensor | None) -> LoopOutputs:
+def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, lengths: Tensor | None) -> LoopOutputs:
     """Run the loop over time.
 
     Args:
         problem: The problem; its number of layers is ignored.
-        form: The layout of states and products.
+        layout: The layout of states and products.
         layer: The inputs of the layer.
         gates: The gate sums of all steps [D, T, B, S*H]. The first G*H columns contain the input products. If a
             backward pass follows, they are overwritten by the values that it needs, such as activated gates.
@@ -76,26 +76,26 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
     directions, time, batch, _ = gates.shape
     size, dtype, projected = problem.hidden_size, problem.dtype, problem.proj_size > 0
     states = (directions, time, batch, size)
-    y = _outputs(form, gates, time, batch, directions, problem.state_size)
-    cells = form.planes(gates, *states, dtype=dtype) if problem.needs_grad else None
-    unprojected = form.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
-    bias = _launched_bias(problem, form, layer)
+    y = _outputs(layout, gates, time, batch, directions, problem.state_size)
+    cells = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad else None
+    unprojected = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
+    bias = _launched_bias(problem, layout, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
     with recorder(gates.device, 0 if projected else time, memory_bytes(problem)) as tape:
-        memory = StepBuffers.empty(problem, form, tape or gates)
+        memory = StepBuffers.empty(problem, layout, tape or gates)
         memory.hidden.copy_(layer.h0)
         memory.cell.copy_(layer.c0)
-        multiply = product(memory.hidden, forward_weights(form, recurrent, tape), memory.sums)
+        multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("forward", "step_forward", form, memory.cell, dtype, problem.cell, early=early)
+        launch = Launch("forward", "step_forward", layout, memory.cell, dtype, problem.cell, early=early)
         if projected:
             outputs = None if unprojected is None else unprojected.permute(1, 2, 0, 3)
             # With a projection, the element-wise launch writes to a separate buffer, which the projection then reads.
             own = gates.new_zeros(directions, batch, size)
-            arguments = _arguments(problem, form, memory, own, gates, outputs, cells, bias, lengths)
-            project = _projection(form, layer, own, memory.hidden, y, lengths)
+            arguments = _arguments(problem, layout, memory, own, gates, outputs, cells, bias, lengths)
+            project = _projection(layout, layer, own, memory.hidden, y, lengths)
         else:
-            arguments = _arguments(problem, form, memory, memory.hidden, gates, y, cells, bias, lengths)
+            arguments = _arguments(problem, layout, memory, memory.hidden, gates, y, cells, bias, lengths)
             project = None
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
@@ -108,7 +108,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
             for step in range(time):
                 one_step(lambda number: launch(arguments, number), step)
         else:
-            tape.play(key_of("forward", problem, form), launch, arguments, one_step)
+            tape.play(key_of("forward", problem, layout), launch, arguments, one_step)
         # These are copies, because the next call overwrites the buffers.
         h_n = memory.hidden.clone(memory_format=torch.contiguous_format)
         c_n = memory.cell.to(dtype, memory_format=torch.contiguous_format, copy=True)
@@ -117,7 +117,7 @@ def run(problem: Problem, form: Form, layer: Layer, gates: Tensor, lengths: Tens
 
 def _arguments(
     problem: Problem,
-    form: Form,
+    layout: ProductLayout,
     memory: StepBuffers,
     own: Tensor,
     gates: Tensor,
@@ -127,7 +127,7 @@ def _arguments(
     lengths: Tensor | None,
 ) -> Forward:
     time, batch, size = problem.time, problem.batch, problem.hidden_size
-    outer, inner = form.axes(batch, size)
+    outer, inner = layout.axes(batch, size)
     arguments = Forward(
         gates=address(gates),
         product=address(memory.sums),
@@ -139,10 +139,10 @@ def _arguments(
         lengths=address(lengths),
         gates_direction=gates.stride(0),
         gates_time=gates.stride(1),
-        gates_outer=form.outer(gates),
+        gates_outer=layout.outer(gates),
         gates_gate=size * gates.stride(3),
         product_direction=memory.sums.stride(0),
-        product_outer=form.outer(memory.sums),
+        product_outer=layout.outer(memory.sums),
         product_gate=size * memory.sums.stride(2),
         time=time,
         outer=outer,
@@ -150,19 +150,19 @@ def _arguments(
     )
     if outputs is not None:
         arguments.output_time, arguments.output_direction = outputs.stride(0), outputs.stride(2)
-        arguments.output_outer = outputs.stride(3) if form.column_major else outputs.stride(1)
+        arguments.output_outer = outputs.stride(3) if layout.column_major else outputs.stride(1)
     return arguments
 
 
 def _projection(
-    form: Form, layer: Layer, own: Tensor, hidden: Tensor, y: Tensor, lengths: Tensor | None
+    layout: ProductLayout, layer: Layer, own: Tensor, hidden: Tensor, y: Tensor, lengths: Tensor | None
 ) -> Callable[[int], None]:
     """Return a function that computes a step's projected hidden state from the hidden state `own`, given its number."""
     time, batch, _, size = y.shape
     projected = torch.empty_like(hidden)
     weights = torch.stack([weights.w_hr.t() for weights in layer.weights if weights.w_hr is not None])
     multiply = product(own, weights, projected)
-    launch = Launch("projection", "project_forward", form, hidden, hidden.dtype)
+    launch = Launch("projection", "project_forward", layout, hidden, hidden.dtype)
     arguments = ForwardProjection(
         product=address(projected),
         hidden=address(hidden),
@@ -183,20 +183,20 @@ def _projection(
     return project
 
 
-def _outputs(form: Form, like: Tensor, time: int, batch: int, directions: int, size: int) -> Tensor:
+def _outputs(layout: ProductLayout, like: Tensor, time: int, batch: int, directions: int, size: int) -> Tensor:
     """Return an uninitialized tensor [T, B, D, R] for the outputs."""
-    if not form.column_major:
+    if not layout.column_major:
         return like.new_empty(time, batch, directions, size)
     return like.new_empty(time, directions, size, batch).permute(0, 3, 1, 2)
 
 
-def _launched_bias(problem: Problem, form: Form, layer: Layer) -> Tensor | None:
+def _launched_bias(problem: Problem, layout: ProductLayout, layer: Layer) -> Tensor | None:
     """Return the biases [D, S*H] that the element-wise kernel adds, or None.
 
     In column-major layout it adds all biases; in row-major layout only those of sums without an input product, because
     the input products contain the others.
     """
-    if not form.column_major and len(problem.cell.sums) == len(problem.cell.gates):
+    if not layout.column_major and len(problem.cell.sums) == len(problem.cell.gates):
         return None
     biases = [bias_of_sums(problem.cell, own.b_ih, own.b_hh) for own in layer.weights]
     return None if biases[0] is None else torch.stack([bias for bias in biases if bias is not None])

@@ -18,7 +18,7 @@ from gatewise.kernels.carried import (
     without_state,
 )
 from gatewise.kernels.stepwise.criteria import CRITERIA
-from gatewise.kernels.stepwise.plan import FEWEST_STEPS, form_of, held_bytes, memory_bytes, runs_of
+from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 
 
 class _Stepwise:
@@ -40,7 +40,7 @@ class _Stepwise:
         return CRITERIA
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        return str(form_of(problem, device))
+        return str(product_layout_of(problem, device))
 
     def work(self, problem: Problem, device: Device) -> Work:
         layers, directions = problem.num_layers, problem.num_directions

@@ -13,7 +13,7 @@ from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, toolchain
-from gatewise.kernels.stepwise.form import THREADS, Form, tiling
+from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, tiling
 
 SOURCES = Path(__file__).parent / "cuda"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
@@ -94,7 +94,7 @@ class Launch:
     Args:
         name: The name of the source file in `cuda/`, without the suffix.
         entry: The name of the kernel.
-        form: The layout of the tensors.
+        layout: The layout of the tensors.
         planes: A tensor [D, B, N] of the size and on the device that the kernel runs on.
         dtype: The dtype of the tensors in memory.
         cell: The cell whose step the kernel computes, or None.
@@ -106,7 +106,7 @@ class Launch:
         self,
         name: str,
         entry: str,
-        form: Form,
+        layout: ProductLayout,
         planes: Tensor,
         dtype: torch.dtype,
         cell: Cell | None = None,
@@ -116,9 +116,9 @@ class Launch:
         directions, batch, units = planes.shape
         self._entry, self._device, self._cell = entry, planes.device, cell
         numbers = Device.probe(planes.device)
-        sizes = (*form.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
+        sizes = (*layout.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
         width, lanes, grid = tiling(*sizes)
-        self._name, self._macros = name, macros_of(dtype, width, lanes, form)
+        self._name, self._macros = name, macros_of(dtype, width, lanes, layout)
         self._shape = driver.Shape(grid, THREADS, 0, cooperative=False, early=early and numbers.capability >= (9, 0))
 
     def __call__(self, arguments: Arguments, step: int) -> None:
@@ -145,9 +145,9 @@ class Launch:
         driver.launch(binary, entry, shape, arguments, self._device)
 
 
-def macros_of(dtype: torch.dtype, width: int, lanes: int, form: Form) -> tuple[tuple[str, int], ...]:
+def macros_of(dtype: torch.dtype, width: int, lanes: int, layout: ProductLayout) -> tuple[tuple[str, int], ...]:
     """Return the macros with which the sources are compiled, except for TABLE."""
-    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(form.column_major))
+    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(layout.column_major))
 
 
 def address(tensor: Tensor | None) -> int | None:

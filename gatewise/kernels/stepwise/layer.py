@@ -15,8 +15,8 @@ from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
-from gatewise.kernels.stepwise.form import Form
-from gatewise.kernels.stepwise.plan import form_of
+from gatewise.kernels.stepwise.plan import product_layout_of
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.sums import bias_gradients, bias_of_sums, of_input, recurrent_runs
 
@@ -25,7 +25,7 @@ from gatewise.kernels.sums import bias_gradients, bias_of_sums, of_input, recurr
 _THIRDS_OF_G = 7 / 12, 8 / 12
 
 
-def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
+def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None) -> Result:
     """Run the forward pass of one layer.
 
     The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a
@@ -34,18 +34,18 @@ def forward(problem: Problem, layer: Layer, form: Form | None = None) -> Result:
     Args:
         problem: The problem; its number of layers is ignored.
         layer: The inputs of the layer.
-        form: The layout of states and products; None for the one with the least predicted time.
+        layout: The layout of states and products; None for the one with the least predicted time.
     """
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
-    form = form or form_of(problem, Device.probe(layer.x.device))
+    layout = layout or product_layout_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
     with _current(layer.x.device), products_in_tf32(problem):
-        gates = form.sequence(layer.x, directions, time, batch, len(problem.cell.sums) * problem.hidden_size)
+        gates = layout.sequence(layer.x, directions, time, batch, len(problem.cell.sums) * problem.hidden_size)
         x = layer.x.reshape(time * batch, -1)
         for share, weights in zip(gates, layer.weights, strict=True):
             bias = bias_of_sums(problem.cell, weights.b_ih, weights.b_hh)
-            _input_sums(form, x, weights.w_ih, bias, share.flatten(0, 1))
-        found = forward_loop.run(problem, form, layer, gates, lengths)
+            _input_sums(layout, x, weights.w_ih, bias, share.flatten(0, 1))
+        found = forward_loop.run(problem, layout, layer, gates, lengths)
     y, h_n, c_n, cells, unprojected = found
     if lengths is not None:
         # The final hidden state of an empty sequence is its initial one.
@@ -61,18 +61,18 @@ def backward(
     result: Result,
     above: OutputGradients,
     needs: Needs,
-    form: Form | None = None,
+    layout: ProductLayout | None = None,
 ) -> LayerGradients:
     """Run the backward pass of one layer, in the layout of the forward pass.
 
     The gradients of the gate sums overwrite the kept gates.
     """
-    form = form or form_of(problem, Device.probe(layer.x.device))
+    layout = layout or product_layout_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
     with _current(layer.x.device), products_in_tf32(problem):
-        chain = backward_loop.run(problem, form, layer, result, above, lengths, state=needs.state)
+        chain = backward_loop.run(problem, layout, layer, result, above, lengths, state=needs.state)
         return LayerGradients(
-            _input_gradient(problem, form, layer, chain.dgates) if needs.x else None,
+            _input_gradient(problem, layout, layer, chain.dgates) if needs.x else None,
             chain.dh0,
             chain.dc0 if needs.state else None,
             _weight_gradients(problem, layer, result, chain, lengths)
@@ -81,21 +81,21 @@ def backward(
         )
 
 
-def _input_sums(form: Form, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _input_sums(layout: ProductLayout, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
     # In row-major layout the library adds the bias at no cost. In column-major layout the element-wise kernel adds it.
     rows = w_ih.shape[0]
     out = of_input(out, rows)
-    if bias is None or form.column_major:
+    if bias is None or layout.column_major:
         deep_products.mm(x, w_ih.t(), out)
     else:
         deep_products.mm(x, w_ih.t(), out, bias[:rows])
 
 
-def _input_gradient(problem: Problem, form: Form, layer: Layer, dgates: Tensor) -> Tensor:
+def _input_gradient(problem: Problem, layout: ProductLayout, layer: Layer, dgates: Tensor) -> Tensor:
     time, batch, features = layer.x.shape
     total = layer.x.new_empty(time * batch, features)
     # The library's TF32 kernels are faster if both operands are contiguous along the inner dimension of the product.
-    transposed = form.turned_backward
+    transposed = layout.transposed_backward
     matrices = [weights.w_ih.t().contiguous().t() if transposed else weights.w_ih for weights in layer.weights]
     products = [
         (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)

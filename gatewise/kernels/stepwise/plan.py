@@ -1,6 +1,6 @@
-"""Which form a problem gets: pure arithmetic on sizes, device numbers and measured weights.
+"""Which layout a problem gets: pure arithmetic on sizes, device numbers and measured weights.
 
-The library's products come in kernels of very different quality, which no rule derives. What each form takes relative
+The library's products come in kernels of very different quality, which no rule derives. What each layout takes relative
 to the best one was measured, and is data (`gatewise.contract.ranking`).
 """
 
@@ -17,7 +17,7 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.stepwise.form import Form
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 RUNS = (32, 16, 8, 4, 2, 1)
 FEWEST_STEPS = 4  # that are worth recording: below, entering costs more than launches do
@@ -32,20 +32,23 @@ class Products(enum.Enum):
 
 
 @functools.lru_cache(maxsize=4096)
-def form_of(problem: Problem, device: Device) -> Form:
-    """Return the form that ranks first; the simpler one of two that rank alike."""
-    return min(forms(problem), key=lambda form: rank(problem, device, form))
+def product_layout_of(problem: Problem, device: Device) -> ProductLayout:
+    """Return the layout that ranks first; the simpler one of two that rank alike."""
+    return min(product_layouts(problem), key=lambda layout: rank(problem, device, layout))
 
 
-def forms(problem: Problem) -> list[Form]:
+def product_layouts(problem: Problem) -> list[ProductLayout]:
     """Return the layouts in which a problem can be computed, simpler ones first."""
     if problem.proj_size:  # a second product a step, which reads rows
-        return [Form()]
+        return [ProductLayout()]
     flags = (False, True)
     backward = itertools.product(flags, (1, len(problem.cell.gates))) if problem.needs_grad else [(False, 1)]
     # What is compiled is promised tensors whose rows lie side by side.
     columns = (False,) if problem.traced else flags
-    return [Form(column, turned, *rest) for column, turned, rest in itertools.product(columns, flags, list(backward))]
+    return [
+        ProductLayout(column, transposed, *rest)
+        for column, transposed, rest in itertools.product(columns, flags, list(backward))
+    ]
 
 
 def products_of(problem: Problem) -> Products:
@@ -55,28 +58,28 @@ def products_of(problem: Problem) -> Products:
     return Products.TF32 if problem.dtype == torch.float32 and problem.allow_tf32 else Products.EXACT
 
 
-def rank(problem: Problem, device: Device, form: Form) -> float:
-    """Return what a step of a layer amounts to in a form, by measured weights, to be compared with that of another."""
+def rank(problem: Problem, device: Device, layout: ProductLayout) -> float:
+    """Return the predicted cost of a step in a layout, by measured weights, for comparison with other layouts."""
     kind, cells = products_of(problem), problem.num_directions * problem.batch * problem.hidden_size
     weights = ranking.weights(device, f"stepwise products {kind.value}")
     number, state = problem.element_bytes, 8 if problem.element_bytes == 2 else 2 * problem.element_bytes
     product = _product(problem, device, weights)
-    transposed = cells * 2 * number / (device.memory_bandwidth * weights["transposed_speed"]) * form.column_major
+    transposed = cells * 2 * number / (device.memory_bandwidth * weights["transposed_speed"]) * layout.column_major
 
     def launch(moved: float) -> float:
         return weights["launch"] + moved / (device.memory_bandwidth * weights["cache_speedup"])
 
-    order = "columns" if form.column_major else "rows"
+    order = "columns" if layout.column_major else "rows"
     factors = ranking.weights(device, f"stepwise forward {kind.value}")
     moved = cells * (8 * number + state + 2 * number + (5 * number if problem.needs_grad else 0))
-    forward = product * factors[order + " turned" * form.turned_forward] + launch(moved) + transposed
+    forward = product * factors[order + " turned" * layout.transposed_forward] + launch(moved) + transposed
     if not problem.needs_grad:
         return forward
     factors = ranking.weights(device, f"stepwise backward {kind.value}")
-    factor = factors[f"{order}{' turned' * form.turned_backward} in {4 if form.parts > 1 else 1}"]
-    if form.parts == 1 and problem.bidirectional:
+    factor = factors[f"{order}{' turned' * layout.transposed_backward} in {4 if layout.split_k > 1 else 1}"]
+    if layout.split_k == 1 and problem.bidirectional:
         factor *= weights["both_directions"]
-    moved = cells * ((16 + form.parts) * number + state)
+    moved = cells * ((16 + layout.split_k) * number + state)
     return forward + product * factor + launch(moved) + transposed
 
 

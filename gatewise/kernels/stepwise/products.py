@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gatewise.kernels.stepwise.form import Allocator, Form
+from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
@@ -18,23 +18,23 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
     return lambda: torch.bmm(left, right, out=out)
 
 
-def forward_weights(form: Form, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
+def forward_weights(layout: ProductLayout, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
     """Return the right operand of the forward products [D, R, G*H].
 
     Args:
-        form: The form of the products.
+        layout: The layout of the products.
         weights: The recurrent weights of each direction [G*H, R].
         copy_to: The allocator of a copy, which is then always made; None to copy only if the layout requires it.
     """
-    return _operand(weights, 1, form.turned_forward, copy_to).transpose(1, 2)
+    return _operand(weights, 1, layout.transposed_forward, copy_to).transpose(1, 2)
 
 
-def backward_weights(form: Form, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
+def backward_weights(layout: ProductLayout, weights: list[Tensor], copy_to: Allocator | None = None) -> Tensor:
     """Return the right operand of the backward products [D * parts, G*H / parts, R].
 
     The arguments are those of `forward_weights`.
     """
-    return _operand(weights, form.parts, form.turned_backward, copy_to)
+    return _operand(weights, layout.split_k, layout.transposed_backward, copy_to)
 
 
 def _operand(weights: list[Tensor], parts: int, transposed: bool, copy_to: Allocator | None) -> Tensor:
@@ -52,23 +52,23 @@ def _operand(weights: list[Tensor], parts: int, transposed: bool, copy_to: Alloc
 
 
 def gradients_of_a_step(
-    form: Form, memory: Allocator, directions: int, gates: int, batch: int, size: int, dtype: torch.dtype
+    layout: ProductLayout, memory: Allocator, directions: int, gates: int, batch: int, size: int, dtype: torch.dtype
 ) -> Tensor:
     """Return an uninitialized tensor for the gradients of a step's recurrent sums [D, G, B, H].
 
     Its layout is such that `left_operand` is a view of it.
     """
-    if form.parts > 1 or form.column_major:
-        return form.planes(memory, directions, gates, batch, size, dtype=dtype)
+    if layout.split_k > 1 or layout.column_major:
+        return layout.planes(memory, directions, gates, batch, size, dtype=dtype)
     return memory.new_empty(directions, batch, gates, size, dtype=dtype).transpose(1, 2)
 
 
-def left_operand(form: Form, dgates: Tensor) -> Tensor:
+def left_operand(layout: ProductLayout, dgates: Tensor) -> Tensor:
     """Return the left operand of the backward products [D * parts, B, G*H / parts] as a view of the gradients."""
-    if form.parts > 1:
+    if layout.split_k > 1:
         return dgates.flatten(0, 1)
     directions, gates, batch, size = dgates.shape
-    if form.column_major:
+    if layout.column_major:
         return dgates.transpose(2, 3).view(directions, gates * size, batch).transpose(1, 2)
     return dgates.transpose(1, 2).view(directions, batch, gates * size)
 

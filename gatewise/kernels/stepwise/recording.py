@@ -26,9 +26,9 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.cuda.graphs import CaptureStream, Graphs, product_settings
-from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.launch import Backward, Forward, Launch
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, runs_of
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 _MOST_RECORDERS, _MOST_GRAPHS = 4, 64
 _ALIGNMENT = 256
@@ -125,10 +125,10 @@ def _issue(launch: Launch, one_step: OneStep, table: int, count: int) -> None:
     launch.advance(table, count)
 
 
-def key_of(name: str, problem: Problem, form: Form) -> Hashable:
+def key_of(name: str, problem: Problem, layout: ProductLayout) -> Hashable:
     """Return a key of everything that the captured work of a pass depends on, except for the number of steps."""
     sizes = problem.batch, problem.hidden_size, problem.num_directions
-    return name, sizes, problem.dtype, problem.allow_tf32, product_settings(), form
+    return name, sizes, problem.dtype, problem.allow_tf32, product_settings(), layout
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent import memory, wavefront
 from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import tiling
-from gatewise.kernels.stepwise.plan import form_of
+from gatewise.kernels.stepwise.plan import product_layout_of
 
 H200 = Device.named("h200")
 CHOICES = [json.loads(line) for line in Path(__file__).with_name("choices.jsonl").read_text().splitlines()]
@@ -68,8 +68,8 @@ def pairs(problem):
 
 
 def form(problem):
-    chosen = form_of(problem, H200)
-    return [chosen.column_major, chosen.turned_forward, chosen.turned_backward, chosen.parts]
+    chosen = product_layout_of(problem, H200)
+    return [chosen.column_major, chosen.transposed_forward, chosen.transposed_backward, chosen.split_k]
 
 
 def lean(problem):

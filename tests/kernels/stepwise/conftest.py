@@ -54,10 +54,10 @@ def compiled(name, entry, struct, macros, cell):
 
 
 class LaunchOnCpu:
-    def __init__(self, name, entry, form, planes, dtype, cell=None, *, early=False):
+    def __init__(self, name, entry, layout, planes, dtype, cell=None, *, early=False):
         directions, batch, units = planes.shape
-        width, lanes, self._grid = launch.tiling(*form.axes(batch, units), directions, dtype.itemsize, 132)
-        macros = launch.macros_of(dtype, width, lanes, form)
+        width, lanes, self._grid = launch.tiling(*layout.axes(batch, units), directions, dtype.itemsize, 132)
+        macros = launch.macros_of(dtype, width, lanes, layout)
         self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros, cell)
 
     def __call__(self, arguments, step):
@@ -71,9 +71,9 @@ def on_cpu(monkeypatch):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
 
-    def in_form(form):
+    def in_form(layout):
         monkeypatch.setattr(forward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(backward_loop, "Launch", LaunchOnCpu)
-        monkeypatch.setattr(layer, "form_of", lambda problem, device: form)
+        monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
 
     return in_form

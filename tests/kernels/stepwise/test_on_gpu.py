@@ -14,8 +14,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.stepwise import layer, recording, stepwise
-from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.plan import memory_bytes
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.selection import cost
 
 pytestmark = pytest.mark.gpu
@@ -29,11 +29,11 @@ SHAPES = {
     "projected": Problem(17, 30, 64, 256, proj_size=96, bidirectional=True, layout=Layout.HOST_LENGTHS),
     "few-steps": Problem(2, 64, 64, 512),
 }
-FORMS = [
-    Form(),
-    Form(turned_forward=True, turned_backward=True, parts=4),
-    Form(column_major=True),
-    Form(True, True, True, 4),
+LAYOUTS = [
+    ProductLayout(),
+    ProductLayout(transposed_forward=True, transposed_backward=True, split_k=4),
+    ProductLayout(column_major=True),
+    ProductLayout(True, True, True, 4),
 ]
 RAGGED = Problem(
     45, 40, 96, 160, num_layers=2, bidirectional=True, layout=Layout.DEVICE_LENGTHS, dtype=torch.bfloat16
@@ -60,10 +60,10 @@ def test_shapes(name, dtype):
     testing.check_kernel(stepwise, SHAPES[name].replace(dtype=dtype, needs_grad=True), "cuda")
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["encoder", "ragged"])
-def test_forms(name, form, monkeypatch):
-    monkeypatch.setattr(layer, "form_of", lambda problem, device: form)
+def test_forms(name, layout, monkeypatch):
+    monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
     testing.check_kernel(stepwise, SHAPES[name].replace(dtype=torch.bfloat16, needs_grad=True), "cuda")
 
 

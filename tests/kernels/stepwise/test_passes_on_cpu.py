@@ -9,15 +9,15 @@ from gatewise import testing
 from gatewise.cells import LSTM, SHIPPED
 from gatewise.contract.saved import Needs
 from gatewise.kernels.stepwise import stepwise
-from gatewise.kernels.stepwise.form import Form
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 
-FORMS = {
-    "row-major": Form(),
-    "row-major, transposed": Form(turned_forward=True, turned_backward=True),
-    "row-major, a product per gate": Form(parts=4),
-    "row-major, a product per gate, transposed": Form(turned_backward=True, parts=4),
-    "column-major": Form(column_major=True),
-    "column-major, transposed, a product per gate": Form(True, True, True, 4),
+LAYOUTS = {
+    "row-major": ProductLayout(),
+    "row-major, transposed": ProductLayout(transposed_forward=True, transposed_backward=True),
+    "row-major, a product per gate": ProductLayout(split_k=4),
+    "row-major, a product per gate, transposed": ProductLayout(transposed_backward=True, split_k=4),
+    "column-major": ProductLayout(column_major=True),
+    "column-major, transposed, a product per gate": ProductLayout(True, True, True, 4),
 }
 
 
@@ -34,25 +34,29 @@ class Unrefused:
 
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
-def test_agrees_with_the_oracle(form, case, cell, on_cpu):
-    own = FORMS[form] if FORMS[form].parts == 1 else dataclasses.replace(FORMS[form], parts=len(cell.gates))
-    if case.shape.proj_size and (own != Form() or type(cell) is not LSTM):
-        pytest.skip("projections are computed in one form, and by the LSTM alone")
+def test_agrees_with_the_oracle(layout, case, cell, on_cpu):
+    own = (
+        LAYOUTS[layout]
+        if LAYOUTS[layout].split_k == 1
+        else dataclasses.replace(LAYOUTS[layout], split_k=len(cell.gates))
+    )
+    if case.shape.proj_size and (own != ProductLayout() or type(cell) is not LSTM):
+        pytest.skip("projections are computed in one layout, and by the LSTM alone")
     on_cpu(own)
     testing.check_kernel(Unrefused(), case.problem(dtype=torch.float64).replace(cell=cell), "cpu")
 
 
 @pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_agrees_with_the_oracle_in_float32(case, on_cpu):
-    on_cpu(Form())
+    on_cpu(ProductLayout())
     testing.check_kernel(Unrefused(), case.problem(dtype=torch.float32), "cpu")
 
 
-@pytest.mark.parametrize("form", [Form(), Form(column_major=True)], ids=str)
-def test_gradients_overwrite_the_kept_gates_unless_the_call_is_traced(form, on_cpu):
-    on_cpu(form)
+@pytest.mark.parametrize("layout", [ProductLayout(), ProductLayout(column_major=True)], ids=str)
+def test_gradients_overwrite_the_kept_gates_unless_the_call_is_traced(layout, on_cpu):
+    on_cpu(layout)
     problem = testing.CASES[0].problem(dtype=torch.float64)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
@@ -66,7 +70,7 @@ def test_gradients_overwrite_the_kept_gates_unless_the_call_is_traced(form, on_c
 
 @pytest.mark.parametrize("layout", [testing.CASES[15], testing.CASES[17]], ids=lambda case: case.name)
 def test_values_in_the_padding_do_not_matter(layout, on_cpu):
-    on_cpu(Form())
+    on_cpu(ProductLayout())
     problem = layout.problem(dtype=torch.float64)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)

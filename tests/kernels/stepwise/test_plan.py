@@ -9,17 +9,17 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise import stepwise
-from gatewise.kernels.stepwise.form import THREADS, Form, tiling
 from gatewise.kernels.stepwise.plan import (
     FEWEST_STEPS,
-    form_of,
-    forms,
     held_bytes,
     memory_bytes,
+    product_layout_of,
+    product_layouts,
     rank,
     runs_of,
     starts_early,
 )
+from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, tiling
 from gatewise.selection import cost
 
 H200 = Device.named("h200")
@@ -59,18 +59,18 @@ def test_the_chosen_form_is_near_the_best_that_was_measured(row):
 
 
 def test_the_form_is_the_one_that_ranks_first_and_named():
-    chosen = form_of(WIDE, H200)
-    assert rank(WIDE, H200, chosen) == min(rank(WIDE, H200, form) for form in forms(WIDE))
+    chosen = product_layout_of(WIDE, H200)
+    assert rank(WIDE, H200, chosen) == min(rank(WIDE, H200, layout) for layout in product_layouts(WIDE))
     assert "row-major" in stepwise.algorithm(WIDE, H200)
     assert "one product a gate" in stepwise.algorithm(WIDE, H200)
-    assert "column-major" in str(Form(column_major=True))
+    assert "column-major" in str(ProductLayout(column_major=True))
 
 
 def test_precision_decides_between_forms():
     exact = WIDE.replace(dtype=torch.float32)
-    assert form_of(exact, H200).parts == 1
-    assert form_of(exact.replace(allow_tf32=True), H200).turned_backward
-    assert not form_of(WIDE, H200).turned_backward
+    assert product_layout_of(exact, H200).split_k == 1
+    assert product_layout_of(exact.replace(allow_tf32=True), H200).transposed_backward
+    assert not product_layout_of(WIDE, H200).transposed_backward
 
 
 def test_launches_start_early_beside_long_products_only():
@@ -81,9 +81,9 @@ def test_launches_start_early_beside_long_products_only():
 
 
 def test_compiled_calls_and_projections_keep_to_rows():
-    assert any(form.column_major for form in forms(WIDE))
-    assert not any(form.column_major for form in forms(WIDE.replace(traced=True)))
-    assert forms(WIDE.replace(proj_size=8)) == [Form()]
+    assert any(layout.column_major for layout in product_layouts(WIDE))
+    assert not any(layout.column_major for layout in product_layouts(WIDE.replace(traced=True)))
+    assert product_layouts(WIDE.replace(proj_size=8)) == [ProductLayout()]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 31), (256, 1024), (128, 512), (64, 2048), (1000, 6), (7, 8)])

@@ -8,16 +8,16 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 from gatewise.cells import LSTM, SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.stepwise.form import Form
 from gatewise.kernels.stepwise.launch import DTYPES, SOURCES, macros_of
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-COLUMNS = {dtype: Form(column_major=dtype in (torch.float16, torch.float32)) for dtype in DTYPES}
+COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in DTYPES}
 
 
-def compiled(name, architecture, dtype, form, width, table=0, cell=LSTM()):  # noqa: B008
-    macros = dict(macros_of(dtype, width, 32, form)) | {"TABLE": table}
+def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM()):  # noqa: B008
+    macros = dict(macros_of(dtype, width, 32, layout)) | {"TABLE": table}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
@@ -28,8 +28,8 @@ def compiled(name, architecture, dtype, form, width, table=0, cell=LSTM()):  # n
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):
-    form = Form() if name == "projection" else COLUMNS[dtype]
-    binary, taken = compiled(name, architecture, dtype, form, 16 // dtype.itemsize, cell=cell)
+    layout = ProductLayout() if name == "projection" else COLUMNS[dtype]
+    binary, taken = compiled(name, architecture, dtype, layout, 16 // dtype.itemsize, cell=cell)
     assert binary[:4] == b"\x7fELF"
     assert taken.spilled_bytes == 0
     assert taken.registers <= 128
@@ -37,13 +37,13 @@ def test_compiles(name, architecture, dtype, cell):
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_the_kernels_for_capture_are_in_the_same_source(name):
-    binary, taken = compiled(name, "sm_90", torch.bfloat16, Form(), 8, table=1)
+    binary, taken = compiled(name, "sm_90", torch.bfloat16, ProductLayout(), 8, table=1)
     for entry in ("enter", "advance", "step"):
         assert f"{entry}_{name}".encode() in binary
     assert taken.spilled_bytes == 0
 
 
 def test_layouts_and_widths_are_compiled_separately():
-    plain, _ = compiled("forward", "sm_90", torch.bfloat16, Form(), 8)
-    assert compiled("forward", "sm_90", torch.bfloat16, Form(column_major=True), 8)[0] != plain
-    assert compiled("forward", "sm_90", torch.bfloat16, Form(), 1)[0] != plain
+    plain, _ = compiled("forward", "sm_90", torch.bfloat16, ProductLayout(), 8)
+    assert compiled("forward", "sm_90", torch.bfloat16, ProductLayout(column_major=True), 8)[0] != plain
+    assert compiled("forward", "sm_90", torch.bfloat16, ProductLayout(), 1)[0] != plain

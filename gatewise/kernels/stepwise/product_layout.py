@@ -23,27 +23,27 @@ class Allocator(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class ProductLayout:
     """The memory layout of the states and the form of the recurrent matrix products.
 
     Attributes:
         column_major: Whether states are stored as [H, B] with the batch contiguous, and the products are `W h`;
             otherwise states are [B, H] and the products are `h W^T`.
-        turned_forward: Whether the forward pass multiplies by a transposed copy of the recurrent weights.
-        turned_backward: Whether the backward pass multiplies by a transposed copy of the recurrent weights.
-        parts: The number of batched products into which the backward product of a step is split along its inner
+        transposed_forward: Whether the forward pass multiplies by a transposed copy of the recurrent weights.
+        transposed_backward: Whether the backward pass multiplies by a transposed copy of the recurrent weights.
+        split_k: The number of batched products into which the backward product of a step is split along its inner
             dimension (split-K): 1, or one for each gate. The element-wise kernel adds their results.
     """
 
     column_major: bool = False
-    turned_forward: bool = False
-    turned_backward: bool = False
-    parts: int = 1
+    transposed_forward: bool = False
+    transposed_backward: bool = False
+    split_k: int = 1
 
     def __str__(self) -> str:
         """Return a short description."""
         order = "column-major products W h" if self.column_major else "row-major products h W^T"
-        return order + (", backward in one product a gate" if self.parts > 1 else "")
+        return order + (", backward in one product a gate" if self.split_k > 1 else "")
 
     def planes(self, memory: Allocator, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor [..., B, N] whose last two axes are stored in this layout."""
