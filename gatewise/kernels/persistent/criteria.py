@@ -11,8 +11,8 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, IS_LSTM, NOT_EMPTY, NOT_PROJECTED
-from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import shared_memory, tiling
+from gatewise.kernels.persistent.sizes.exactness import exact_products
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -12,8 +12,8 @@ fetched ahead.)
 from __future__ import annotations
 
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.plan import Tiling
+from gatewise.kernels.persistent.sizes.exactness import exact_products
 
 FEW_STEPS = 8
 _ONE_ROW = 0.75

@@ -10,9 +10,9 @@ import torch
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda.scratch import bytes_together
-from gatewise.kernels.persistent.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import Cut, evenly, in_order, mirrored
+from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
+from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments

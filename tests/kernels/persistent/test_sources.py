@@ -10,7 +10,7 @@ from gatewise.cells import LSTM, SHIPPED
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.persistent.launch import SOURCES
+from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.plan import stacked_tiling, tiling
 from tests.pairwise import pairwise
 
