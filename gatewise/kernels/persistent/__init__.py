@@ -1,4 +1,15 @@
-"""The `persistent` kernel: recurrent weights stay on the chip, and one launch computes a whole sequence."""
+"""The `persistent` kernel: recurrent weights stay on the chip, and one launch computes a whole sequence.
+
+| module | contents |
+|---|---|
+| `kernel` | the object that the selection knows, its work and its two passes; `criteria` are the conditions that it needs |
+| `plan`, `memory`, `in_calls`, `sizes` | arithmetic on a problem and a device: tilings, memory, times, pairs, segments |
+| `launches` | every launch of a CUDA kernel: arguments, compilation, failure flag |
+| `buffers` | tensors as the launches read them: order of tokens, padding, memory for gradients |
+| `schedules` | the order of launches and matrix products that computes a layer, behind the protocol `Schedule` |
+| `replay` | a whole stack in memory laid out beforehand, recorded as a CUDA graph and replayed |
+| `cuda` | the CUDA C++ sources |
+"""
 
 from gatewise.kernels.persistent.kernel import persistent
 

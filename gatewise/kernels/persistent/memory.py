@@ -106,7 +106,7 @@ def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
     """Return the bytes of scratch memory at the peak of a call.
 
     Args:
-        problem: What is asked.
+        problem: The problem.
         in_pairs: Whether its last pass takes layers two at a time.
     """
     if problem.rebuilds_gates:
@@ -199,7 +199,7 @@ def _of_nn_lstm(problem: Problem) -> int:
 
 
 def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
-    # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn, or each two.
+    # As `replay` takes it: the output of one layer below, then what each layer takes in turn, or each two.
     tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
     # In float32 the initial state is copied without NaNs that rounding would change.
     state = problem.batch * width * (odd + (problem.dtype == torch.float32)) * (1 + in_pairs)
@@ -216,7 +216,7 @@ def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
 
 
 def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
-    # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn, or each two.
+    # As `replay` takes it: gradients between two layers, then what each layer takes in turn, or each two.
     tokens, odd = problem.time * problem.batch, _is_odd(problem)
     hidden = hidden_of(problem.hidden_size)
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
@@ -301,7 +301,7 @@ def _kept_gates(problem: Problem, cut: Cut) -> int:
 
 def lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
     """Return the bytes of scratch memory of the lean backward pass, with input weights held or not."""
-    # As `lean.differentiate` takes it, beside gradients between two layers and inputs times a mask.
+    # As `Checkpointed.backward` takes it, beside gradients between two layers and inputs times a mask.
     tokens, size, directions = cut.longest * problem.batch, problem.hidden_size, problem.num_directions
     odd, ragged, several = _is_odd(problem), _is_ragged(problem), cut.segments > 1
     history = tokens * hidden_of(size) * (directions if odd else ragged and problem.bidirectional)
