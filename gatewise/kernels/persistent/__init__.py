@@ -2,8 +2,8 @@
 
 | module | contents |
 |---|---|
-| `kernel` | the object that the selection knows, its work and its two passes; `criteria` are the conditions that it needs |
-| `plan`, `memory`, `in_calls`, `sizes` | arithmetic on a problem and a device: tilings, memory, times, pairs, segments |
+| `kernel`, `criteria` | the object that the selection knows: its conditions, its work and its two passes |
+| `plan`, `memory`, `in_calls`, `sizes` | arithmetic on a problem and a device: tilings, memory, times, segments |
 | `launches` | every launch of a CUDA kernel: arguments, compilation, failure flag |
 | `buffers` | tensors as the launches read them: order of tokens, padding, memory for gradients |
 | `schedules` | the order of launches and matrix products that computes a layer, behind the protocol `Schedule` |
