@@ -49,6 +49,43 @@ struct Forward {
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in plan.py");
 
+// Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
+// four sums of a cell are neighbours.
+__device__ __forceinline__ void load_rows(Weights& weights, uint4* lent, const Value* source, const int first_unit, const bool between, const int lane) {
+    auto words_at = [&](int row, int k) {
+        const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
+        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
+    };
+    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
+        const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
+        const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
+        return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
+    });
+}
+
+// Stores the products of step t with the input weights of the second layer, whose blocks wait for them.
+__device__ __forceinline__ void pass_to_second_layer(Value* const gates, float* const sums, const bool (&inside)[CELLS], const u32 (&four_own)[CELLS], const u32 step_values, const int t) {
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        if (!warp_owns(cell)) continue;
+        const Place at = place_of(cell);
+        const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
+        const FourGates turned = scattered({sum.x, sum.y, sum.z, sum.w});
+        if (inside[cell]) store_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+    }
+}
+
+// Stores the outputs of step t without padding.
+__device__ __forceinline__ void store_unpadded(const Forward& p, Value* const narrow, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        const Place at = place_of(cell);
+        if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
+        const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
+        narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const Forward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
@@ -79,18 +116,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     Value* const narrow = second ? p.narrow[1] : p.narrow[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
-    // Row r of the tiles is gate sum r % 4 of unit r / 4, so that the four sums of a cell are neighbours.
     Weights weights;
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
-    auto words_at = [&](int row, int k) {
-        const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
-        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
-    };
-    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
-        const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
-        const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
-        return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
-    });
+    load_rows(weights, lent, source, first_unit, between, lane);
     read_biases(biases, second ? p.bias_ih[1] : p.bias_ih[0], second ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
     int parity = 0;
@@ -164,14 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
             if (between) {
-#pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                    if (!warp_owns(cell)) continue;
-                    const Place at = place_of(cell);
-                    const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
-                    const FourGates turned = scattered({sum.x, sum.y, sum.z, sum.w});
-                    if (inside[cell]) store_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
-                }
+                pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
                 continue;
             }
             // First the arithmetic, then the stores that other blocks wait for, then those for the backward pass.
@@ -215,15 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
 #endif
-            if (narrow) {
-#pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                    const Place at = place_of(cell);
-                    if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
-                    const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
-                    narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
-                }
-            }
+            if (narrow) store_unpadded(p, narrow, output, inside, ends, first_unit, t);
             if (cells) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
