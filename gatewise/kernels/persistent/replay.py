@@ -80,7 +80,7 @@ class Stack(NamedTuple):
             x, h0, c0, weights, lengths, _, masks = inputs
             y = tokens.new(x, width=problem.output_size)
         h_n, c_n = x.new_empty(*self.hidden), x.new_empty(*self.cell)
-        # One allocation for all: it is freed as one too, and where it lies is read once.
+        # One allocation holds all of it, so that it is freed at once, and its address is read once.
         kept = (x.new_empty(self.kept_bytes, dtype=torch.uint8),) if problem.needs_grad else ()
         result = Result(y, h_n, c_n, kept)
         _play(

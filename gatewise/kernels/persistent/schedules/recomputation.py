@@ -25,7 +25,7 @@ from gatewise.kernels.sums import Run, input_runs, of_input
 
 
 class SegmentedLayer(NamedTuple):
-    """A layer's backward pass: what is the same for all segments.
+    """The tensors of a layer's backward pass that are the same for all segments.
 
     Attributes:
         problem: The problem.
