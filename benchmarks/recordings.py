@@ -23,7 +23,7 @@ from gatewise.benchmarks.cases import LSTM_GRID, LSTMCase
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
 from gatewise.benchmarks.record import Run
 from gatewise.files import append_line
-from gatewise.kernels.persistent import whole
+from gatewise.kernels.persistent import replay
 from gatewise.kernels.stepwise import backward_loop, forward_loop
 
 RESULTS = Path(__file__).parent / "results" / "recordings.jsonl"
@@ -38,19 +38,19 @@ def launched() -> Iterator[None]:
     def nothing(*given: object) -> Iterator[None]:
         yield None
 
-    before = whole._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder
-    whole._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder = 0, nothing, nothing
+    before = replay._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder
+    replay._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder = 0, nothing, nothing
     _forget()
     try:
         yield
     finally:
-        whole._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder = before
+        replay._MOST_GRAPHS, forward_loop.recorder, backward_loop.recorder = before
         _forget()
 
 
 def _forget() -> None:
-    whole._replays.cache_clear()
-    whole.stack_of.cache_clear()
+    replay._replays.cache_clear()
+    replay.stack_of.cache_clear()
 
 
 def training_step(kind: type, case: LSTMCase, dtype: torch.dtype) -> Callable[[], None]:

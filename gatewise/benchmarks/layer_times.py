@@ -153,7 +153,7 @@ def build(problems: Iterable[Problem], device: torch.device) -> None:
     """Build what the kernels of problems launch, several at a time, so that no measured call waits for a compiler."""
     if device.type != "cuda":
         return
-    from gatewise.kernels.persistent.builds import build_launches
+    from gatewise.kernels.persistent.launches.builds import build_launches
 
     numbers = Device.probe(device)
     wanted = [

@@ -7,8 +7,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.aten.kernel import aten
 from gatewise.kernels.cudnn.kernel import cudnn
-from gatewise.kernels.persistent import memory
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.selection import cost
 

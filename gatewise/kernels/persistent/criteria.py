@@ -1,4 +1,4 @@
-"""What the persistent kernel demands."""
+"""The criteria of the persistent kernel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, IS_LSTM, NOT_EMPTY, NOT_PROJECTED
-from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.plan import shared_memory, tiling
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -24,7 +24,8 @@ def _fits(problem: Problem, device: Device) -> bool:
 
 
 def _has_tilings(hidden_size: int, device: Device, value_bytes: int, needs_grad: bool, exact: bool) -> bool:
-    # Any batch works if one group of rows does: the others take turns. Not a single row, which takes less room.
+    # Any batch size works if one group of rows does, because groups can follow each other. A single row is no test for
+    # that, as it needs less room.
     passes = (False, True) if needs_grad else (False,)
     return all(tiling(hidden_size, 2, 1, device, backward, value_bytes, exact) is not None for backward in passes)
 
@@ -39,7 +40,7 @@ def _largest(device: Device, value_bytes: int, needs_grad: bool, exact: bool) ->
 
 
 def _weight_size(problem: Problem, device: Device) -> str:
-    # Rounded to TF32, weights are held in 16 bits.
+    # Weights that are rounded to TF32 are stored in 16 bits.
     number_bytes = 4 if exact_products(problem) else 2
     megabytes = 4 * problem.hidden_size**2 * number_bytes / 2**20
     registers = device.multiprocessors * 256 / 1024

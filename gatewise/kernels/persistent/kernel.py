@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from types import ModuleType
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -21,10 +20,10 @@ from gatewise.kernels.carried import (
     gradients_without_state,
     without_state,
 )
-from gatewise.kernels.persistent import wavefront
 from gatewise.kernels.persistent.criteria import CRITERIA
-from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import (
+from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
     is_laid_out,
     kept_bytes,
@@ -34,7 +33,11 @@ from gatewise.kernels.persistent.memory import (
     overwrites_gates,
     workspace_bytes,
 )
-from gatewise.kernels.persistent.plan import Tiling, hidden_of, tiling
+from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
+
+if TYPE_CHECKING:
+    from gatewise.kernels.persistent.replay import Stack
+    from gatewise.kernels.persistent.schedules.schedule import LayerPasses
 
 
 class _Persistent:
@@ -107,27 +110,25 @@ class _Persistent:
         return kept_tensors(problem)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        whole, carries = _whole(), not problem.cell.states  # `carries_hidden`, without the time of a call
+        replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
         if carries:
             inputs = as_carried(inputs)
-        laid_out = whole.stack_of(problem)
-        if laid_out is not None:
-            result = whole.forward(laid_out, inputs)
+        if replayed is not None:
+            result = replayed.forward(inputs)
         else:
-            result = stack.forward(problem, inputs, _way(problem).forward)
+            result = stack.forward(problem, inputs, _layer_passes(problem).forward)
         return without_state(result) if carries else result
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        whole, carries = _whole(), not problem.cell.states  # `carries_hidden`, without the time of a call
+        replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
         if carries:
             inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
-        laid_out = whole.stack_of(problem)
-        if laid_out is not None:
-            found = whole.backward(laid_out, inputs, result, gradients, needs)
+        if replayed is not None:
+            found = replayed.backward(inputs, result, gradients, needs)
         else:
-            found = stack.backward(problem, inputs, result, gradients, needs, _way(problem).backward)
+            found = stack.backward(problem, inputs, result, gradients, needs, _layer_passes(problem).backward)
         return gradients_without_state(found) if carries else found
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
@@ -191,20 +192,18 @@ def _segmented(problem: Problem, planes: int) -> Work:
 
 
 @functools.cache
-def _whole() -> ModuleType:
-    # With the toolchain; as below.
-    from gatewise.kernels.persistent import whole
+def _stack_of() -> Callable[[Problem], Stack | None]:
+    # Imported with the toolchain for CUDA, which is not needed to choose a kernel, nor on a CPU.
+    from gatewise.kernels.persistent.replay import stack_of
 
-    return whole
+    return stack_of
 
 
-def _way(problem: Problem) -> ModuleType:
-    # With the toolchain; not needed to choose, nor on a CPU.
-    from gatewise.kernels.persistent import layer, lean, projected
+def _layer_passes(problem: Problem) -> LayerPasses:
+    # Imported as above.
+    from gatewise.kernels.persistent.schedules.schedule import layer_passes
 
-    if problem.proj_size:
-        return projected
-    return lean if problem.rebuilds_gates else layer
+    return layer_passes(problem)
 
 
 class _Pass(NamedTuple):
@@ -245,7 +244,7 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     number = problem.element_bytes, exact_products(problem)
     cuts = [(name, tiling(*sizes, device, name == "backward", *number)) for name in names]
     return [
-        _Pass(name, cut, wavefront.stacked_cut(problem, device, backward=name == "backward"))
+        _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))
         for name, cut in cuts
         if cut is not None
     ]

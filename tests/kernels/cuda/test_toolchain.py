@@ -9,8 +9,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import MissingExtra
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.persistent.launch import SOURCES
-from gatewise.kernels.persistent.plan import tiling
+from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.sizes.tilings import tiling
 
 MACROS = {"SIZE": 8, **tiling(8, 1, 1, Device.named("h200"), False).macros(float16=False, ragged=False)}
 FORWARD, CODE = SOURCES / "forward.cu", device_code(LSTM())

@@ -5,13 +5,14 @@ import math
 
 import pytest
 
-from gatewise.kernels.persistent import kernel, layer, lean, memory, stacked, whole
-from gatewise.kernels.persistent.segments import Cut, in_order
+from gatewise.kernels.persistent import kernel, replay
+from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.segments import Cut, in_order
 
 
 def _forget():
     of_memory = memory.lean_cut, memory.lean_forward_pieces, memory.holds_matrices, memory.kept_bytes
-    for remembered in (*of_memory, whole._replays, whole.stack_of):
+    for remembered in (*of_memory, replay._replays, replay.stack_of):
         remembered.cache_clear()
 
 
@@ -28,8 +29,7 @@ def cut(monkeypatch):
         _forget()
         if kept:
             monkeypatch.setattr(memory, "lean_cut", functools.cache(functools.partial(_keeping, count, kept)))
-            for module in (kernel, lean):
-                monkeypatch.setattr(module, "lean_cut", memory.lean_cut)
+            monkeypatch.setattr(kernel, "lean_cut", memory.lean_cut)
             monkeypatch.setattr(memory, "_allowed", lambda problem: math.inf)
 
     yield into
@@ -39,8 +39,7 @@ def cut(monkeypatch):
 @pytest.fixture
 def overwritten(monkeypatch):
     """Have gradients of gate sums take the gates' place, as in TF32."""
-    for module in (memory, layer, lean, stacked):
-        monkeypatch.setattr(module, "overwrites_gates", lambda problem: True)
+    monkeypatch.setattr(memory, "overwrites_gates", lambda problem: True)
     _forget()
     yield
     _forget()

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gatewise import testing
 from gatewise.contract.problem import Layout
 from gatewise.kernels.cuda import driver, graphs
-from gatewise.kernels.persistent import failure, layer, lean, lean_products, operands, padding, products, stacked, whole
+from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.plan import hidden_of
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.sums import SUMS
 from tests.kernels.cell_code import carries_hidden, code_of
 
@@ -40,7 +40,7 @@ class _Token:
         return at(self._address + 8 * token * self._row_width, self._width)
 
 
-def fitted(matrix, rows, columns, groups=1, *, scratch=None, into=None):
+def resized(matrix, rows, columns, groups=1, *, scratch=None, into=None):
     if into is None and matrix.shape == (groups * rows, columns):
         return matrix.contiguous()
     parts = matrix.reshape(groups, -1, matrix.shape[1])
@@ -69,20 +69,20 @@ def fill_unwritten(buffer):
 
 
 def launch(problem, batch, directions, ragged, device):
-    return types.SimpleNamespace(problem=problem, cut=types.SimpleNamespace(together=_TOGETHER, blocks=1))
+    return types.SimpleNamespace(problem=problem, tiling=types.SimpleNamespace(together=_TOGETHER, blocks=1))
 
 
 def _end(time, lengths, row, start):
     return time if lengths is None else min(max(int(lengths[row]) - start, 0), time)
 
 
-def activate(problem, matrices, gates, dgates, tokens):
+def activate(problem, weights, gates, dgates, tokens):
     if dgates is not None:
         dgates[:, :tokens].fill_(math.nan)
     hidden = hidden_of(problem.hidden_size)
     for direction, share in enumerate(gates):
         bias = torch.zeros(SUMS, hidden, dtype=torch.float64)
-        bias[:, : problem.hidden_size] = _biases(problem.cell, matrices, direction, problem.hidden_size)
+        bias[:, : problem.hidden_size] = _biases(problem.cell, weights, direction, problem.hidden_size)
         four = share[:tokens].view(tokens, SUMS, hidden)
         for own in four:
             own.copy_(code_of(problem.cell).stepped(own + bias, torch.zeros(hidden, dtype=torch.float64))[0])
@@ -92,10 +92,10 @@ def _steps(direction, time):
     return range(time) if direction == 0 else range(time - 1, -1, -1)
 
 
-def _biases(cell, matrices, direction, size):
-    if matrices.bias_ih[direction] is None:
+def _biases(cell, weights, direction, size):
+    if weights.bias_ih[direction] is None:
         return torch.zeros(SUMS, size, dtype=torch.float64)
-    both = [at(own[direction], len(cell.gates) * size) for own in (matrices.bias_ih, matrices.bias_hh)]
+    both = [at(own[direction], len(cell.gates) * size) for own in (weights.bias_ih, weights.bias_hh)]
     return _of_input(cell, both[0].view(-1, size)) + _recurrent(cell, both[1].view(-1, size))
 
 
@@ -114,7 +114,7 @@ def _recurrent(cell, gates):
 
 def forward_pass(
     launch,
-    matrices,
+    weights,
     tokens,
     *,
     gates,
@@ -129,14 +129,20 @@ def forward_pass(
     order=None,
     starts=(0, 0),
     keep_gates,
+    between=None,
 ):
-    size, directions, batch = launch.problem.hidden_size, matrices.directions, tokens.batch
+    if between is not None:
+        pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
+        states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
+        _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between)
+        return
+    size, directions, batch = launch.problem.hidden_size, weights.directions, tokens.batch
     hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     for direction in range(directions):
         sums = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
         outputs = _Token(y[direction], tokens, hidden, directions * hidden)
-        w_hh = at(matrices.recurrent[direction], len(cell.gates) * size, size)
-        bias = _biases(cell, matrices, direction, size)
+        w_hh = at(weights.recurrent[direction], len(cell.gates) * size, size)
+        bias = _biases(cell, weights, direction, size)
         for row in range(batch):
             h, c = h0.view(directions, batch, hidden)[direction, row, :size], c0[direction, row]
             end = _end(tokens.time, lengths, row, starts[direction])
@@ -160,7 +166,7 @@ def forward_pass(
 
 def backward_pass(
     launch,
-    matrices,
+    weights,
     tokens,
     *,
     gates,
@@ -179,17 +185,23 @@ def backward_pass(
     lengths,
     order=None,
     starts=(0, 0),
+    between=None,
 ):
-    size, directions = launch.problem.hidden_size, matrices.directions
+    if between is not None:
+        pair = {"gates": gates, "cells": cells, "dgates": dgates}
+        states = {"c0": c0, "dh_n": dh_n, "dc_n": dc_n, "dh0": dh0, "dc0": dc0}
+        _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, (bias, biases, done), lengths, between)
+        return
+    size, directions = launch.problem.hidden_size, weights.directions
     hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     bias.zero_()
     if biases:
-        assert done.shape == (directions, launch.cut.blocks)
+        assert done.shape == (directions, launch.tiling.blocks)
     for direction in range(directions):
         found = _Token(dgates[direction], tokens, 4 * hidden, 4 * hidden)
         kept = _Token(cells[direction], tokens, hidden, hidden)
         activated = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
-        w_hh = at(matrices.recurrent[direction], len(cell.gates) * size, size)
+        w_hh = at(weights.recurrent[direction], len(cell.gates) * size, size)
         for row in range(tokens.batch):
             end = _end(tokens.time, lengths, row, starts[direction])
             steps = _steps(direction, end)
@@ -221,8 +233,8 @@ def backward_pass(
                 own.copy_(left.view(4, hidden)[list(sums), :size].flatten())
 
 
-def _layer_of(matrices, index):
-    kinds = {name: getattr(matrices, name)[index : index + 1] for name in ("recurrent", "bias_ih", "bias_hh")}
+def _layer_of(weights, index):
+    kinds = {name: getattr(weights, name)[index : index + 1] for name in ("recurrent", "bias_ih", "bias_hh")}
     return types.SimpleNamespace(directions=1, **kinds)
 
 
@@ -234,13 +246,13 @@ def _surviving(between, values, step, row):
     return values if between.mask is None else values * between.mask[step, row] * between.scale
 
 
-def stacked_forward_pass(
-    launch, matrices, tokens, *, gates, y, narrow, cells, h0, c0, h_n, c_n, lengths, keep_gates, between
-):
+def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between):
     size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
+    states = states | {"h0": states["h0"].view(2, -1, hidden)}
     for index in range(2):
         if index:
-            below, sums = _Token(y[0], tokens, hidden, hidden), _Token(gates[1], tokens, 4 * hidden, 4 * hidden)
+            below = _Token(pair["y"][0], tokens, hidden, hidden)
+            sums = _Token(pair["gates"][1], tokens, 4 * hidden, 4 * hidden)
             assert (between.mask is None) == (between.passed is None)
             for row in range(tokens.batch):
                 for step in range(_end(tokens.time, lengths, row, 0)):
@@ -251,41 +263,23 @@ def stacked_forward_pass(
                     )
         forward_pass(
             launch,
-            _layer_of(matrices, index),
+            _layer_of(weights, index),
             tokens,
-            **{name: own[index:] for name, own in (("gates", gates), ("y", y), ("narrow", narrow), ("cells", cells))},
-            **_states_of(index, h0=h0.view(2, -1, hidden), c0=c0, h_n=h_n, c_n=c_n),
+            **{name: own[index:] for name, own in pair.items()},
+            **_states_of(index, **states),
             lengths=lengths,
             keep_gates=keep_gates,
         )
 
 
-def stacked_backward_pass(
-    launch,
-    matrices,
-    tokens,
-    *,
-    gates,
-    cells,
-    dy,
-    dgates,
-    c0,
-    dh_n,
-    dc_n,
-    dh0,
-    dc0,
-    bias,
-    biases,
-    done,
-    lengths,
-    between,
-):
+def _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, of_biases, lengths, between):
     size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
+    bias, biases, done = of_biases
     given = torch.zeros(tokens.time * tokens.batch, size, dtype=torch.float64)  # as wide as the kernel's own is not
     for index in (1, 0):
         if index == 0:
             above = _Token(given.data_ptr(), tokens, size, size)
-            found = _Token(dgates[1], tokens, 4 * hidden, 4 * hidden)
+            found = _Token(pair["dgates"][1], tokens, 4 * hidden, 4 * hidden)
             assert between.passed.isnan().all()
             for row in range(tokens.batch):
                 for step in range(tokens.time):
@@ -293,13 +287,11 @@ def stacked_backward_pass(
                     above[step, row].copy_(_surviving(between, between.w_ih.t() @ four.flatten(), step, row))
         backward_pass(
             launch,
-            _layer_of(matrices, index),
+            _layer_of(weights, index),
             tokens,
-            gates=gates[index:],
-            cells=cells[index:],
             dy=dy[index:] if index else (given.data_ptr(),),
-            dgates=dgates[index:],
-            **_states_of(index, c0=c0, dh_n=dh_n, dc_n=dc_n, dh0=dh0, dc0=dc0),
+            **{name: own[index:] for name, own in pair.items()},
+            **_states_of(index, **states),
             bias=bias[:, index : index + 1],
             biases=biases[index : index + 1],
             done=done[index : index + 1],
@@ -353,13 +345,9 @@ def without_loops():
         return matrix.contiguous() if fits else (scratch or matrix).new_empty(groups * rows, columns)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (layer, lean, stacked):
-            patch.setattr(module, "forward_pass", nothing)
-            patch.setattr(module, "backward_pass", nothing)
-        patch.setattr(lean, "activate", nothing)
-        patch.setattr(operands, "write", nothing)
-        for module in (padding, products, lean_products):
-            patch.setattr(module, "fitted", shaped)
+        for name in ("forward_pass", "backward_pass", "activate", "write_operands"):
+            patch.setattr(launches, name, nothing)
+        patch.setattr(launches, "resized", shaped)
         yield
 
 
@@ -417,26 +405,28 @@ def assert_agrees(problem, *, rows_first=False, calls=4):
         assert len(launched) == 2 * max(0, calls - 2)
 
 
+_SUBSTITUTES = {
+    "forward_launch": launch,
+    "backward_launch": launch,
+    "pair_launch": lambda name, problem, batch, ragged, device: launch(problem, batch, 1, ragged, device),
+    "forward_pass": forward_pass,
+    "backward_pass": backward_pass,
+    "fill_unwritten": fill_unwritten,
+    "resized": resized,
+    "write_operands": write_operands,
+    "longest_first": lambda launch, lengths, scratch: None,
+    "activate": activate,
+    "raise_if_given_up": lambda index: None,
+}
+
+
 def emulate(monkeypatch):
     """Replace every launch, and recording."""
-    for module in (layer, lean):
-        for name in ("forward_pass", "backward_pass", "fill_unwritten"):
-            monkeypatch.setattr(module, name, globals()[name])
-        for name in ("forward_launch", "backward_launch"):
-            monkeypatch.setattr(module, name, launch)
-        monkeypatch.setattr(module, "longest_first", lambda launch, lengths, scratch: None)
-    for module in (padding, products, lean_products):
-        monkeypatch.setattr(module, "fitted", fitted)
-    for name in ("forward_pass", "backward_pass"):
-        monkeypatch.setattr(stacked, name, globals()[f"stacked_{name}"])
-    monkeypatch.setattr(stacked, "fill_unwritten", fill_unwritten)
-    monkeypatch.setattr(stacked, "stacked_launch", lambda name, *others: launch(*others[:2], 1, *others[2:]))
-    monkeypatch.setattr(operands, "write", write_operands)
-    monkeypatch.setattr(lean, "activate", activate)
-    monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
+    for name, substitute in _SUBSTITUTES.items():
+        monkeypatch.setattr(launches, name, substitute)
     monkeypatch.setattr(graphs, "capture_streams", lambda index: _CaptureStream())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "current_stream", lambda device: 0)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-    whole._replays.cache_clear()
-    whole.stack_of.cache_clear()
+    replay._replays.cache_clear()
+    replay.stack_of.cache_clear()

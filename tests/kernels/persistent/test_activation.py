@@ -5,7 +5,7 @@ import pytest
 from gatewise.cells import SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.persistent.launch import SOURCES
+from gatewise.kernels.persistent.launches import SOURCES
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100", "sm_120"]

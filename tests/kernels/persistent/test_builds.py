@@ -5,7 +5,7 @@ import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent import builds
+from gatewise.kernels.persistent.launches import builds
 
 PROBLEM = Problem(8, 4, 64, 64, dtype=torch.bfloat16, needs_grad=True)
 
@@ -25,6 +25,6 @@ def test_each_pass_is_built_as_it_runs(monkeypatch, changes, expected):
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, device: Device.named("h200")))
     monkeypatch.setattr(builds, "forward_launch", lambda *given: found.append("forward"))
     monkeypatch.setattr(builds, "backward_launch", lambda *given: found.append("backward"))
-    monkeypatch.setattr(builds, "stacked_launch", lambda name, *given: found.append(f"stacked {name}"))
+    monkeypatch.setattr(builds, "pair_launch", lambda name, *given: found.append(f"stacked {name}"))
     builds.build_launches(PROBLEM.replace(**changes), torch.device("cuda", 0))
     assert found == expected

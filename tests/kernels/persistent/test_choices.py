@@ -12,9 +12,9 @@ import pytest
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent import memory, wavefront
-from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.plan import tiling
+from gatewise.kernels.persistent.sizes import layer_pairs, memory
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.tilings import tiling
 from gatewise.kernels.stepwise.plan import product_layout_of
 
 H200 = Device.named("h200")
@@ -64,7 +64,7 @@ def tilings(problem):
 def pairs(problem):
     if problem.num_layers == 1:
         return []
-    return [fields(wavefront.stacked_cut(problem, H200, backward=backward)) for backward in passes(problem)]
+    return [fields(layer_pairs.stacked_cut(problem, H200, backward=backward)) for backward in passes(problem)]
 
 
 def form(problem):

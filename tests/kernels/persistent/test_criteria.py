@@ -5,9 +5,9 @@ import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent.exactness import exact_products
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.memory import kept_tensors
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.memory import kept_tensors
 from gatewise.selection.correction import busy
 
 H200 = Device.named("h200")

@@ -6,9 +6,8 @@ import torch
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import failure
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.launch import launch_of
+from gatewise.kernels.persistent.launches import failure, launch_of
 
 pytestmark = pytest.mark.gpu
 

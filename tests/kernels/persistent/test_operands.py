@@ -7,10 +7,9 @@ import torch
 
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import operands, row_order
-from gatewise.kernels.persistent.launch import SOURCES
-from gatewise.kernels.persistent.operands import Operand, states_before
-from gatewise.kernels.persistent.tokens import Tokens
+from gatewise.kernels.persistent import launches
+from gatewise.kernels.persistent.buffers import states_before
+from gatewise.kernels.persistent.launches import SOURCES, Operand, Tokens
 from tests.kernels.persistent.emulation import write_operands
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_120"]
@@ -57,7 +56,7 @@ def test_operands_are_those_of_plain_loops(size, dtype, ragged, by_row, start, s
 
     there = wanted("cuda")
     found = [own.new(tokens, Scratch(there[0].source)).fill_(torch.nan) for own in there]
-    operands.write(there, found, tokens, None if lengths is None else lengths.to("cuda"))
+    launches.write_operands(there, found, tokens, None if lengths is None else lengths.to("cuda"))
     expected = [torch.empty(own.shape, dtype=dtype) for own in found]
     write_operands(wanted("cpu"), expected, tokens, lengths)
     for own, other in zip(found, expected, strict=True):
@@ -69,8 +68,8 @@ def test_operands_are_those_of_plain_loops(size, dtype, ragged, by_row, start, s
 def test_rows_come_longest_first_and_otherwise_as_they_are(batch):
     lengths = torch.randint(0, 50, (batch,), device="cuda")
 
-    launch = types.SimpleNamespace(cut=types.SimpleNamespace(groups=2, together=1))
-    order = row_order.longest_first(launch, lengths, Scratch(lengths))
+    launch = types.SimpleNamespace(tiling=types.SimpleNamespace(groups=2, together=1))
+    order = launches.longest_first(launch, lengths, Scratch(lengths))
     assert torch.equal(order.long(), torch.argsort(lengths, descending=True, stable=True))
-    launch.cut.together = 2
-    assert row_order.longest_first(launch, lengths, Scratch(lengths)) is None
+    launch.tiling.together = 2
+    assert launches.longest_first(launch, lengths, Scratch(lengths)) is None

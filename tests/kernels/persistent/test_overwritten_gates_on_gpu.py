@@ -7,9 +7,11 @@ import gatewise
 from gatewise import functional, testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import failure, layer, memory, stacked, whole
-from gatewise.kernels.persistent.exactness import rounds_to_tf32
+from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches import failure
+from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 
 pytestmark = pytest.mark.gpu
 
@@ -49,13 +51,12 @@ def test_the_same_bits_as_in_memory_of_their_own(name, monkeypatch):
     untouched = [tensor.clone() for tensor in before.kept]
     found = persistent.backward(problem, inputs, before, above, Needs())
     assert any(not torch.equal(old, new) for old, new in zip(untouched, before.kept, strict=True))
-    whole._replays.cache_clear()
-    for module in (memory, layer, stacked):
-        monkeypatch.setattr(module, "overwrites_gates", lambda problem: False)
+    replay._replays.cache_clear()
+    monkeypatch.setattr(memory, "overwrites_gates", lambda problem: False)
     result = persistent.forward(problem, inputs)
     kept = [tensor.clone() for tensor in result.kept]
     apart = persistent.backward(problem, inputs, result, above, Needs())
-    whole._replays.cache_clear()
+    replay._replays.cache_clear()
     assert all(torch.equal(old, new) for old, new in zip(kept, result.kept, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(flat(found), flat(apart), strict=True))
 
@@ -98,12 +99,12 @@ def test_a_wait_given_up_comes_out_as_nan(name, monkeypatch):
     above = testing.make_gradients(problem, inputs)
     _, expected = gradients_of(problem, inputs, above)
     result = persistent.forward(problem, inputs)
-    whole._replays.cache_clear()
+    replay._replays.cache_clear()
     monkeypatch.setattr(failure, "PATIENCE", 0)
     lost = persistent.backward(problem, inputs, result, above, Needs())
     torch.cuda.synchronize()
     monkeypatch.undo()
-    whole._replays.cache_clear()
+    replay._replays.cache_clear()
     assert lost.x.isnan().any()
     torch.testing.assert_close(
         lost.x.where(~lost.x.isnan(), 0), expected.x.where(~lost.x.isnan(), 0), atol=2e-3, rtol=0

@@ -9,7 +9,14 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.plan import candidates, fits, multiprocessors, shared_memory, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tilings import (
+    candidates,
+    fits,
+    multiprocessors,
+    shared_memory,
+    stacked_tiling,
+    tiling,
+)
 
 DEVICES = [Device.named(name) for name in ("h200", "b200", "a100", "rtx4090", "a10", "l4")]
 SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)

@@ -6,9 +6,9 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent import memory
-from gatewise.kernels.persistent.memory import lean_cut, lean_forward_pieces, workspace_bytes
-from gatewise.kernels.persistent.segments import Segment, evenly, in_order, mirrored, parted, visited_together
+from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.memory import lean_cut, lean_forward_pieces, workspace_bytes
+from gatewise.kernels.persistent.sizes.segments import Segment, evenly, in_order, mirrored, parted, visited_together
 
 TIMES = [1, 2, 3, 4, 5, 7, 31, 100, 191, 320, 321, 500, 1000, 70_001]
 COUNTS = [1, 2, 3, 4, 5, 15]

@@ -10,8 +10,8 @@ from gatewise.cells import LSTM, SHIPPED
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.persistent.launch import SOURCES
-from gatewise.kernels.persistent.plan import stacked_tiling, tiling
+from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.pairwise import pairwise
 
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}

@@ -6,8 +6,8 @@ import torch
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import OutputGradients
-from gatewise.kernels.persistent import failure
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches import failure
 
 pytestmark = pytest.mark.gpu
 

@@ -1,15 +1,16 @@
-// Makes what the forward pass keeps of gate sums without biases, in place. Fills memory for their gradients with the pattern
-// that means "not yet written". What a cell keeps must depend on the sums alone.
-// Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), FLOAT16, FLOAT32, EXACT.
+// Adds biases to gate sums and applies the activation functions, in place, which gives the gates that the forward pass would
+// have kept; the gates of a cell must depend on its gate sums alone. Fills the memory of their gradients with the pattern
+// that means "not yet written".
+// Compile-time constants: SIZE (H), HIDDEN (H padded to a multiple of 8), FLOAT16, FLOAT32, EXACT (see numerics.cuh).
 #include "cell.cuh"
 #include "exchange.cuh"
 
-constexpr int VALUES = 16 / sizeof(Value);  // of a load
-constexpr int LOADS = HIDDEN / VALUES;      // of a token's gate
+constexpr int VALUES = 16 / sizeof(Value);  // values that one instruction loads
+constexpr int LOADS = HIDDEN / VALUES;      // loads for one gate of a token
 
 struct Activate {
-    Value* gates[2];          // [tokens, 4H] for each direction
-    Value* unwritten[2];      // as large, or null
+    Value* gates[2];          // [tokens, 4H], for each direction
+    Value* unwritten[2];      // [tokens, 4H]: the memory of the gradients, or null
     const Value* bias_ih[2];  // [GATES * SIZE], or null
     const Value* bias_hh[2];
     int tokens;
@@ -18,7 +19,7 @@ struct Activate {
 struct alignas(16) Words {
     u32 at[4];
 };
-static_assert(sizeof(Words) == 16, "one load");
+static_assert(sizeof(Words) == 16, "the size of one load");
 
 extern "C" __global__ void recurrent_activate(const Activate p) {
     const int load = blockIdx.y * blockDim.x + threadIdx.x;

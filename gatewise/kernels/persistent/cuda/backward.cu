@@ -1,14 +1,17 @@
-// The adjoint of a recurrent layer over a whole sequence in one launch: gradients of the gate sums, step by step.
+// The backward pass of a recurrent layer over a whole sequence, in one launch: the gradients of the gate sums of all steps.
 //
-// Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
-// rows each.
-// dh_t = W_hh^T dgates_{t +- 1} has a depth of 4H. With SPLIT > 1 the blocks of a cluster share it: block r takes gates
-// r * 4 / SPLIT.. for the units of the whole cluster, then each block receives the sums of its own units.
-// With STACKED there are two layers instead of two directions, a step behind each other: blocks of z = 0 compute the second
-// layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute the first layer.
-// Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), SPLIT (1, 2, 4), ROWS (of 8), WARPS, SPANS,
-// RESIDENT, CHUNK, DEPTH, STAGED, RAGGED, STACKED, FLOAT16, FLOAT32, EXACT, ONE_ROW,
-// SHARED_BYTES.
+// Block (x, y, z) computes the hidden units from x * UNITS on of direction z, for the batch groups y, y + gridDim.y, ... of
+// ROWS rows each.
+// dh_t = W_hh^T dgates_{t +- 1} is a product of depth 4H. With SPLIT > 1 the blocks of a cluster share the depth: block r
+// multiplies the gates from r * 4 / SPLIT on for the units of the whole cluster, and receives the partial sums of its own
+// units from the other blocks.
+// With STACKED the launch computes a pair of layers with one direction, the first layer a step behind the second: blocks of
+// z = 0 compute the second layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute
+// the first layer.
+//
+// Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
+// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
+// lengths), STACKED; FLOAT16, FLOAT32, EXACT (the numbers, see numerics.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
@@ -29,50 +32,51 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 #else
 constexpr int RECEIVED = 0;
 #endif
-static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "as planned");
+static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "the same as in plan.py");
 
-// Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
-// Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
+// Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
+// states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
+// t * step + n * row, so that tokens are in the order of steps or in the order of rows.
 struct Backward {
-    const Value* weights[2];  // [GATES * SIZE, SIZE] for each direction
-    const Value* gates[2];    // [tokens, 4H]: what was kept of the sums
-    const Value* cells[2];    // [tokens, H]
-    const Value* dy[2];       // [tokens, SIZE of D * SIZE], or null for zeros
-    Value* dgates[2];         // [tokens, 4H], filled with ones; if MARKED it may be `gates`
+    const Value* weights[2];  // [GATES * SIZE, SIZE]
+    const Value* gates[2];    // [tokens, 4H]: the kept gates
+    const Value* cells[2];    // [tokens, H]: the kept states
+    const Value* dy[2];       // [tokens, D * SIZE], or null for zeros
+    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand; if MARKED it may be `gates`
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros; not read if CARRIES_HIDDEN
     Value* dh0;               // [D, B, SIZE]
     Value* dc0;               // [D, B, SIZE]; not written if CARRIES_HIDDEN
-    void* bias;               // gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1, of a block's rows alone, float [gridDim.y, D, 4H]
-    Value* dbias_ih[2];       // where they are put [GATES * SIZE] for each direction, or null: then they are left in `bias`
+    void* bias;               // the gradients of both biases, Value [2, D, 4H]; if gridDim.y > 1 the partial sums of each block's rows, float [gridDim.y, D, 4H]
+    Value* dbias_ih[2];       // [GATES * SIZE]: the gradients of the biases, or null: then they remain in `bias`
     Value* dbias_hh[2];
-    u32* done;                // [D, gridDim.x], filled with ones: blocks of the same units that have left theirs in `bias`
-    const i64* lengths;       // [B]; read only if RAGGED
-    const int* order;         // [B]: the rows of the batch as they are taken, or null; read only if RAGGED
-    int* failure;             // set to 1 when a wait is given up
-    int start[2];             // steps that `lengths` counts before the first one here, of each direction
-    int earlier;              // so many times [D, 4H] that launches before left in front of `bias`, and that count, too
+    u32* done;                // [D, gridDim.x], all bits 1 beforehand: counts the blocks of the same units that have written to `bias`
+    const i64* lengths;       // [B]: the sequence lengths; read only if RAGGED
+    const int* order;         // [B]: the order in which batch rows form groups, or null; read only if RAGGED
+    int* failure;             // set to 1 when a block gives up waiting
+    int start[2];             // the steps of the sequence before the first one here, for each direction
+    int earlier;              // the number of partial sums [D, 4H] of earlier launches in front of `bias`, which are added, too
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
-    // STACKED alone.
-    const Value* between;     // input weights of the second layer [GATES * SIZE, SIZE]
-    Value* dy_between;        // gradients of the first layer's outputs [tokens, H], filled with ones
-    const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
+    // Only with STACKED.
+    const Value* between;     // [GATES * SIZE, SIZE]: the input weights of the second layer
+    Value* dy_between;        // [tokens, H], all bits 1 beforehand: the gradients of the first layer's outputs
+    const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
-    float scale;              // of what survives
+    float scale;              // the factor of outputs that survive dropout
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "room to collect the gradients of the biases");
+static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
 
-// What a cell needs of one step.
+// The values that a cell reads at one step.
 struct Inputs {
     FourGates gates;
-    u32 before, dy;  // c of the step before, gradient of the output
+    u32 before, dy;  // the state c of the step before, the gradient of the output
 };
 
-constexpr bool FETCHES = !EXACT;  // exact products leave no registers for it
+constexpr bool FETCHES = !EXACT;  // exact products leave no registers for prefetching
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(const Backward p) {
     extern __shared__ float4 shared[];
@@ -91,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
 #if STACKED
-    const int direction = 1 - blockIdx.z / 2;  // the layer; between them, the second one
+    const int direction = 1 - blockIdx.z / 2;  // the layer; for the blocks between the layers, the second one
     const bool second = direction == 1, between = blockIdx.z == 1;
     constexpr bool reverse = false;
     const int dy_width = second ? SIZE : HIDDEN;
@@ -110,9 +114,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     Value* const dgates = second ? p.dgates[1] : p.dgates[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
-    // W_hh has the units along its rows; a tile has them along its columns.
+    // The rows of W_hh run along the units; the columns of a tile do.
     Weights weights;
-    const int units = first_unit - (int)rank * UNITS;  // the first of the tiles
+    const int units = first_unit - (int)rank * UNITS;  // the first unit of the tiles
     const Value* const matrix = (between ? p.between : second ? p.weights[1] : p.weights[0]) + units;
     const int first_sum = (int)rank * (4 / SPLIT);
 #if FLOAT32
@@ -141,18 +145,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #if SPLIT > 1
     await_cluster_barrier();
 #endif
-    __syncthreads();  // weights that are staged lie where sums will
+    __syncthreads();  // the weights were staged in the memory of the partial sums
 
     for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
         const int first_row = group * ROWS;
         const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         bool inside[CELLS];
-        u32 own[CELLS], four_own[CELLS];  // a cell's place in the first step's H values, and in its 4H where the lane reads gates
+        u32 own[CELLS], four_own[CELLS];  // the index of a cell's values at the first step, in tensors [tokens, H] and [tokens, 4H]
         float dc[CELLS];
         u32 cell_now[CELLS];
-        Inputs input[CELLS], coming[CELLS];  // of the next step, and of the one after it, as they were loaded
-        // Only c of the step before is loaded, because c of a step is what the step visited last had as `before`.
+        Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
+        // Only the state before a step is loaded: the state after it is the one that was `before` of the step visited last.
         auto own_state = [&](Place at) { return (direction * p.batch + ends.place(at.row)) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
         auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
@@ -181,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
-            // The step visited before; between layers, this one.
+            // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
@@ -192,12 +196,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         Scales scales;
         scales.start();
         begin_product(words, row_at, 0);
-        // One step more than the sequence has: it makes the gradient of h0.
+        // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
 #if STACKED
-            // The first layer's come from blocks beside it; few loads were too early for them.
+            // The first layer's gradients come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -206,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             }
 #endif
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
-            if (between) begin_product(words, row_at, step + 1);  // nobody waits for what these blocks load
+            if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -221,21 +225,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                      summed(sums, row, column), address_in(shared_address(&arrival), to));
             }
 #endif
-            // What does not depend on what is waited for comes first.
+            // First the arithmetic that does not depend on data that is waited for.
             Slopes slope[CELLS];
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), widened(input[cell].before));
 #if SPLIT > 1
-            // Without a limit: a cluster runs as a whole, its blocks send in every step, lost or not, and a block that ran ahead
-            // would arrive twice in one phase of its barrier, which the hardware takes for an error.
+            // This wait has no limit: all blocks of a cluster run at the same time and send in every step, even after they gave up
+            // waiting, and a block that ran ahead would arrive twice in one phase of its barrier, which is a hardware error.
             if (warp_owns(0))
                 while (!has_arrived(&arrival, parity)) {}
 #endif
-            // First the arithmetic, then what other blocks wait for, then the loads for later steps.
+            // First the arithmetic, then the stores that other blocks wait for, then the loads for later steps.
             FourGates grads[CELLS];
 #if STACKED
-            u32 handed[CELLS];  // to the first layer
+            u32 handed[CELLS];  // the gradients for the first layer
 #endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -250,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #if SPLIT > 1
 #pragma unroll
                     for (int from = 0; from < SPLIT; ++from) recurrent += inbox[(from * ROWS + at.row) * UNITS + at.unit];
-                    if (patience.lost) recurrent = __uint_as_float(0x7fc00000u);  // not all of it is there
+                    if (patience.lost) recurrent = __uint_as_float(0x7fc00000u);  // some of the sums never arrived
 #else
                     const float* sum = sums + at.row * PARTIAL_STRIDE + at.unit;
 #pragma unroll
@@ -267,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     continue;
                 }
 #endif
-                // A row's first step here takes the gradient of its final state instead.
+                // At a row's first step here, this gradient is that of its final state.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
                 if (inside[cell] && finish && is_real(at)) {
                     p.dh0[own_state(at)] = (Value)narrowed(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
@@ -298,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, grads[cell]);
                 }
 #if EXACT
-            // Nobody waits for these sums, which take several operations.
+            // These sums take several operations, and no other block waits for them.
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (warp_owns(cell)) bias[cell].add(widened(grads[cell]));
@@ -352,12 +356,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(sum.total);
     }
     if (!between && gridDim.y > 1 && p.dbias_ih[0]) {
-        // The last block of those that share the units adds up what all of them have left, in the order of their rows.
+        // The last of the blocks of the same units adds up the partial sums of all of them, in the order of their rows.
         __shared__ bool last;
         __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();
-            last = atomicAdd(p.done + direction * gridDim.x + blockIdx.x, 1u) + 2 == gridDim.y;  // it began at -1
+            last = atomicAdd(p.done + direction * gridDim.x + blockIdx.x, 1u) + 2 == gridDim.y;  // the counter begins at -1
             __threadfence();
         }
         __syncthreads();

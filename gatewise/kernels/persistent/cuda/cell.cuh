@@ -1,25 +1,25 @@
-// The step of the cell and its adjoint on one hidden unit, in fp32.
+// The step of the cell and its adjoint for one hidden unit, in fp32.
 //
-// CELL_CODE is made of the cell's statement (gatewise/derivation/device.py). Of the sums that a step reads, the biases and the
-// products that each one takes part of are told by `input_gate` and `recurrent_gate`.
+// CELL_CODE is generated from the cell's statement (gatewise/derivation/device.py). Its functions `input_gate` and
+// `recurrent_gate` say which rows of the input and the recurrent weights and biases each gate sum of the step takes.
 #pragma once
 #include "numerics.cuh"
 
 using Real = float;
 #include "functions.cuh"
 CELL_CODE
-static_assert(SUMS <= 4, "four gates of a unit lie side by side");
+static_assert(SUMS <= 4, "memory has room for four gates of a unit");
 
-// Whether sum k is of gate k in both products, for all four.
+// Whether gate sum k takes the rows of gate k of both matrices, for all four sums.
 constexpr bool SUMS_ARE_GATES = input_gate(0) == 0 && input_gate(1) == 1 && input_gate(2) == 2 && input_gate(3) == 3 &&
                                 recurrent_gate(0) == 0 && recurrent_gate(1) == 1 && recurrent_gate(2) == 2 && recurrent_gate(3) == 3;
 
-// The gate whose rows of a matrix a sum takes part of; -1 for none.
+// The gate whose rows of a matrix a gate sum takes; -1 if it takes none.
 __device__ __forceinline__ int gate_of(int sum, bool of_input_weights) { return of_input_weights ? input_gate(sum) : recurrent_gate(sum); }
 
-using Gates = Kept;  // four numbers of a unit: sums, what is kept of them, or their gradients
+using Gates = Kept;  // four numbers of a unit: gate sums, kept gates, or gradients
 
-// The sums of a step: those of the input, which were computed before, and those of the recurrent product, with biases.
+// The gate sums of a step: the input's part, which was computed before the launch, the recurrent product and the biases.
 __device__ __forceinline__ Gates total_sums(float4 recurrent, Gates input, float4 bias) {
     auto total = [](int sum, float recurrent, float input, float bias) {
         return (recurrent_gate(sum) < 0 ? 0.f : recurrent) + (input_gate(sum) < 0 ? 0.f : input) + bias;
@@ -28,18 +28,18 @@ __device__ __forceinline__ Gates total_sums(float4 recurrent, Gates input, float
             total(2, recurrent.z, input.z, bias.z), total(3, recurrent.w, input.w, bias.w)};
 }
 
-// The bias of a sum of a unit, from both vectors [GATES * SIZE], which may be null.
+// The bias of a gate sum of a unit, from both bias vectors [GATES * SIZE], or 0 if they are null.
 __device__ __forceinline__ float bias_of(const Value* bias_ih, const Value* bias_hh, int sum, int unit) {
     const int input = input_gate(sum), recurrent = recurrent_gate(sum);
     if (!bias_ih || unit >= SIZE) return 0.f;
     return (input < 0 ? 0.f : widened(bias_ih[input * SIZE + unit])) + (recurrent < 0 ? 0.f : widened(bias_hh[recurrent * SIZE + unit]));
 }
 
-// A sum over the steps of a sequence. EXACT ones are compensated (Kahan): their error does not grow with the steps.
+// A sum over the steps of a sequence. With EXACT it is compensated (Kahan), so that its error does not grow with the length.
 struct LongSum {
     float total;
 #if EXACT
-    float excess;  // what rounding has made it too large by
+    float excess;  // the rounding error of `total`
 #endif
 
     __device__ __forceinline__ void add(float value) {

@@ -1,7 +1,8 @@
 // Sums across the blocks of a cluster, through distributed shared memory (sm_90 and later).
 //
-// A value is sent with its own signal: the receiver's barrier counts the bytes that arrive. What arrives lies in shared
-// memory, which nothing caches: acquiring it for the whole cluster would throw away the first-level cache in every step.
+// Each store signals its own arrival: the receiver's barrier counts the bytes that arrive. Received values are in shared
+// memory, which is not cached, so they are not acquired at cluster scope: that would invalidate the first-level cache in every
+// step.
 #pragma once
 #include "numerics.cuh"
 
@@ -13,7 +14,7 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
-// The same shared-memory address in another block of the cluster.
+// The address of the same place in the shared memory of another block of the cluster.
 __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
     u32 remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));

@@ -1,9 +1,10 @@
-// How blocks pass values between steps without a barrier: the data is its own flag.
+// The exchange of values between blocks from step to step, without a barrier: the data is its own flag.
 //
-// A buffer is filled beforehand with words that no result can be (0xFFFFFFFF). Producers store, consumers load until no
-// word is that pattern. Every slot is written once, so nothing needs a fence.
+// A buffer is filled before the launch with a pattern that is never a result (0xFFFFFFFF). Producers store their values, and
+// consumers load until no word is that pattern. Each word is written once, so no fence is needed.
 //
-// Where results never have MARK, any word that has it counts as not yet written (MARKED): the buffer may hold kept gates.
+// With MARKED, results never have the bit MARK, and every word that has it counts as not yet written: the buffer may then be
+// the memory of kept gates.
 #pragma once
 #include "numerics.cuh"
 
@@ -18,7 +19,7 @@ __device__ __forceinline__ uint4 load_exchanged(const Value* from) {
     return words;
 }
 
-// Stores a word of one or two neighbouring values, which consumers check as one.
+// Stores a word, which has one or two neighbouring values; consumers check it as a whole.
 __device__ __forceinline__ void store_exchanged(Value* to, u32 word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
@@ -45,8 +46,8 @@ __device__ __forceinline__ bool is_unwritten(uint4 words) {
 
 __device__ __forceinline__ bool is_unwritten(u32 value) { return (Value)value == (Value)UNWRITTEN; }
 
-// Counts the polls of one wait; beyond the limit the wait is given up, so that a lost block can never hang the device. A
-// block that gave up waits no more: what it reads is the pattern, a NaN, and so is all that follows from it.
+// Counts the polls of a wait. Beyond the limit the block gives up, so that a missing block can never hang the device. A block
+// that gave up does not wait again: it reads the pattern, which is a NaN, and all its further results are NaN, too.
 struct Patience {
     u32 limit;
     u32 polls;

@@ -1,13 +1,12 @@
-// Copies a matrix whose rows come in groups into one of another size: what has no source is zero, what has no place is left
-// out.
-// Compile-time: BYTES of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
+// Copies a matrix whose rows come in groups to one of another size: each group is padded with zeros, or cropped.
+// Compile-time constant: BYTES, the size of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
 #include "word.cuh"
 
 struct Fit {
     const Word* from;
     Word* to;                           // [rows, columns]
-    long long stride;                   // words from one row of `from` to the next
-    int from_group, from_columns;       // rows of a group, columns
+    long long stride;                   // the distance from one row of `from` to the next, in words
+    int from_group, from_columns;       // the rows of a group, and the columns, of `from`
     int rows, group, columns;
 };
 

@@ -1,11 +1,14 @@
-// A recurrent layer over a whole sequence in one launch.
+// The forward pass of a recurrent layer over a whole sequence, in one launch.
 //
-// Block (x, y, z) owns hidden units x * UNITS.. of direction z and goes through batch groups y, y + gridDim.y, ... of ROWS
-// rows each.
-// With STACKED there are two layers instead of two directions, a step behind each other: blocks of z = 0 compute the first
-// layer, those of z = 1 multiply its outputs with the input weights of the second, which those of z = 2 compute.
-// Compile-time: SIZE (H), HIDDEN (H rounded up to a multiple of 8), UNITS (of 4), ROWS (of 8), WARPS, SPANS, RESIDENT, CHUNK,
-// DEPTH, RAGGED, STACKED, FLOAT16, FLOAT32, EXACT, ONE_ROW, SHARED_BYTES.
+// Block (x, y, z) computes the hidden units from x * UNITS on of direction z, for the batch groups y, y + gridDim.y, ... of
+// ROWS rows each.
+// With STACKED the launch computes a pair of layers with one direction, the second layer a step behind the first: blocks of
+// z = 0 compute the first layer, those of z = 1 multiply its outputs with the input weights of the second layer, and those of
+// z = 2 compute the second layer.
+//
+// Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
+// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; FLOAT16,
+// FLOAT32, EXACT (the numbers, see numerics.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -13,37 +16,75 @@
 #include "gates.cuh"
 #include "sequence.cuh"
 
-// Pairs are of the directions, with STACKED of the layers; then D is 2 where it counts states and 1 where it counts columns.
-// Tensors with a value for each token hold that of step t and row n at t * step + n * row, in the order of time or of rows.
+// Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
+// states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
+// t * step + n * row, so that tokens are in the order of steps or in the order of rows.
 struct Forward {
-    Value* gates[2];            // [tokens, 4H] for each direction: x W_ih^T; what is kept of the sums takes their place if `keep_gates`
+    Value* gates[2];            // [tokens, 4H]: x W_ih^T, overwritten by the kept gates if `keep_gates`
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, H of D * H], filled with ones
-    Value* narrow[2];           // [tokens, SIZE of D * SIZE]: y without what was rounded up, or null
-    Value* cells[2];            // [tokens, H]: the carried state of every step for the backward pass, or null
+    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded
+    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null
+    Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H]
     const Value* c0;            // [D, B, SIZE]
     Value* h_n;                 // [D, B, SIZE]
     Value* c_n;                 // [D, B, SIZE]
-    const i64* lengths;         // [B]; read only if RAGGED
-    const int* order;           // [B]: the rows of the batch as they are taken, or null; read only if RAGGED
-    int* failure;               // set to 1 when a wait is given up
-    int start[2];               // steps that `lengths` counts before the first one here, of each direction
+    const i64* lengths;         // [B]: the sequence lengths; read only if RAGGED
+    const int* order;           // [B]: the order in which batch rows form groups, or null; read only if RAGGED
+    int* failure;               // set to 1 when a block gives up waiting
+    int start[2];               // the steps of the sequence before the first one here, for each direction
     int keep_gates;
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
-    // STACKED alone.
-    const Value* between;       // input weights of the second layer [GATES * SIZE, SIZE]; its gates are filled with ones
-    Value* dropped;             // [tokens, H], filled with ones: y[0] times mask and scale; read only with a mask
-    const unsigned char* mask;  // what survives between the layers, that of step t and row n at t * mask_step + n * mask_row; or null
+    // Only with STACKED.
+    const Value* between;       // [GATES * SIZE, SIZE]: the input weights of the second layer, whose `gates` have all bits 1 beforehand
+    Value* dropped;             // [tokens, H], all bits 1 beforehand: the outputs of the first layer after dropout; used only with a mask
+    const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
-    float scale;                // of what survives
+    float scale;                // the factor of outputs that survive dropout
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "as planned");
+static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in plan.py");
+
+// Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
+// four sums of a cell are neighbours.
+__device__ __forceinline__ void load_rows(Weights& weights, uint4* lent, const Value* source, const int first_unit, const bool between, const int lane) {
+    auto words_at = [&](int row, int k) {
+        const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
+        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
+    };
+    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
+        const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
+        const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
+        return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
+    });
+}
+
+// Stores the products of step t with the input weights of the second layer, whose blocks wait for them.
+__device__ __forceinline__ void pass_to_second_layer(Value* const gates, float* const sums, const bool (&inside)[CELLS], const u32 (&four_own)[CELLS], const u32 step_values, const int t) {
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        if (!warp_owns(cell)) continue;
+        const Place at = place_of(cell);
+        const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
+        const FourGates turned = scattered({sum.x, sum.y, sum.z, sum.w});
+        if (inside[cell]) store_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+    }
+}
+
+// Stores the outputs of step t without padding.
+__device__ __forceinline__ void store_unpadded(const Forward& p, Value* const narrow, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        const Place at = place_of(cell);
+        if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
+        const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
+        narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const Forward p) {
     extern __shared__ float4 shared[];
@@ -54,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
 #if STACKED
-    const int direction = (blockIdx.z + 1) / 2;  // the layer; between them, the second one
+    const int direction = (blockIdx.z + 1) / 2;  // the layer; for the blocks between the layers, the second one
     const bool second = direction == 1, between = blockIdx.z == 1, waits = blockIdx.z == 2;
     constexpr bool reverse = false;
 #else
@@ -75,18 +116,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     Value* const narrow = second ? p.narrow[1] : p.narrow[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
-    // Tile row r is sum r % 4 of unit r / 4, so that the four sums of a cell lie side by side.
     Weights weights;
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
-    auto words_at = [&](int row, int k) {
-        const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
-        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
-    };
-    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
-        const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
-        const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
-        return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
-    });
+    load_rows(weights, lent, source, first_unit, between, lane);
     read_biases(biases, second ? p.bias_ih[1] : p.bias_ih[0], second ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
     int parity = 0;
@@ -96,10 +128,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         bool inside[CELLS];
-        // A cell's place in the first step's H values, in its 4H where the lane reads gates, and in its outputs.
+        // The index of a cell's values at the first step: in tensors [tokens, H], [tokens, 4H] and in the outputs.
         u32 own[CELLS], four_own[CELLS], y_own[CELLS];
         float c[CELLS];
-        FourGates input[CELLS], coming[CELLS];  // the gate sums of the next step, and of the one after it, as they were loaded
+        FourGates input[CELLS], coming[CELLS];  // the input's part of the gate sums of the next step, and of the one after it, as loaded
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
 #if STACKED
@@ -147,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
 #if STACKED
-            // The second layer's come from blocks beside it; few loads were too early for them.
+            // The second layer's inputs come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -157,20 +189,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             }
 #endif
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
-            if (between) begin_product(words, row_at, step + 1);  // nobody waits for what these blocks load
+            if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
             if (between) {
-#pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                    if (!warp_owns(cell)) continue;
-                    const Place at = place_of(cell);
-                    const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
-                    const FourGates turned = scattered({sum.x, sum.y, sum.z, sum.w});
-                    if (inside[cell]) store_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
-                }
+                pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
                 continue;
             }
-            // First the arithmetic, then what other blocks wait for, then what only the backward pass needs.
+            // First the arithmetic, then the stores that other blocks wait for, then those for the backward pass.
             Gates gate[CELLS];
             u32 output[CELLS];
             bool active[CELLS];
@@ -211,15 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
 #endif
-            if (narrow) {
-#pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                    const Place at = place_of(cell);
-                    if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
-                    const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
-                    narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
-                }
-            }
+            if (narrow) store_unpadded(p, narrow, output, inside, ends, first_unit, t);
             if (cells) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
@@ -233,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             begin_product(words, row_at, step + 1);
         }
         if (between) continue;
-        __syncwarp();  // some of the last outputs were stored by a neighbouring lane
+        __syncwarp();  // a neighbouring lane stored some of the last outputs
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             if (!inside[cell]) continue;

@@ -1,20 +1,20 @@
-// The values of a cell in memory: a plane [B, H] of hidden states, a plane [B, 4H] with the four gates H apart.
+// The values of a cell in memory: hidden states [B, H], and gates [B, 4H] with the four gates of a unit H values apart.
 //
-// Four neighbouring lanes own four neighbouring units of a row. What loading and storing in words of the memory's own size
-// takes is here, so that the passes need not know how wide a value is.
+// Four neighbouring lanes compute four neighbouring units of a row. The functions here load and store whole words and
+// exchange values between these lanes, so that the passes need not know the size of a value.
 #pragma once
 #include "cell.cuh"
 #include "exchange.cuh"
 
-// Brings what a later step loads from memory into the second-level cache: long sequences leave it.
+// Prefetches the values of a later step into the second-level cache, which does not hold those of long sequences.
 constexpr int FETCHED_AHEAD = 8;  // steps
 __device__ __forceinline__ void fetch(const Value* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 #if FLOAT32
 
-using FourGates = uint4;  // one value a word
+using FourGates = uint4;  // one gate in each word
 
-// Where in a plane [B, 4H] a lane reads and writes the gates of a cell.
+// The index at which a lane loads and stores the gates of a cell in a tensor [B, 4H].
 __device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
 
 __device__ __forceinline__ FourGates load_gates(const Value* at) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void fetch_gates(const Value* at) {
 
 __device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
 
-// The same, of gates that are exchanged.
+// The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
     return make_uint4(load_exchanged_value(at), load_exchanged_value(at + HIDDEN), load_exchanged_value(at + 2 * HIDDEN), load_exchanged_value(at + 3 * HIDDEN));
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates
     store_exchanged(at + 2 * HIDDEN, gates.z), store_exchanged(at + 3 * HIDDEN, gates.w);
 }
 
-// From what a lane loads to what its cell needs, and back to what a lane stores.
+// From the words that a lane loads to the gates of its cell, and back to the words that it stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) {
 #if MARKED
     return make_uint4(unmarked(loaded.x), unmarked(loaded.y), unmarked(loaded.z), unmarked(loaded.w));
@@ -58,11 +58,11 @@ __device__ __forceinline__ Gates widened(FourGates gates) {
     return {widened(gates.x), widened(gates.y), widened(gates.z), widened(gates.w)};
 }
 
-// The word of the exchange with a lane's hidden state; the lane whose number is a multiple of VALUES_PER_WORD stores it.
+// The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
 __device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? narrowed(value) : 0u; }
 __device__ __forceinline__ Value own_value(u32 word) { return word; }
 
-// The words of the exchange with the gradients of a cell's gates, rounded as every product that reads them rounds them.
+// The words with the gradients of a cell's gates that other blocks read, rounded as all products round them.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     auto word = [&](float value) { return active ? unmarked(narrowed(widened(rounded(__float_as_uint(value))))) : 0u; };
     return make_uint4(word(grad.x), word(grad.y), word(grad.z), word(grad.w));
@@ -76,9 +76,9 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
 
 #else
 
-using FourGates = uint2;  // the first two, the last two
+using FourGates = uint2;  // the first two gates, the last two gates
 
-// Transposes 16-bit values among four neighbouring lanes: lane j gives (a0 a1)(a2 a3) and gets value j of each lane.
+// Transposes a 4 x 4 matrix of 16-bit values in four neighbouring lanes: lane j passes row j and receives column j.
 __device__ __forceinline__ uint2 transposed(uint2 own) {
     const int lane = threadIdx.x & 31;
     const u32 far = __shfl_xor_sync(EVERY_LANE, (lane & 2) ? own.x : own.y, 2);
@@ -89,7 +89,7 @@ __device__ __forceinline__ uint2 transposed(uint2 own) {
     return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
 }
 
-// Where in a plane [B, 4H] a lane reads and writes: lane j of four has gate j of their four units.
+// The index at which a lane loads and stores in a tensor [B, 4H]: lane j of four has gate j of their four units.
 __device__ __forceinline__ u32 gates_place(int row, int unit) {
     return row * 4 * HIDDEN + (threadIdx.x & 3) * HIDDEN + (unit & ~3);
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint
 __device__ __forceinline__ void fetch_gates(const Value* at) { fetch(at); }
 __device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
 
-// The same, of gates that are exchanged.
+// The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
     FourGates gates;
     asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(gates.x), "=r"(gates.y) : "l"(at) : "memory");
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates
 
 __device__ __forceinline__ bool is_unwritten(FourGates gates) { return max(gates.x, gates.y) == UNWRITTEN; }
 
-// From what a lane loads to what its cell needs, and back to what a lane stores.
+// From the words that a lane loads to the gates of its cell, and back to the words that it stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }
 __device__ __forceinline__ FourGates narrowed(Gates gates) {
     return {packed(gates.x, gates.y), packed(gates.z, gates.w)};
@@ -126,8 +126,8 @@ __device__ __forceinline__ Gates widened(FourGates gates) {
 // The 16-bit values of two neighbouring lanes as one word, valid in the first of them.
 __device__ __forceinline__ u32 paired(u32 own) { return own | __shfl_down_sync(EVERY_LANE, own, 1) << 16; }
 
-// Of two neighbouring lanes that give (a0 a1)(a2 a3) each, the first gets its own and the other's a0, then their a1; the
-// second their a2, then their a3.
+// Two neighbouring lanes pass (a0 a1)(a2 a3) each; the first one receives both a0 and both a1, the second one both a2 and
+// both a3.
 __device__ __forceinline__ uint2 paired(uint2 own) {
     const bool second = threadIdx.x & 1;
     const u32 other = __shfl_xor_sync(EVERY_LANE, second ? own.x : own.y, 1);
@@ -135,16 +135,16 @@ __device__ __forceinline__ uint2 paired(uint2 own) {
     return make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
 }
 
-// The word of the exchange with a lane's hidden state; the lane whose number is a multiple of VALUES_PER_WORD stores it.
+// The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
 __device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? narrowed(value) : 0u); }
 __device__ __forceinline__ Value own_value(u32 word) { return (Value)word; }
 
-// The words of the exchange with the gradients of a cell's gates.
+// The words with the gradients of a cell's gates that other blocks read.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     return paired(active ? narrowed(grad) : make_uint2(0, 0));
 }
 
-// The first of two neighbouring lanes has the first two gates of both units, the second the last two.
+// The first of two neighbouring lanes stores the first two gates of both units, the second one the last two.
 __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
     Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
     store_exchanged(to, words.x);

@@ -1,9 +1,9 @@
-// Sixteen-bit numbers: fp16 or bf16. NaN is converted to 0x7FFF.
+// 16-bit numbers: fp16 or bf16. Conversions return 0x7FFF for a NaN.
 #pragma once
 
 using Value = u16;
 
-constexpr int SPAN = 32;            // values in four lanes' loads of 16 bytes
+constexpr int SPAN = 32;            // the values that four lanes load, 16 bytes each
 constexpr int VALUES_PER_WORD = 2;  // of 32 bits
 
 __device__ __forceinline__ float widened(u32 bits) {
@@ -27,13 +27,13 @@ __device__ __forceinline__ u32 packed(float low, float high) {
 }
 
 __device__ __forceinline__ u32 narrowed(float value) {
-    return packed(value, 0.f);  // converting two at once is the faster instruction
+    return packed(value, 0.f);  // the instruction that converts two values is the faster one
 }
 
 __device__ __forceinline__ float low_half(u32 pair) { return widened(pair & 0xffffu); }
 __device__ __forceinline__ float high_half(u32 pair) { return widened(pair >> 16); }
 
-// Operands are multiplied as they are.
+// Factors of products are not rounded.
 __device__ __forceinline__ u32 rounded(u32 pair) { return pair; }
 
 // sum[16 x 8] += a[16 x 16] b[16 x 8], accumulated in fp32.
@@ -47,14 +47,14 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Transposes an 8 x 8 matrix of 16-bit values that a warp holds two a lane, row by row.
+// Transposes an 8 x 8 matrix of 16-bit values, of which each lane of a warp holds two in row-major order.
 __device__ __forceinline__ u32 transposed_matrix(u32 pair) {
     u32 turned;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
 }
 
-// The hardware's approximation: relative error 2^-11, below the rounding of a 16-bit result.
+// The hardware's approximation has a relative error of 2^-11, less than the rounding of a 16-bit result.
 __device__ __forceinline__ float tanh_of(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,23 +1,23 @@
-// Lays out what products over all steps read, token by token: inputs without what lies beyond the ends of sequences, and
-// the hidden states that went into each step. Beyond the ends, and beyond the columns, there are zeros.
-// Compile-time: BYTES of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
+// Gathers the factors of matrix products over all steps, token by token: the inputs of each step, or the hidden states that
+// each step reads. Values after the end of a sequence, and padding, are zeros.
+// Compile-time constant: BYTES, the size of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
 #include "word.cuh"
 
 struct Operand {
-    const Word* source;    // of the sequence's first step
-    const Word* first;     // [B, columns]: what goes into the step that a row begins with, if it is not the step's own
+    const Word* source;    // the values of the sequence's first step
+    const Word* first;     // [B, columns]: the values for the step that a row begins with; read only if `shift` is not 0
     Word* target;          // [tokens, width]
-    long long step, row;   // words of the source from one step, and from one row, to the next
+    long long step, row;   // the distance from one step, and from one row, to the next in the source, in words
     int columns, width;
-    int shift;             // what goes into step t is of step t + shift: 0, -1 or, in the reverse direction, 1
-    int start;             // steps of the sequence before the first one here
+    int shift;             // step t reads the values of step t + shift: 0, -1 or, in the reverse direction, 1
+    int start;             // the steps of the sequence before the first one here
 };
 
-// The token of step t and row n is t * step + n * row.
+// The token of step t and row n has index t * step + n * row.
 struct Operands {
     Operand of[4];
     const long long* lengths;  // [B], or null
-    int total;                 // steps of the sequence
+    int total;                 // the steps of the sequence
     int time, batch;
     int step, row;
 };

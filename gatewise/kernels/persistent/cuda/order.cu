@@ -1,14 +1,14 @@
-// Puts the rows of a batch in the order of their lengths, the longest first; rows of the same length stay in theirs.
-// Compile-time: THREADS.
+// Sorts the rows of a batch by length, the longest first; the sort is stable.
+// Compile-time constant: THREADS of a block.
 using i64 = long long;
 
 struct Order {
     const i64* lengths;  // [B]
-    int* order;          // [B]
+    int* order;          // [B]: the sorted rows
     int batch;
 };
 
-// Every thread counts the rows that come before its own.
+// Each thread counts the rows that come before its own.
 extern "C" __global__ void __launch_bounds__(THREADS) recurrent_order(const Order p) {
     __shared__ int lengths[THREADS];
     const int row = blockIdx.x * THREADS + threadIdx.x;

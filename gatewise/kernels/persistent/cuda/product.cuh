@@ -1,58 +1,60 @@
-// The recurrent product of one step: weights in registers, the other operand polled from the exchange.
+// The recurrent matrix product of one step: one factor are the weights, in registers; the other is polled from the exchange.
 //
-// A block multiplies TILES x 16 weight rows with ROWS batch rows over a depth of WIDTH. Its warps split the depth: warp w
-// takes SPANS spans of SPAN values from w * SPANS * SPAN, for every weight row, and leaves a partial sum in shared memory.
-// The order of the depth is free, so each lane's fragment is 16 contiguous bytes of a row: no staging.
+// A block multiplies TILES x 16 rows of weights with ROWS batch rows over a depth of WIDTH. Its warps share the depth: warp w
+// multiplies SPANS spans of SPAN values, from w * SPANS * SPAN on, for all rows of weights, and writes its partial sums to
+// shared memory. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
+// which needs no staging in shared memory.
 #pragma once
 #include "exchange.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, one tensor-core tile wide each
-constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // floats; the padding keeps stores free of bank conflicts
-constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // of one warp
-constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls for one group of eight rows, CHUNK spans each
+constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
+constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
+constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
+constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
 constexpr int ITEMS = NEIGHBOURS * POLLS;
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
 
-constexpr int FRAGMENTS = SCALED ? 1 : 2;              // a lane's, of one tile in one span: as many tensor-core products
-constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights do not fit in registers: in shared memory
-constexpr int LENT_WORDS = WARPS * LENT * SPANS * FRAGMENTS * 32;  // of 16 bytes
+constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
+constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights are in shared memory, because registers have no room for them
+constexpr int LENT_WORDS = WARPS * LENT * SPANS * FRAGMENTS * 32;  // the size of those, in words of 16 bytes
 
-// A lane's weights: RESIDENT tiles in registers, the others at `lent`, which is its own share of shared memory.
+// A lane's weights: those of RESIDENT tiles in registers, the others at `lent`, in the lane's part of shared memory.
 struct Weights {
     u32 held[RESIDENT][SPANS * FRAGMENTS][4];
     const uint4* lent;
 #if SCALED
-    float unit;  // what the warp's weights have to be multiplied with
+    float unit;  // the factor that was taken out of the warp's weights
 #endif
 };
 
-// Where a lane's batch row comes from in this step: from the exchange, which is polled, or from memory that is taken as it
-// is, because it was finished before the launch or because nothing that comes of it is used. What counts was made by
-// `narrowed`, or is as if it were.
+// The source of a lane's batch row in this step: the exchange, which is polled, or memory that is loaded once, because it was
+// complete before the launch or because results from it are not used. Values that are used are results of `narrowed`, or
+// could be.
 struct Row {
-    const Value* data;  // at the lane's first value
-    bool polled, counted;  // `counted` unless nothing comes of it
+    const Value* data;  // the address of the lane's first value
+    bool polled, counted;  // `counted`: whether results from it are used
 };
 
-// The first value of a lane's 16 bytes in span `span` of its warp.
+// The index along the depth of the first value of a lane's 16 bytes, in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
     return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
 }
 
-// The batch row that a lane loads in a group of eight; ONE_ROW is loaded by every eighth lane.
+// The batch row that a lane loads in a group of eight; with ONE_ROW all lanes load the same row.
 __device__ __forceinline__ int row_of_lane(int group) { return ONE_ROW ? 0 : group * 8 + ((threadIdx.x & 31) >> 2); }
 
-// A lane's weights of one tile in one span, as they lie in memory: for weight rows lane / 4 and the eighth after it in turn,
-// along the depth.
+// A lane's weights of one tile in one span, as loaded: alternately for the row of weights lane / 4 and the eighth row after
+// it, along the depth.
 struct Pair {
     uint4 half[2];
 };
 
 #if SCALED
-// Each row of a warp's operands has a scale, a power of two with which its largest value becomes that of CENTRE in fp16.
-// Before a row comes, its largest value is not known, so the scale of the last step is taken, and the product is made again
-// if it does not fit: with values beyond fp16, or none of LEAST. No value then loses more than 2^-23 of the largest.
+// Each warp multiplies its part of a batch row with a scale, a power of two that gives the largest value the exponent CENTRE in
+// fp16. The largest value is not known before the row arrives, so the scale is that of the last step, and the product is
+// repeated with another one if it does not fit: if values are too large for fp16, or all are less than LEAST. Then no value
+// loses more than 2^-23 of the largest.
 constexpr u32 LEAST = 13u << 10, INFINITE = 31u << 10;  // 2^-2; bits of fp16
 constexpr int CENTRE = 23;                              // 2^8
 constexpr int SMALLEST_SCALE = 17, LARGEST_SCALE = 235, LARGEST_WEIGHT_SCALE = 239;  // 2^-110, 2^108, 2^112
@@ -66,17 +68,17 @@ __device__ __forceinline__ u32 largest_finite(uint4 words) {
     return max(max(size(words.x), size(words.y)), max(size(words.z), size(words.w)));
 }
 
-// Two halves of fp32 as one fragment of fp16.
+// Two fragments of fp32 as one of fp16.
 __device__ __forceinline__ uint4 packed(Pair pair, float scale) {
     auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
     const uint4 first = pair.half[0], second = pair.half[1];
     return make_uint4(both(first.x, first.z), both(first.y, first.w), both(second.x, second.z), both(second.y, second.w));
 }
 
-// The scale of a row whose largest value, with the scale it has, is `most` in fp16.
+// The scale that a row needs whose largest value is `most` in fp16 after multiplication with `scale`.
 __device__ __forceinline__ float rescaled(float scale, u32 most) {
     const int exponent = __float_as_uint(scale) >> 23, taken = most >> 10;
-    const int shift = most >= INFINITE ? -24 : most == 1 ? 24 : CENTRE - taken;  // 1: too small to be seen
+    const int shift = most >= INFINITE ? -24 : most == 1 ? 24 : CENTRE - taken;  // 1: too small for fp16
     return power(max(SMALLEST_SCALE, min(LARGEST_SCALE, exponent + shift)));
 }
 #else
@@ -86,9 +88,9 @@ __device__ __forceinline__ uint4 rounded(uint4 words) {
 #endif
 
 #if SCALED
-constexpr int ROOM = (65536 / THREADS < 256 ? 65536 / THREADS : 255) - 72;  // registers for weights and loads of them
+constexpr int ROOM = (65536 / THREADS < 256 ? 65536 / THREADS : 255) - 72;  // registers for weights, and for loads in flight
 
-// Whether pair `number` is the first of those that are loaded at once: as many as there is room for beside those before.
+// Whether pair `number` is the first one of a batch of loads: a batch has as many as registers have room for.
 __device__ constexpr bool begins_loads(int number) {
     int first = 0;
     while (first < number) {
@@ -99,22 +101,22 @@ __device__ constexpr bool begins_loads(int number) {
 }
 #endif
 
-// What each row of weights is aligned to; the first one is to 16 bytes.
+// The alignment of rows of weights, in bytes; that of the first row is 16.
 constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
 constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
 
-// Loads 16 bytes of a row of weights from value k on, zeros beyond its end and where `exists` is not.
+// Loads 16 bytes of a row of weights from value k on; zeros after its end, and if not `exists`.
 __device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool exists) {
     u32 words[4] = {0, 0, 0, 0};
     if constexpr (ROW_ALIGNMENT == 16) {
-        // Behind a branch, loads would be waited for one by one.
+        // With a branch, the compiler would wait for each load before the next one.
         asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
             : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
             : "l"(row + k), "r"((int)(exists && k < SIZE)));
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
     if (!exists) return make_uint4(0, 0, 0, 0);
-    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // of a load
+    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // values that one instruction loads
 #pragma unroll
     for (int i = 0; i < 16 / ROW_ALIGNMENT; ++i) {
         const Value* const from = row + k + i * VALUES;
@@ -131,13 +133,14 @@ __device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Loads the weights once, `pair_at(tile, span)` by pair, after `arrive(span)` for each span in turn; `room` has LENT_WORDS.
+// Loads all weights. `arrive(span)` is called for each span in turn, then `pair_at(tile, span)` returns the weights of a tile in
+// it; `room` is shared memory for LENT_WORDS.
 template <class Arrive, class PairAt>
 __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arrive arrive, PairAt pair_at) {
     room += (threadIdx.x >> 5) * LENT * SPANS * FRAGMENTS * 32 + (threadIdx.x & 31);
     weights.lent = room;
 #if SCALED
-    // Most matrices suit the first scale, and are read once.
+    // The first scale is right for most matrices, which are then read once.
     int exponent = FIRST_WEIGHT_SCALE;
 again:
     u32 most = 0;
@@ -149,7 +152,7 @@ again:
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
 #if SCALED
-            // Or else more would be loaded at once than there are registers for.
+            // Otherwise the compiler would have more loads in flight than registers have room for.
             if (begins_loads(span * TILES + tile)) __syncwarp();
 #endif
             const Pair pair = pair_at(tile, span);
@@ -188,7 +191,7 @@ again:
         }
         __syncwarp();
         most = __reduce_max_sync(EVERY_LANE, most);
-        exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23));  // the largest becomes 2^14
+        exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23));  // the largest value becomes 2^14
         if (most && exponent != FIRST_WEIGHT_SCALE) goto again;
     }
     weights.unit = power(254 - exponent);
@@ -205,7 +208,8 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& we
         fragment[0] = lent.x, fragment[1] = lent.y, fragment[2] = lent.z, fragment[3] = lent.w;
     }
 #if ONE_ROW
-    // Of one row, a lane adds what it loaded of the depth to two sums: of weight rows lane / 4 and the eighth after it.
+    // With a single batch row, a lane adds up two sums over the values it loaded: for the row of weights lane / 4 and the eighth
+    // row after it.
     sum[0] = fmaf(widened(fragment[0]), widened(b0), sum[0]), sum[1] = fmaf(widened(fragment[1]), widened(b0), sum[1]);
     sum[0] = fmaf(widened(fragment[2]), widened(b1), sum[0]), sum[1] = fmaf(widened(fragment[3]), widened(b1), sum[1]);
 #else
@@ -217,7 +221,7 @@ __device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int po
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) {
         const int span = poll * CHUNK + c, k = depth_of(span);
-        const bool wanted = !RAGGED || row.counted;  // rows that have ended load nothing
+        const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
         words[c] = wanted && span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
     }
 }
@@ -235,8 +239,8 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
 
 using InFlight = uint4[AHEAD][CHUNK];
 
-// Issues the first loads of a step, at the end of the step before: sooner they would only find what is not there yet, and
-// keep L2 busy. `row_at(row, step)` says where a batch row of the block comes from.
+// Issues the first loads of a step, at the end of the step before: earlier, values would not have arrived, and the loads would
+// only take bandwidth of the second-level cache. `row_at(row, step)` returns the source of a batch row.
 template <class RowAt>
 __device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
 #pragma unroll
@@ -245,17 +249,17 @@ __device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int
 }
 
 #if SCALED
-// What a lane knows of its row in each group of eight.
+// The scale of a lane's batch row in each group of eight rows.
 struct Scales {
-    float own[NEIGHBOURS];  // what operands are multiplied with, the same for the row's four lanes
-    u32 most[NEIGHBOURS];   // the largest operand of the lane's in this step, as bits of fp16: 0 for none, 1 for one too small
+    float own[NEIGHBOURS];  // the scale, the same in the row's four lanes
+    u32 most[NEIGHBOURS];   // the lane's largest scaled value in this step, as bits of fp16: 0 if all are 0, 1 if it is too small for fp16
 
     __device__ __forceinline__ void start() {
 #pragma unroll
         for (int group = 0; group < NEIGHBOURS; ++group) own[group] = power(CENTRE - 15 + 127);  // for hidden states near 1
     }
 
-    // Whether some row has to be multiplied again, with the scale that it has then.
+    // Changes the scales of rows that do not fit; returns whether the product has to be repeated for any row.
     template <class RowOf>
     __device__ __forceinline__ bool change(RowOf row_of) {
         bool fit = true;
@@ -277,7 +281,7 @@ struct Scales {
     }
 };
 
-// Makes a lane's operands fp16, in the first two words, and counts the largest.
+// Converts a lane's values to fp16, in the first two words, and updates the largest one.
 __device__ __forceinline__ void narrow_operands(uint4& words, float scale, u32& most, u32& some) {
     auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
     some |= words.x | words.y, some |= words.z | words.w;
@@ -290,7 +294,7 @@ struct Scales {
 };
 #endif
 
-// Multiplies what has arrived, polls for the rest; `partial` is this warp's share of shared memory.
+// Multiplies the values as they arrive, polling for them; `partial` is this warp's part of shared memory.
 template <class RowAt>
 __device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales& scales) {
     const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
@@ -299,7 +303,7 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
 #if SCALED
     u32 most = 0, some = 0;
 again:
-    asm volatile("" : "+r"(step));  // or else every address would be made before the first product, and spilled
+    asm volatile("" : "+r"(step));  // otherwise all addresses would be computed before the first product, and spilled
     auto row_of = [&](int row) { return row_at(row, step); };
 #else
     auto row_of = [&](int row) { return row_at(row, step); };
@@ -319,7 +323,7 @@ again:
             const int span = poll * CHUNK + c;
             if (span >= SPANS) continue;
 #if EXACT && !ONE_ROW
-            // Tensor cores truncate as they accumulate: long sums are made outside, where adding rounds to nearest.
+            // Tensor cores truncate when they accumulate, so long sums are added up outside of them, rounding to nearest.
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -357,8 +361,8 @@ again:
 #if SCALED
             const u32 halves = max(most & 0xffffu, most >> 16);
             scales.most[group] = halves ? halves : some << 1 ? 1u : 0u;
-            // Of the lane's own row, then of the two rows whose sums it has. What is read of a marked buffer when a wait is given
-            // up need not be NaN.
+            // The factor of the lane's own row, then those of the two rows whose sums it holds. A block that gave up waiting may have
+            // read numbers from a marked buffer, so its sums become NaN here.
             const float all = MARKED && patience.lost ? __uint_as_float(0x7fc00000u) : weights.unit;
             const float unit = all * power(254 - (int)(__float_as_uint(scales.own[group]) >> 23));
             const float even = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);

@@ -1,27 +1,27 @@
-// Which rows a block works on, how long they are, and which cells a thread owns.
+// The cells that a thread computes, and the batch rows of a block with their lengths.
 #pragma once
 #include "product.cuh"
 
-constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // of one thread
+constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // the cells of a thread
 
-// The blocks of a direction share H rounded up to whole blocks, or clusters. Two kinds of units at the end are not the
-// layer's: those up to HIDDEN have a place in tensors and zeros for weights; those beyond it have neither. Every load of
-// weights asks `is_unit`, and every access to a tensor whose rows have HIDDEN values `has_place`: nothing else may decide
-// it, because a condition left out reads memory that is somebody else's.
+// The blocks of a direction share the hidden units, padded to whole blocks or clusters. Two kinds of units at the end do not
+// belong to the layer: those below HIDDEN have a place in tensors, and their weights are zeros; those from HIDDEN on have no
+// place. Every load of weights is guarded by `is_unit`, and every access to a tensor whose rows have HIDDEN values by
+// `has_place`, and by nothing else, because an access without its guard is out of bounds.
 constexpr int UNITS_TOGETHER = UNITS * SPLIT;
 constexpr bool ONLY_UNITS = SIZE % UNITS_TOGETHER == 0 && SIZE == HIDDEN;
 __device__ __forceinline__ bool is_unit(int unit) { return ONLY_UNITS || unit < SIZE; }
 __device__ __forceinline__ bool has_place(int unit) { return HIDDEN % UNITS_TOGETHER == 0 || unit < HIDDEN; }
 
-// How many steps ahead a cell's inputs are loaded. In float32 they take twice the registers, and blocks of several cells a
-// thread have long steps.
+// The number of steps by which a cell's inputs are loaded ahead. In float32 they need twice the registers, and the steps of
+// blocks with several cells a thread are long.
 #if SCALED
 constexpr int EARLIER = CELLS > 1 ? 1 : 2;
 #else
 constexpr int EARLIER = 2;
 #endif
 
-// A cell of a block: one hidden unit of one batch row. Four neighbouring lanes own four neighbouring units of a row.
+// A cell of a block: one hidden unit of one batch row. Four neighbouring lanes compute four neighbouring units of a row.
 struct Place {
     int row, unit;
     bool exists;
@@ -32,25 +32,25 @@ __device__ __forceinline__ Place place_of(int cell) {
     return {index / UNITS, index % UNITS, (cell + 1) * THREADS <= ROWS * UNITS || index < ROWS * UNITS};
 }
 
-// Whether any lane of the warp owns such a cell; the same for all its lanes.
+// Whether any lane of the warp computes the cell with this index; the same for all its lanes.
 __device__ __forceinline__ bool warp_owns(int cell) {
     return (cell + 1) * THREADS <= ROWS * UNITS || (int)(threadIdx.x & ~31) + cell * THREADS < ROWS * UNITS;
 }
 
-// Where step t begins in a tensor with so many values a step: in 32 bits but for the product, as addresses are made in
-// every step.
+// The address of step t in a tensor with `values` values a step. Only the product is computed in 64 bits, because addresses are
+// computed in every step.
 __device__ __forceinline__ Value* step_of(Value* tensor, int t, u32 values) { return (Value*)((char*)tensor + (u64)(u32)t * (u32)(values * sizeof(Value))); }
 __device__ __forceinline__ const Value* step_of(const Value* tensor, int t, u32 values) {
     return (const Value*)((const char*)tensor + (u64)(u32)t * (u32)(values * sizeof(Value)));
 }
 
-// Which rows of the batch a block works on, and where each of them ends: `time` for all of them unless RAGGED, 0 beyond the
-// batch.
+// The batch rows of a group, and the step at which each of them ends: `time` for all rows unless RAGGED, and 0 for rows beyond
+// the batch.
 struct Ends {
-    const int* rows;  // [ROWS] in shared memory, then [ROWS] rows of the batch
+    const int* rows;  // in shared memory: [ROWS] ends, then [ROWS] batch rows
     int time, first_row, batch;
 
-    // The row of the batch.
+    // The batch row.
     __device__ __forceinline__ int place(int row) const {
 #if RAGGED
         return rows[ROWS + row];
@@ -68,7 +68,8 @@ struct Ends {
     }
 };
 
-// Reads the rows of a group and their lengths, which count from `skipped` steps before the first one here; returns the longest.
+// Reads the batch rows of a group and their lengths, of which `skipped` steps are before the first one here; returns the largest
+// end.
 __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, const int* order, int skipped, int first_row, int batch, int time) {
 #if RAGGED
     __syncthreads();
@@ -87,7 +88,8 @@ __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, const in
 }
 
 #if RAGGED
-// Writes zeros where no row of a group has a step: the block's units of a tensor with so many values a step and a row.
+// Writes zeros to the steps after the end of all rows of a group: the block's units of a tensor with `step_values` values a step
+// and `row_values` values a row.
 __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 row_values, const Ends& ends, int first_unit, int steps) {
 #if FLOAT32
     using Four = uint4;
@@ -96,7 +98,7 @@ __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 
     using Four = uint2;
     const Four zeros = make_uint2(0, 0);
 #endif
-    constexpr int ITEMS = ROWS * UNITS / 4, BESIDE = ITEMS < THREADS ? THREADS / ITEMS : 1;  // steps at once
+    constexpr int ITEMS = ROWS * UNITS / 4, BESIDE = ITEMS < THREADS ? THREADS / ITEMS : 1;  // steps at the same time
     for (int item = threadIdx.x; item < ITEMS * BESIDE; item += THREADS) {
         const int row = item / (UNITS / 4) % ROWS, unit = first_unit + item % (UNITS / 4) * 4;
         if (ends.first_row + row >= ends.batch || unit >= HIDDEN) continue;
@@ -107,14 +109,14 @@ __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 
 }
 #endif
 
-// The group that a block takes in its turn `turn`. The longest rows come first and groups are dealt there and back, so that
-// all blocks have about as many steps.
+// The group of rows that a block computes in its turn `turn`. The longest rows come first, and blocks take groups in alternating
+// order, so that all blocks have about the same number of steps.
 __device__ __forceinline__ int group_of(int turn) {
     return turn * gridDim.y + (RAGGED && turn % 2 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
 }
 
-// Reads the sums of both biases of the block's units, `first_unit` and those after it; zeros without biases. They are there
-// after the next barrier.
+// Reads the sums of both biases of the block's units, from `first_unit` on, or zeros without biases; they are visible to all
+// threads after the next barrier.
 __device__ __forceinline__ void read_biases(float4 (&biases)[UNITS], const Value* bias_ih, const Value* bias_hh, int first_unit) {
     for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
         auto bias = [&](int sum) { return bias_of(bias_ih, bias_hh, sum, first_unit + unit); };

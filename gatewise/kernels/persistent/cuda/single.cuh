@@ -1,18 +1,18 @@
-// fp32 numbers. Products round their operands as TF32 does, to 10 bits of mantissa, to nearest; EXACT ones add the products of
-// what the rounding takes away, and are as close as fp32's own.
+// fp32 numbers. Products round their factors as TF32 does, to nearest with 10 bits of mantissa; EXACT ones add the products of
+// the rounding errors, and are as accurate as fp32's own.
 //
-// Those 10 bits are fp16's too: with powers of two taken out beforehand (product.cuh), operands are multiplied as fp16, in
-// half the room and half the time.
+// fp16 has 10 bits of mantissa, too: after powers of two are factored out (product.cuh), the rounded factors are multiplied in
+// fp16, in half the memory and half the time.
 #pragma once
 
 using Value = u32;
 
-constexpr int SPAN = 16;            // values in four lanes' loads of 16 bytes
+constexpr int SPAN = 16;            // the values that four lanes load, 16 bytes each
 constexpr int VALUES_PER_WORD = 1;  // of 32 bits
 
 __device__ __forceinline__ float widened(u32 bits) { return __uint_as_float(bits); }
 
-// NaN becomes one that stays a NaN when half of the last place of TF32 is added to its bits.
+// A NaN becomes one that remains a NaN when half of TF32's last bit is added to its bits.
 __device__ __forceinline__ u32 narrowed(float value) { return value == value ? __float_as_uint(value) : 0x7fc00000u; }
 
 #if EXACT
@@ -26,21 +26,21 @@ __device__ __forceinline__ void multiply_rounded(float (&sum)[4], const u32 (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A number as the sum of two of TF32, up to 2^-23 of it. Tensor cores read no bit below the last that counts, so adding half
-// of that one's worth rounds to nearest. Of an infinity the low part is next to nothing.
+// A number as the sum of two TF32 numbers, with a relative error of 2^-23. Tensor cores ignore the bits below TF32's last bit,
+// so adding half of that bit rounds to nearest. The low part of an infinity is almost 0.
 __device__ __forceinline__ u32 high_part(u32 bits) { return (bits + 0x1000u) & 0xffffe000u; }
 __device__ __forceinline__ u32 low_part(u32 bits, u32 high) {
     return __float_as_uint(__uint_as_float(bits) - __uint_as_float(high)) + 0x1000u;
 }
 
-// The products of two low parts, 2^-22 of the whole, are left out; the small products come first.
+// The product of two low parts, 2^-22 of the whole, is omitted; the small products are added first.
 __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     const u32 b0_high = high_part(b0), b1_high = high_part(b1);
     u32 high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         u32 own = a[i];
-        asm volatile("" : "+r"(own));  // parted anew each time: both parts of all weights would not fit in registers
+        asm volatile("" : "+r"(own));  // split again each time: both parts of all weights would not fit in registers
         high[i] = high_part(own), low[i] = low_part(own, high[i]);
     }
     multiply_rounded(sum, low, b0_high, b1_high);
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 packed_halves(float low, float high) {
     return pair;
 }
 
-// Of each half, the larger magnitude; a NaN counts as nothing.
+// The larger magnitude of each half; a NaN is ignored.
 __device__ __forceinline__ u32 larger_halves(u32 most, u32 pair) {
     asm("{\n\t.reg .b32 size;\n\tabs.f16x2 size, %1;\n\tmax.f16x2 %0, %0, size;\n\t}" : "+r"(most) : "r"(pair));
     return most;
@@ -93,7 +93,7 @@ constexpr float LOG2_E = 1.44269504f;
 
 __device__ __forceinline__ float sigmoid_of(float x) { return reciprocal(1.f + power_of_two(-LOG2_E * x)); }
 
-// 1 - 2 / (1 + e^2x); near zero, where the difference would cancel, x + x^3 P(x^2), fitted to 1e-9.
+// 1 - 2 / (1 + e^2x); near zero, where the difference would lose digits, x + x^3 P(x^2) with P fitted to 1e-9.
 __device__ __forceinline__ float tanh_of(float x) {
     const float far = fmaf(-2.f, reciprocal(1.f + power_of_two(2.f * LOG2_E * x)), 1.f);
     const float square = x * x;

@@ -1,40 +1,40 @@
-// How 16-bit weights of the backward pass are turned: by way of shared memory, STAGED spans of a warp at a time. What partial
-// sums take later is free until the weights are there.
+// The transposition of 16-bit weights for the backward pass: through shared memory, STAGED spans of a warp at a time. The memory
+// is that of the partial sums, which is unused until the weights are loaded.
 #pragma once
 #include "sequence.cuh"
 
-constexpr int COLUMNS = TILES * 16;                  // hidden units of a row of tiles
-constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // bytes; eight neighbouring rows are free of bank conflicts
+constexpr int COLUMNS = TILES * 16;                  // the hidden units of all tiles
+constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // in bytes; eight neighbouring rows have no bank conflicts
 constexpr int SPAN_PITCH = SPAN * ROW_PITCH;
 static_assert(COLUMNS == SPLIT * UNITS, "whole tiles");
 
-constexpr int LOADS = COLUMNS * 2 / ROW_ALIGNMENT;  // of a row
+constexpr int LOADS = COLUMNS * 2 / ROW_ALIGNMENT;  // loads for a row
 constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 == 0 ? 8 : 4;
 
-// A warp's share. Of a span of 32 rows, those that are turned together are neighbours in shared memory.
+// A warp's part of the memory. Rows of a span that are transposed together are neighbours in shared memory.
 struct Staging {
-    char* memory;         // STAGED spans
-    const Value* matrix;  // the first weight of the columns of the block's tiles
-    int first_sum;        // that the block's rows begin with
-    bool between;         // whether these are the input weights of the second layer
+    char* memory;         // the memory, of STAGED spans
+    const Value* matrix;  // the first weight in the columns of the block's tiles
+    int first_sum;        // the first gate sum of the block's depth
+    bool between;         // whether the weights are the input weights of the second layer
 
-    // The row of a span that lies at a place.
+    // The row of a span that is stored at a place.
     __device__ __forceinline__ static constexpr int row_at(int place) { return (place >> 1 & 3) * 8 + (place >> 3) * 2 + (place & 1); }
 
-    // Begins to load a span: LANES a row, side by side.
+    // Begins to load a span; LANES neighbouring lanes load a row.
     __device__ __forceinline__ void request(int span, int first_unit) const {
         constexpr int VALUES = ROW_ALIGNMENT / 2, AT_ONCE = 32 / LANES;
         const int lane = threadIdx.x & 31, column = lane % LANES * VALUES, place = lane / LANES;
-        // Places that are so far apart have rows that are equally far apart.
+        // Rows at places that are AT_ONCE apart have a constant distance, too.
         const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
         char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
-        constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // or as good as one
+        constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // the depth of the block is that of one sum, or can be treated so
         const Value* const first = matrix + ((long long)gate_of(first_sum, between) * SIZE + depth) * SIZE + column;
 #pragma unroll
         for (int i = 0; i < SPAN / AT_ONCE; ++i) {
             const int further = row_at(i * AT_ONCE), sum = ONE_SUM ? 0 : (depth + further) / HIDDEN;
             const int gate = gate_of(first_sum + sum, between);
-            const int left = (SUMS_ARE_GATES && HIDDEN == SIZE ? WIDTH : SIZE) + sum * HIDDEN - depth;  // rows of the gate
+            const int left = (SUMS_ARE_GATES && HIDDEN == SIZE ? WIDTH : SIZE) + sum * HIDDEN - depth;  // the remaining rows of the gate
             const int skipped = (SUMS_ARE_GATES ? sum : gate - gate_of(first_sum, between)) * SIZE - sum * HIDDEN;
             const Value* const from = first + (further + skipped) * SIZE;
 #pragma unroll
@@ -58,11 +58,11 @@ struct Staging {
         }
     }
 
-    // Waits for a span, each in turn, and begins to load one that comes later.
+    // Waits for a span, which must be called for each span in turn, and begins to load a later one.
     __device__ __forceinline__ void arrive(int span, int first_unit) const {
 #pragma unroll
         for (int next = span ? span + STAGED - 1 : 0; next < span + STAGED; ++next) {
-            __syncwarp();  // all lanes have read what lay there
+            __syncwarp();  // all lanes have read the span that was stored there before
             if (next < SPANS) request(next, first_unit);
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
@@ -70,7 +70,7 @@ struct Staging {
         __syncwarp();
     }
 
-    // Lane 8 i + q gives the place of row q of matrix i: of the first or second half of the tile, then of its depth.
+    // Lane 8 i + q passes the address of row q of matrix i: i & 1 is the half of the tile, i / 2 that of its depth.
     __device__ __forceinline__ Pair pair_at(int tile, int span) const {
         const int lane = threadIdx.x & 31;
         const char* const row = memory + span % STAGED * SPAN_PITCH + ((lane >> 4) * 8 + (lane & 7)) * ROW_PITCH + tile * 32 + (lane >> 3 & 1) * 16;

@@ -1,4 +1,4 @@
-// A word of so many BYTES, 2, 4, 8 or 16, for copies.
+// The type that copies load and store: a word of BYTES, 2, 4, 8 or 16.
 #pragma once
 #if BYTES == 2
 using Word = unsigned short;

@@ -9,7 +9,7 @@ import gatewise
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import whole
+from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
 
 pytestmark = pytest.mark.gpu
@@ -28,14 +28,14 @@ KINDS = [
 
 @pytest.fixture(autouse=True)
 def afresh():
-    whole._replays.cache_clear()
-    whole.stack_of.cache_clear()
+    replay._replays.cache_clear()
+    replay.stack_of.cache_clear()
     yield
     torch.cuda.synchronize()
 
 
 def counts(problem):
-    found = [whole._replays(name, problem, False, Needs()) for name in ("forward", "backward")]
+    found = [replay._replays(name, problem, False, Needs()) for name in ("forward", "backward")]
     return [one.recorded for one in found], [one.replayed for one in found]
 
 
@@ -72,7 +72,7 @@ def test_addresses_that_never_come_back_give_the_bits_of_launches(problem):
         above = type(gradients)(*(gradient.clone() for gradient in gradients))
         held.append((elsewhere, above, step(problem, elsewhere, above)))
     assert all(torch.equal(*pair) for _, _, found in held for pair in zip(found, first, strict=True))
-    assert all(whole._replays(name, problem, False, Needs()).replayed == 0 for name in ("forward", "backward"))
+    assert all(replay._replays(name, problem, False, Needs()).replayed == 0 for name in ("forward", "backward"))
     for elsewhere, above, _ in held:  # nobody wrote where an earlier call read
         assert torch.equal(elsewhere.x, inputs.x)
         assert torch.equal(elsewhere.c0, inputs.c0)
@@ -108,7 +108,7 @@ def module():
 
 def launched_losses(monkeypatch, steps):
     with monkeypatch.context() as patch:
-        patch.setattr(whole.Replays, "play", lambda self, settings, tensors, device, issue: issue())
+        patch.setattr(replay.Replays, "play", lambda self, settings, tensors, device, issue: issue())
         return losses(module(), steps)
 
 

@@ -12,9 +12,9 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda.scratch import bytes_together
-from gatewise.kernels.persistent.exactness import rounds_to_tf32
-from gatewise.kernels.persistent.plan import hidden_of
-from gatewise.kernels.persistent.segments import Cut, evenly, in_order, mirrored
+from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
+from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
@@ -107,7 +107,7 @@ def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
     """Return the bytes of scratch memory at the peak of a call.
 
     Args:
-        problem: What is asked.
+        problem: The problem.
         in_pairs: Whether its last pass takes layers two at a time.
     """
     if problem.rebuilds_gates:
@@ -204,7 +204,7 @@ def _of_nn_lstm(problem: Problem) -> int:
 
 
 def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
-    # As `whole.forward` takes it: the output of one layer below, then what each layer takes in turn, or each two.
+    # As `replay` takes it: the output of one layer below, then what each layer takes in turn, or each two.
     tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
     # In float32 the initial state is copied without NaNs that rounding would change.
     state = problem.batch * width * (odd + (problem.dtype == torch.float32)) * (1 + in_pairs)
@@ -221,7 +221,7 @@ def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
 
 
 def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
-    # As `whole.backward` takes it: gradients between two layers, then what each layer takes in turn, or each two.
+    # As `replay` takes it: gradients between two layers, then what each layer takes in turn, or each two.
     tokens, odd = problem.time * problem.batch, _is_odd(problem)
     hidden = hidden_of(problem.hidden_size)
     between = tokens * problem.output_size * min(2, problem.num_layers - 1)
@@ -306,7 +306,7 @@ def _kept_gates(problem: Problem, cut: Cut) -> int:
 
 def lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
     """Return the bytes of scratch memory of the lean backward pass, with input weights held or not."""
-    # As `lean.differentiate` takes it, beside gradients between two layers and inputs times a mask.
+    # As `Checkpointed.backward` takes it, beside gradients between two layers and inputs times a mask.
     tokens, size, directions = cut.longest * problem.batch, problem.hidden_size, problem.num_directions
     odd, ragged, several = _is_odd(problem), _is_ragged(problem), cut.segments > 1
     history = tokens * hidden_of(size) * (directions if odd else ragged and problem.bidirectional)

@@ -1,4 +1,4 @@
-"""How closely float32 products must follow float32: as closely as nn.LSTM's under the same settings."""
+"""The precision of float32 matrix products: TF32 or exact, as `torch.nn.LSTM` has it under the same settings."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 
 from gatewise.contract.problem import Problem
 
-_UNROUNDED_HIDDEN = 192  # the largest that cuDNN's own persistent kernel for small sizes takes, which never rounds
-# cuDNN 9.19's products of 16 rows at 256 units are exact, those of 32 are rounded.
+_UNROUNDED_HIDDEN = 192  # the largest size of cuDNN's own persistent kernel, which never rounds to TF32
+# With cuDNN 9.19 and 256 hidden units, products of 16 rows are exact, and those of 32 rows are rounded to TF32.
 _SMALL_HIDDEN, _SMALL_BATCH = 256, 31
 
 
 def rounds_to_tf32(problem: Problem) -> bool:
-    """Whether the kernel rounds float32 operands to TF32."""
+    """Whether the kernel rounds float32 factors to TF32."""
     return problem.dtype == torch.float32 and not exact_products(problem)
 
 
 def exact_products(problem: Problem) -> bool:
-    """Whether float32 products must be exact to float32 instead of rounded to TF32.
+    """Whether matrix products must be as exact as float32's own instead of rounded to TF32.
 
     Where TF32 is allowed, cuDNN still multiplies a single row, and steps through small sizes, without rounding.
     """

@@ -7,7 +7,7 @@ from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import whole
+from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.selection import cost
 from gatewise.selection.timing import peak_memory
@@ -88,7 +88,7 @@ def test_the_same_bits_every_run_launched_and_replayed(cut, count):
         again = run(problem, inputs, gradients)
         assert all(torch.equal(first[name], again[name]) for name in first)
         del again  # so that its addresses come back
-    replayed = [whole._replays(name, problem, (True,) * n, Needs()).replayed for name, n in _PASSES]
+    replayed = [replay._replays(name, problem, (True,) * n, Needs()).replayed for name, n in _PASSES]
     assert min(replayed) > 0
 
 

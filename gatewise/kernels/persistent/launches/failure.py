@@ -1,4 +1,4 @@
-"""Waits that were given up: how a kernel tells the host without making it wait."""
+"""The failure flag: how a kernel that gave up waiting tells the host, without a synchronisation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 from gatewise.contract.errors import GatewiseError
 
-# About ten seconds of polling: far beyond any wait of a healthy device, and short enough to be an error, not a hang.
+# About ten seconds of polling: far longer than any wait on a healthy device, and short enough not to be a hang.
 PATIENCE = 1 << 24
 
 
 class WaitGivenUp(GatewiseError, RuntimeError):
-    """A block waited for data that never came; the outputs that depend on it are NaN."""
+    """A thread block waited for data that never arrived; the outputs that depend on it are NaN."""
 
 
 class Flag:
-    """The word that kernels of a device set when they give up, in pinned host memory: reading it costs nothing."""
+    """A word in pinned host memory that the kernels of a device set when they give up; the host reads it for free."""
 
     def __init__(self) -> None:
         self._word = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
@@ -30,7 +30,7 @@ class Flag:
         return self._value.value != 0
 
     def clear(self) -> None:
-        """Forget it."""
+        """Clear the flag."""
         self._value.value = 0
 
 
@@ -41,15 +41,15 @@ def flag(device_index: int) -> Flag:
 
 
 def raise_if_given_up(device_index: int) -> None:
-    """Raise if an earlier call on this device gave up; the flag is cleared, so the next call runs.
+    """Raise an error if an earlier call on this device gave up, and clear the flag, so that the next call runs.
 
-    Like every error of asynchronous device work, it is seen by a later call than the one that caused it.
+    As with every error of asynchronous work on a device, a later call raises it than the one that caused it.
 
     Raises:
-        WaitGivenUp: Naming the kernel and what to report.
+        WaitGivenUp: The message names the kernel and says what to report.
     """
     given_up = flag(device_index)
-    if not given_up._value.value:  # as `is_set`, one step less in every call
+    if not given_up._value.value:  # the same as `is_set`, without a Python call in every call of the kernel
         return
     given_up.clear()
     raise WaitGivenUp(

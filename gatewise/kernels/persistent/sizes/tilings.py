@@ -33,7 +33,7 @@ class Tiling:
         groups: Batch groups.
         together: Groups at work at the same time; the others follow.
         directions: Directions beside each other in one launch.
-        value_bytes: Of a value in memory: 2, or 4 for float32.
+        value_bytes: The size of a value in memory: 2, or 4 for float32.
         exact: Whether float32 products are as exact as float32's own, three of TF32 each; otherwise they are `scaled`.
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
         stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.

@@ -1,4 +1,4 @@
-"""Which layers of a stack run beside each other, the second a step behind the first: pure arithmetic."""
+"""Which layers of a stack are computed in pairs: both in one launch, the second a time step behind the first."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.persistent.exactness import exact_products
-from gatewise.kernels.persistent.memory import is_laid_out
-from gatewise.kernels.persistent.plan import Tiling, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.memory import is_laid_out
+from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
 
 def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int, ...]]:
-    """Return the layers of a stack as they are computed in the forward pass: two at a time, or one by one."""
+    """Return the layers of a stack in the order of the forward pass, in pairs or one by one."""
     together = 2 if stacked_cut(problem, device, backward=backward) else 1
     layers = range(problem.num_layers)
     return [tuple(layers[first : first + together]) for first in layers[::together]]
@@ -22,7 +22,7 @@ def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int
 
 @functools.lru_cache(maxsize=4096)
 def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
-    """Return the tiling of two layers in one launch; None where there is no room, or it ranks behind two alone."""
+    """Return the tiling of a pair of layers; None if it does not fit, or ranks behind two single layers."""
     alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
     both = room_for_two(problem, device, backward=backward)
     if alone is None or both is None:
@@ -41,7 +41,7 @@ def _start(problem: Problem, cut: Tiling, weights: Mapping[str, float]) -> float
 
 
 def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
-    """Return the tiling of two layers in one launch; None if they cannot be in one."""
+    """Return the tiling of a pair of layers; None if two layers of the problem cannot be computed in one launch."""
     if problem.num_layers < 2 or problem.bidirectional or problem.rebuilds_gates:
         return None
     if not is_laid_out(problem):

@@ -1,4 +1,4 @@
-"""How a sequence is cut for the lean passes: pure arithmetic on its length."""
+"""The segments of a sequence for gradient checkpointing, by arithmetic on its length."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """Steps `start` to `stop`, without the last."""
+    """The time steps from `start` up to, but not including, `stop`."""
 
     start: int
     stop: int
 
     @property
     def steps(self) -> int:
-        """How many steps it has."""
+        """The number of steps."""
         return self.stop - self.start
 
 
 class Cut(NamedTuple):
-    """The segments of a backward pass, as their steps, in the order in which the forward pass visits them.
+    """The numbers of steps of a backward pass's segments, in the order in which the forward pass visits them.
 
     Attributes:
-        rebuilt: Those whose gates are made again.
-        kept: Those whose gates the forward pass keeps: it visits them last, and the backward pass first.
+        rebuilt: The steps of each segment whose gates are recomputed.
+        kept: The steps of each segment whose gates the forward pass keeps. It visits these segments last, and the
+            backward pass visits them first.
     """
 
     rebuilt: tuple[int, ...]
@@ -32,31 +33,31 @@ class Cut(NamedTuple):
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """All of them."""
+        """The steps of each segment."""
         return self.rebuilt + self.kept
 
     @property
     def segments(self) -> int:
-        """How many there are."""
+        """The number of segments."""
         return len(self.rebuilt) + len(self.kept)
 
     @property
     def longest(self) -> int:
-        """Steps of the longest one."""
+        """The steps of the longest segment."""
         return max(self.pieces)
 
     @property
     def kept_steps(self) -> int:
-        """Steps whose gates are kept."""
+        """The number of steps whose gates are kept."""
         return sum(self.kept)
 
 
 def evenly(time: int, count: int) -> tuple[int, ...]:
-    """Return the steps of at most so many segments of a sequence, as many from either end.
+    """Return the steps of at most `count` segments of a sequence; their sizes are the same in reverse order.
 
-    So one direction can take a segment in the order of time and the other its mirror image, and both cut the sequence
-    in the same places. For that an odd number of steps is cut into an odd number of segments, one more than asked for
-    if need be.
+    When one direction visits a segment in the order of time and the other its mirror image, both then cut the sequence
+    at the same steps. Therefore an odd number of steps is cut into an odd number of segments, if need be one more than
+    asked for.
     """
     count = min(count, time)
     count += time % 2 and count % 2 == 0
@@ -66,16 +67,16 @@ def evenly(time: int, count: int) -> tuple[int, ...]:
 
 
 def in_order(time: int, kept_steps: int, rebuilt: int, kept: int) -> Cut | None:
-    """Return a cut into so many segments of each kind; None if there are not as many steps."""
+    """Return a cut into `rebuilt` and `kept` segments; None if there are fewer steps."""
     if time - kept_steps < rebuilt or kept_steps < kept:
         return None
     return Cut(_in_parts(time - kept_steps, rebuilt), _in_parts(kept_steps, kept))
 
 
 def mirrored(time: int, kept_steps: int, rebuilt: int, kept: int) -> Cut | None:
-    """Return such a cut that is the same from either end, or None.
+    """Return a cut as `in_order` does whose sizes are the same in reverse order; None if there is none.
 
-    Both directions then cut the sequence in the same places, as with `evenly`.
+    Both directions then cut the sequence at the same steps, as with `evenly`.
     """
     least = in_order(time, kept_steps, rebuilt, kept)
     between = time - 2 * (kept_steps if rebuilt > kept else time - kept_steps)
@@ -94,7 +95,7 @@ def _in_parts(steps: int, count: int) -> tuple[int, ...]:
 
 
 def visited_together(pieces: Sequence[int], directions: int) -> list[tuple[Segment, ...]]:
-    """Return the segments of each direction that one launch takes, first those where the directions begin."""
+    """Return the segments that each launch of the forward pass computes, one for each direction."""
     stops = list(itertools.accumulate(pieces))
     forward = [Segment(stop - steps, stop) for stop, steps in zip(stops, pieces, strict=True)]
     if directions == 1:
@@ -103,7 +104,7 @@ def visited_together(pieces: Sequence[int], directions: int) -> list[tuple[Segme
 
 
 def parted(own: Segment, other: Segment) -> list[tuple[Segment, bool]]:
-    """Return the parts of a segment, and whether each lies in another one."""
+    """Return a segment in parts that are inside or outside of another segment, and whether each is inside."""
     inside = Segment(max(own.start, other.start), min(own.stop, other.stop))
     if inside.steps <= 0:
         return [(own, False)]

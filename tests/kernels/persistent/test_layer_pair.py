@@ -10,8 +10,9 @@ from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.persistent import memory, stacked, wavefront, whole
+from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import layer_pairs, memory
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
 from tests.pairwise import pairwise
 
@@ -34,19 +35,19 @@ KINDS = [
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """The passes of two layers that were launched."""
+def launched(monkeypatch):
+    """The passes of pairs of layers that were launched."""
     emulate(monkeypatch)
-    launched = []
+    passes = []
     for name in ("forward_pass", "backward_pass"):
-        real = getattr(stacked, name)
+        real = getattr(launches, name)
 
-        def counted(*given, name=name, real=real, **more):
-            launched.append(name)
-            real(*given, **more)
+        def counted(*given, name=name, real=real, between=None, **more):
+            passes.extend([name] if between else [])
+            real(*given, between=between, **more)
 
-        monkeypatch.setattr(stacked, name, counted)
-    return launched
+        monkeypatch.setattr(launches, name, counted)
+    return passes
 
 
 @pytest.fixture(params=[(True, True), (True, False), (False, True)], ids=["both passes", "forward", "backward"])
@@ -58,7 +59,7 @@ def in_pairs(request, monkeypatch):
 
 def _take(monkeypatch, forward, backward):
     asked = {False: forward, True: backward}
-    monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: asked[backward] or None)
+    monkeypatch.setattr(layer_pairs, "stacked_cut", lambda problem, device, *, backward: asked[backward] or None)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +67,18 @@ def _take(monkeypatch, forward, backward):
     pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], SHIPPED),
     ids=str,
 )
-def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, launches, in_pairs):
+def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, launched, in_pairs):
     gates, by_row = placed
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
     problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row, calls=5)
     taken = [name for name, asked in zip(("forward_pass", "backward_pass"), in_pairs, strict=True) if asked]
-    assert sorted(set(launches)) == sorted(taken)
+    assert sorted(set(launched)) == sorted(taken)
 
 
 @pytest.mark.parametrize("needs", [Needs(x=False), Needs(state=False, weights=False), Needs(False, False)], ids=str)
-def test_what_is_not_needed_is_none(needs, launches, monkeypatch):
+def test_what_is_not_needed_is_none(needs, launched, monkeypatch):
     _take(monkeypatch, True, True)
     inputs = testing.make_inputs(PROBLEM)
     gradients = testing.make_gradients(PROBLEM, inputs)
@@ -90,7 +91,7 @@ def test_what_is_not_needed_is_none(needs, launches, monkeypatch):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_inference_equals_training(options, launches, monkeypatch):
+def test_inference_equals_training(options, launched, monkeypatch):
     _take(monkeypatch, True, True)
     problem = PROBLEM.replace(**options)
     inputs = testing.make_inputs(problem)
@@ -102,7 +103,7 @@ def test_inference_equals_training(options, launches, monkeypatch):
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
 @pytest.mark.parametrize("gates", ["kept", "overwritten"])
-def test_scratch_memory_is_as_predicted(request, options, gates, launches, monkeypatch):
+def test_scratch_memory_is_as_predicted(request, options, gates, launched, monkeypatch):
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
     _take(monkeypatch, True, True)
@@ -114,7 +115,7 @@ def test_scratch_memory_is_as_predicted(request, options, gates, launches, monke
         persistent.forward(problem.replace(needs_grad=False), inputs)
     masks = sum(mask.nbytes for mask in inputs.masks)
     for name, each in (("backward", problem), ("forward", problem.replace(needs_grad=False))):
-        taken = whole._replays(name, each, False, Needs()).scratch_bytes + masks
+        taken = replay._replays(name, each, False, Needs()).scratch_bytes + masks
         # Where gradients take the gates' place, hardly anything is scratch memory: the peak is held to.
         kept = memory.kept_bytes(each) if gates == "overwritten" and each.needs_grad else 0
         assert 0.95 < (kept + taken) / (kept + memory.workspace_bytes(each, in_pairs=True)) < 1.1
@@ -125,9 +126,9 @@ SMALL = Problem(100, 16, 256, 256, num_layers=2, dtype=torch.bfloat16, needs_gra
 
 def test_small_stacks_run_beside_each_other_and_wide_ones_do_not():
     for backward in (False, True):
-        assert wavefront.stacked_cut(SMALL, H200, backward=backward)
-        assert not wavefront.stacked_cut(SMALL.replace(batch=64, hidden_size=512), H200, backward=backward)
-        assert wavefront.turns(SMALL.replace(num_layers=5), H200, backward=backward) == [(0, 1), (2, 3), (4,)]
+        assert layer_pairs.stacked_cut(SMALL, H200, backward=backward)
+        assert not layer_pairs.stacked_cut(SMALL.replace(batch=64, hidden_size=512), H200, backward=backward)
+        assert layer_pairs.turns(SMALL.replace(num_layers=5), H200, backward=backward) == [(0, 1), (2, 3), (4,)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_small_stacks_run_beside_each_other_and_wide_ones_do_not():
 )
 def test_what_is_computed_layer_by_layer(options):
     for backward in (False, True):
-        assert wavefront.room_for_two(SMALL.replace(**options), H200, backward=backward) is None
+        assert layer_pairs.room_for_two(SMALL.replace(**options), H200, backward=backward) is None
 
 
 def test_the_decision_says_so():
@@ -156,7 +157,7 @@ def test_the_decision_says_so():
 def test_a_pair_is_stated_as_less_work_than_two_layers(monkeypatch):
     work = functools.partial(persistent.work, device=H200)
     stated = work(SMALL)
-    monkeypatch.setattr(wavefront, "stacked_cut", lambda problem, device, *, backward: None)
+    monkeypatch.setattr(layer_pairs, "stacked_cut", lambda problem, device, *, backward: None)
     alone = work(SMALL)
     assert stated.exchanges < 0.7 * alone.exchanges
     assert stated.launches < alone.launches

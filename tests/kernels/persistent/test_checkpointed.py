@@ -9,8 +9,9 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, Saved
 from gatewise.functional import explicit
-from gatewise.kernels.persistent import lean, memory, whole
+from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import memory
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
 from tests.pairwise import pairwise
 
@@ -54,13 +55,13 @@ def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, ove
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
     cut(*count)
-    problem, launched, real = PROBLEM.replace(time=9, num_layers=2), [], lean.backward_pass
+    problem, launched, real = PROBLEM.replace(time=9, num_layers=2), [], launches.backward_pass
 
-    def counted(launch, matrices, tokens, **options):
+    def counted(launch, weights, tokens, **options):
         launched.append(tokens.time)
-        real(launch, matrices, tokens, **options)
+        real(launch, weights, tokens, **options)
 
-    monkeypatch.setattr(lean, "backward_pass", counted)
+    monkeypatch.setattr(launches, "backward_pass", counted)
     inputs = testing.make_inputs(problem)
     testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
     assert len(launched) == 2 * memory.lean_cut(problem).segments
@@ -83,7 +84,7 @@ def test_scratch_memory_is_as_predicted(request, cut, options, count, gates, cel
         persistent.backward(problem, inputs, result, gradients, Needs())
     masks = sum(mask.nbytes for mask in inputs.masks)
     taken = {
-        name: whole._replays(name, problem, orders, Needs()).scratch_bytes
+        name: replay._replays(name, problem, orders, Needs()).scratch_bytes
         for name, orders in (("forward", (True,)), ("backward", (True, True)))
     }
     kept = memory.kept_bytes(problem)

@@ -1,6 +1,5 @@
 """Stacks in memory laid out beforehand: the oracle's numbers, and replays only of what comes back."""
 
-import importlib
 import itertools
 import sys
 import types
@@ -15,10 +14,18 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.functional import execution, plan
-from gatewise.kernels.persistent import operands, products, whole
+from gatewise.kernels.persistent import launches, replay
+from gatewise.kernels.persistent.buffers import order_of, order_of_kept
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.memory import copies_states, is_laid_out, keeps_matrices, kept_bytes, workspace_bytes
-from gatewise.kernels.persistent.tokens import order_of, order_of_kept
+from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.memory import (
+    copies_states,
+    is_laid_out,
+    keeps_matrices,
+    kept_bytes,
+    workspace_bytes,
+)
 from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
 
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -43,7 +50,7 @@ def emulated(monkeypatch):
 
 
 def replays(name, problem, by_row=False, needs=None):
-    return whole._replays(name, problem, by_row, needs or Needs())
+    return replay._replays(name, problem, by_row, needs or Needs())
 
 
 @pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
@@ -60,9 +67,9 @@ def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
 def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options, cell):
     """The first step then has a product of its own, and the others read the outputs where they are."""
     problem = PROBLEM.replace(cell=cell, **{**options, "input_size": 16})
-    written, write = [], operands.write
-    monkeypatch.setattr(products, "copies_states", lambda problem: False)
-    monkeypatch.setattr(operands, "write", lambda *given: (written.append(given), write(*given)))
+    written, write = [], launches.write_operands
+    monkeypatch.setattr(memory, "copies_states", lambda problem: False)
+    monkeypatch.setattr(launches, "write_operands", lambda *given: (written.append(given), write(*given)))
     assert_agrees(problem, calls=1)
     assert not written
 
@@ -70,9 +77,9 @@ def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options
 def test_directions_are_multiplied_together(monkeypatch):
     """Their gradients, outputs and weights' gradients lie as batches do; what has to be rounded up does not."""
     alone = []
-    product = products._product
-    monkeypatch.setattr(products, "copies_states", lambda problem: False)
-    monkeypatch.setattr(products, "_product", lambda *given: (alone.append(given), product(*given)))
+    product = matrix_products._product
+    monkeypatch.setattr(memory, "copies_states", lambda problem: False)
+    monkeypatch.setattr(matrix_products, "_product", lambda *given: (alone.append(given), product(*given)))
     for features in (8, 5):
         problem = PROBLEM.replace(hidden_size=8, input_size=features, bidirectional=True)
         inputs = testing.make_inputs(problem)
@@ -112,9 +119,7 @@ def test_input_weights_that_were_rounded_up_are_kept(request, monkeypatch, optio
     assert keeps_matrices(problem.replace(dtype=torch.bfloat16))
     assert not keeps_matrices(problem.replace(dtype=torch.bfloat16, hidden_size=8))
     without = kept_bytes(problem)
-    for module in ("layer", "memory"):
-        found = importlib.import_module(f"gatewise.kernels.persistent.{module}")
-        monkeypatch.setattr(found, "keeps_matrices", lambda problem: problem.needs_grad)
+    monkeypatch.setattr(memory, "keeps_matrices", lambda problem: problem.needs_grad)
     kept_bytes.cache_clear()
     assert kept_bytes(problem) > without
     request.addfinalizer(kept_bytes.cache_clear)
@@ -134,7 +139,7 @@ def test_weights_begin_where_wide_words_do():
     moved = [torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view_as(weight) for weight in inputs.weights]
     assert all(weight.data_ptr() % 16 for weight in moved)
     inputs = inputs._replace(weights=tuple(moved))
-    taken = whole._contiguous(PROBLEM, inputs, order_of(inputs.x, PROBLEM)).weights
+    taken = replay._contiguous(PROBLEM, inputs, order_of(inputs.x, PROBLEM)).weights
     assert all(weight.data_ptr() % 16 == 0 for weight in taken)
     assert all(torch.equal(weight, other) for weight, other in zip(taken, moved, strict=True))
 
@@ -146,7 +151,7 @@ def test_what_is_kept_fills_one_allocation(options):
     result = persistent.forward(problem, inputs)
     (memory,) = result.kept
     tokens = order_of_kept(result.y.unsqueeze(0))
-    parts = [*itertools.chain(*whole._kept(problem, result, tokens)[1]), *whole._kept(problem, result, tokens)[0]]
+    parts = [*itertools.chain(*replay._kept(problem, result, tokens)[1]), *replay._kept(problem, result, tokens)[0]]
     starts = sorted((part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts)
     assert memory.data_ptr() == starts[0][0]
     assert starts[-1][1] <= memory.data_ptr() + memory.nbytes < starts[-1][1] + 512
@@ -170,11 +175,11 @@ def test_what_is_not_needed_is_none(needs):
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
     result = persistent.forward(problem, inputs)
-    whole_found = persistent.backward(problem, inputs, result, gradients, Needs())
+    all_found = persistent.backward(problem, inputs, result, gradients, Needs())
     for _ in range(4):
         found = persistent.backward(problem, inputs, result, gradients, needs)
         assert (found.x is not None, found.h0 is not None, found.weights[0] is not None) == needs
-        for one, other in zip((*found[:3], *found.weights), (*whole_found[:3], *whole_found.weights), strict=True):
+        for one, other in zip((*found[:3], *found.weights), (*all_found[:3], *all_found.weights), strict=True):
             assert one is None or torch.equal(one, other)
 
 
@@ -297,8 +302,8 @@ def test_a_second_backward_pass_of_what_was_used_up_repeats_the_forward_pass(req
     monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
     monkeypatch.setattr(type(persistent), "single_use", lambda self, problem: True)
     monkeypatch.setattr(execution, "_graph_is_kept", lambda: False)  # as where PyTorch does not tell
-    passes, forward = [], whole.forward
-    monkeypatch.setattr(whole, "forward", lambda *arguments: passes.append(1) or forward(*arguments))
+    passes, forward = [], replay.Stack.forward
+    monkeypatch.setattr(replay.Stack, "forward", lambda *arguments: passes.append(1) or forward(*arguments))
     lstm = gatewise.LSTM(6, 5, dtype=torch.float64)
     y, _ = lstm(torch.randn(4, 3, 6, dtype=torch.float64))
     found = []

@@ -8,8 +8,9 @@ import torch
 from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.persistent import stacked, wavefront, whole
+from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import layer_pairs
 from gatewise.selection import cost
 from gatewise.selection.timing import peak_memory
 
@@ -45,11 +46,11 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def in_pairs(monkeypatch):
     """Layers in pairs wherever there is room, faster or not."""
-    monkeypatch.setattr(wavefront, "stacked_cut", wavefront.room_for_two)
-    for remembered in (whole._replays, whole.stack_of):
+    monkeypatch.setattr(layer_pairs, "stacked_cut", layer_pairs.room_for_two)
+    for remembered in (replay._replays, replay.stack_of):
         remembered.cache_clear()
     yield
-    for remembered in (whole._replays, whole.stack_of):
+    for remembered in (replay._replays, replay.stack_of):
         remembered.cache_clear()
 
 
@@ -63,7 +64,7 @@ def run(problem, inputs=None):
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(name, number):
     problem = SHAPES[name].replace(**NUMBERS[number])
-    if wavefront.room_for_two(problem, Device.probe("cuda"), backward=True) is None:
+    if layer_pairs.room_for_two(problem, Device.probe("cuda"), backward=True) is None:
         pytest.skip("two layers have no room on this device")
     testing.check_kernel(persistent, problem, "cuda")
 
@@ -80,10 +81,13 @@ def test_same_bits_in_every_run(number):
 def test_one_launch_takes_both(monkeypatch):
     taken = []
     for name in ("forward_pass", "backward_pass"):
-        real = getattr(stacked, name)
-        monkeypatch.setattr(
-            stacked, name, lambda *given, name=name, real=real, **more: (taken.append(name), real(*given, **more))
-        )
+        real = getattr(launches, name)
+
+        def counted(*given, name=name, real=real, between=None, **more):
+            taken.extend([name] if between else [])
+            real(*given, between=between, **more)
+
+        monkeypatch.setattr(launches, name, counted)
     run(STACK.replace(num_layers=3, dtype=torch.bfloat16))
     assert taken == ["forward_pass", "backward_pass"]
 

@@ -1,0 +1,63 @@
+"""Every launch of a CUDA kernel in `cuda/`.
+
+Schedules call the functions of this package by its name (`launches.forward_pass`), so that tests can substitute all
+launches in one place.
+"""
+
+from gatewise.kernels.persistent.launches.auxiliary import (
+    Operand,
+    activate,
+    fill_unwritten,
+    longest_first,
+    resized,
+    write_operands,
+)
+from gatewise.kernels.persistent.launches.compiled import (
+    SOURCES,
+    Launch,
+    backward_launch,
+    forward_launch,
+    launch_of,
+    pair_launch,
+)
+from gatewise.kernels.persistent.launches.failure import raise_if_given_up
+from gatewise.kernels.persistent.launches.passes import (
+    BetweenLayers,
+    LayerWeights,
+    Pair,
+    address,
+    aligned,
+    backward_pass,
+    columns,
+    forward_pass,
+    pair,
+    planes,
+)
+from gatewise.kernels.persistent.launches.tokens import Tokens
+
+__all__ = [
+    "SOURCES",
+    "BetweenLayers",
+    "Launch",
+    "LayerWeights",
+    "Operand",
+    "Pair",
+    "Tokens",
+    "activate",
+    "address",
+    "aligned",
+    "backward_launch",
+    "backward_pass",
+    "columns",
+    "fill_unwritten",
+    "forward_launch",
+    "forward_pass",
+    "launch_of",
+    "longest_first",
+    "pair",
+    "pair_launch",
+    "planes",
+    "raise_if_given_up",
+    "resized",
+    "write_operands",
+]

@@ -1,0 +1,258 @@
+"""The small launches around the passes, which copy, gather, sort and activate."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.derivation.device import device_code
+from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent.launches.compiled import SOURCES, Launch, on, pointers_of_each_direction
+from gatewise.kernels.persistent.launches.passes import LayerWeights, planes
+from gatewise.kernels.persistent.launches.tokens import Tokens
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
+
+MOST_OPERANDS = 4
+_THREADS = 128
+_SORTING_THREADS = 256
+_MOST_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor; each takes several rows
+
+
+def fill_unwritten(buffer: Tensor) -> Tensor:
+    """Fill a contiguous tensor with the pattern that means "not yet written" to the kernels, and return it."""
+    with on(buffer.device):
+        driver.fill_with_ones(buffer)
+    return buffer
+
+
+class _Fit(ctypes.Structure):
+    """The struct `Fit` of fit.cu, field by field."""
+
+    _fields_ = [
+        ("source", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("stride", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("source_group", "source_columns", "rows", "group", "columns")),
+    ]
+
+
+def resized(
+    matrix: Tensor,
+    rows: int,
+    columns: int,
+    groups: int = 1,
+    *,
+    scratch: Scratch | None = None,
+    into: Tensor | None = None,
+) -> Tensor:
+    """Return a matrix [groups * rows, columns]: `matrix`, padded with zeros or cropped.
+
+    Args:
+        matrix: The matrix [groups * any, any], which is returned itself if it has the size asked for, its address is a
+            multiple of 16 bytes, and `into` is None.
+        rows: The number of rows of each group.
+        columns: The number of columns.
+        groups: The number of groups of rows; each group is padded or cropped by itself.
+        scratch: The memory that the result is allocated in; None to allocate it by PyTorch.
+        into: A contiguous tensor for the result, or None to allocate it.
+    """
+    if into is None and matrix.shape == (groups * rows, columns) and matrix.data_ptr() % 16 == 0:
+        return matrix.contiguous()
+    if matrix.stride(1) != 1:
+        matrix = matrix.contiguous()
+    target = (scratch or matrix).new_empty(groups * rows, columns) if into is None else into
+    if not target.numel():
+        return target
+    stride, source_columns = matrix.stride(0), matrix.shape[1]
+    size, start, end = matrix.element_size(), matrix.data_ptr(), target.data_ptr()
+    word = math.gcd(16, start, end, stride * size, source_columns * size, columns * size)
+    values = word // size
+    sizes = stride // values, matrix.shape[0] // groups, source_columns // values
+    arguments = _Fit(start, end, *sizes, groups * rows, rows, columns // values)
+    shape = driver.Shape((min(groups * rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
+    with on(matrix.device):
+        driver.launch(_copying_code("fit", word, matrix.device), "recurrent_fit", shape, arguments, matrix.device)
+    return target
+
+
+class Operand(NamedTuple):
+    """Values of a sequence that a matrix product multiplies with the gradients of the same steps.
+
+    Attributes:
+        source: The values of all steps [T, B, F].
+        first: The values [B, F] for the step that a batch row begins with, contiguous; None if `shift` is 0.
+        shift: The step whose values are taken, counted from the step that they are for: 0, -1 for the step before, or,
+            in the reverse direction, 1.
+        start: The number of steps of the sequence before the first one that is gathered.
+    """
+
+    source: Tensor
+    first: Tensor | None = None
+    shift: int = 0
+    start: int = 0
+
+    def new(self, tokens: Tokens, scratch: Scratch) -> Tensor:
+        """Return uninitialised memory for the gathered values [tokens, F], F padded."""
+        return scratch.new_empty(tokens.time * tokens.batch, hidden_of(self.source.shape[2]))
+
+
+class _Operand(ctypes.Structure):
+    """The struct `Operand` of operands.cu, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("source", "first", "target")),
+        *((name, ctypes.c_longlong) for name in ("step", "row")),
+        *((name, ctypes.c_int) for name in ("columns", "width", "shift", "start")),
+    ]
+
+
+class _Operands(ctypes.Structure):
+    """The struct `Operands` of operands.cu, field by field."""
+
+    _fields_ = [
+        ("of", _Operand * MOST_OPERANDS),
+        ("lengths", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("total", "time", "batch", "step", "row")),
+    ]
+
+
+def write_operands(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: Tokens, lengths: Tensor | None) -> None:
+    """Gather the values of operands in one launch, with zeros after the end of sequences and as padding.
+
+    Args:
+        wanted: The operands, at most `MOST_OPERANDS`.
+        into: The memory for each, from `Operand.new`.
+        tokens: The steps that are gathered, and the order of their tokens.
+        lengths: The sequence lengths [B] on the device, int64, or None.
+    """
+    sources = [own._replace(source=_with_contiguous_rows(own.source)) for own in wanted]
+    if not tokens.time * tokens.batch:
+        return
+    word = math.gcd(16, *(_alignment(own, target) for own, target in zip(sources, into, strict=True)))
+    each = [_struct(own, target, word) for own, target in zip(sources, into, strict=True)]
+    arguments = _Operands(
+        (_Operand * MOST_OPERANDS)(*each),
+        None if lengths is None else lengths.data_ptr(),
+        sources[0].source.shape[0],
+        tokens.time,
+        tokens.batch,
+        tokens.step,
+        tokens.row,
+    )
+    device = into[0].device
+    blocks = min(-(-tokens.time * tokens.batch // (_THREADS // 32)), _MOST_BLOCKS)  # a warp copies a token
+    shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
+    with on(device):
+        driver.launch(_copying_code("operands", word, device), "recurrent_operands", shape, arguments, device)
+
+
+def _with_contiguous_rows(source: Tensor) -> Tensor:
+    return source if source.stride(2) == 1 else source.contiguous()
+
+
+def _alignment(own: Operand, target: Tensor) -> int:
+    size, (_, _, columns) = own.source.element_size(), own.source.shape
+    starts = [tensor.data_ptr() for tensor in (own.source, own.first, target) if tensor is not None]
+    return math.gcd(*starts, *(size * values for values in (*own.source.stride()[:2], columns, target.shape[1])))
+
+
+def _struct(own: Operand, target: Tensor, word: int) -> _Operand:
+    values = word // own.source.element_size()
+    return _Operand(
+        own.source.data_ptr(),
+        None if own.first is None else own.first.data_ptr(),
+        target.data_ptr(),
+        own.source.stride(0) // values,
+        own.source.stride(1) // values,
+        own.source.shape[2] // values,
+        target.shape[1] // values,
+        own.shift,
+        own.start,
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _copying_code(name: str, word: int, device: torch.device) -> bytes:
+    return toolchain.compile_source(SOURCES / f"{name}.cu", Device.probe(device).architecture, {"BYTES": word})
+
+
+class _Order(ctypes.Structure):
+    """The struct `Order` of order.cu, field by field."""
+
+    _fields_ = [("lengths", ctypes.c_void_p), ("order", ctypes.c_void_p), ("batch", ctypes.c_int)]
+
+
+def longest_first(launch: Launch, lengths: Tensor | None, scratch: Scratch) -> Tensor | None:
+    """Return the rows of a batch [B] sorted by length, the longest first; None where a launch gains nothing by it.
+
+    A launch gains where it takes several groups of rows one after another: groups of short rows end early then. Groups
+    that all run at the same time are as fast in any order.
+    """
+    if lengths is None or launch.tiling.groups <= launch.tiling.together:
+        return None
+    batch = lengths.shape[0]
+    order = scratch.new_empty(batch, dtype=torch.int32)
+    arguments = _Order(lengths.data_ptr(), order.data_ptr(), batch)
+    shape = driver.Shape((-(-batch // _SORTING_THREADS), 1, 1), _SORTING_THREADS, 0, cooperative=False)
+    with on(lengths.device):
+        driver.launch(_sorting_code(lengths.device), "recurrent_order", shape, arguments, lengths.device)
+    return order
+
+
+@functools.lru_cache(maxsize=8)
+def _sorting_code(device: torch.device) -> bytes:
+    architecture = Device.probe(device).architecture
+    return toolchain.compile_source(SOURCES / "order.cu", architecture, {"THREADS": _SORTING_THREADS})
+
+
+class _Activate(ctypes.Structure):
+    """The struct `Activate` of activate.cu, field by field."""
+
+    _fields_ = [*pointers_of_each_direction("gates", "unwritten", "bias_ih", "bias_hh"), ("tokens", ctypes.c_int)]
+
+
+def activate(problem: Problem, weights: LayerWeights, gates: Tensor, dgates: Tensor | None, tokens: int) -> None:
+    """Add the biases to gate sums and apply the activation functions, in place; mark the gradients as not yet written.
+
+    Args:
+        problem: The problem, which gives the cell, the size and the dtype.
+        weights: The weights, of which the biases are read.
+        gates: The gate sums [D, any, 4H], H padded.
+        dgates: Memory for their gradients, of the same size, which is filled as by `fill_unwritten`; None if it is that
+            of `gates`, see `memory.overwrites_gates`.
+        tokens: The number of tokens of each direction that are activated, from the first on.
+    """
+    directions, _, width = gates.shape
+    columns = -(-width // 4 * gates.element_size() // (16 * _THREADS))
+    rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))
+    shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
+    arguments = _Activate(*planes(gates), *planes(dgates), *weights.bias_ih, *weights.bias_hh, tokens)
+    with on(gates.device):
+        binary = _activating_code(
+            problem.cell, problem.hidden_size, problem.dtype, exact_products(problem), gates.device
+        )
+        driver.launch(binary, "recurrent_activate", shape, arguments, gates.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _activating_code(cell: Cell, hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
+    architecture = Device.probe(device).architecture
+    macros = {
+        "SIZE": hidden_size,
+        "HIDDEN": hidden_of(hidden_size),
+        "FLOAT16": int(dtype == torch.float16),
+        "FLOAT32": int(dtype == torch.float32),
+        "EXACT": int(exact),
+    }
+    return toolchain.compile_source(SOURCES / "activate.cu", architecture, macros, device_code(cell))

@@ -1,0 +1,97 @@
+"""Compiled kernels: the machine code of a pass for a tiling, with the shape of its launch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+from pathlib import Path
+
+import torch
+
+from gatewise.cells import Cell
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.derivation.device import device_code
+from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
+
+_NO_CHANGE = contextlib.nullcontext()
+SOURCES = Path(__file__).parents[1] / "cuda"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """A pass compiled for a tiling, ready to be launched.
+
+    Attributes:
+        tiling: The tiling.
+        entry: The kernel's name in the machine code.
+        binary: The machine code.
+        shape: The grid, the block size, the shared memory and the clusters.
+    """
+
+    tiling: Tiling
+    entry: str
+    binary: bytes
+    shape: driver.Shape
+
+
+def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
+    """Return the forward pass of a layer, compiled."""
+    precision = problem.dtype, exact_products(problem)
+    return launch_of("forward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
+
+
+def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
+    """Return the backward pass of a layer, compiled."""
+    precision = problem.dtype, exact_products(problem)
+    return launch_of("backward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
+
+
+def pair_launch(name: str, problem: Problem, batch: int, ragged: bool, device: torch.device) -> Launch:
+    """Return the pass "forward" or "backward" of a pair of layers, compiled."""
+    precision = problem.dtype, exact_products(problem)
+    return launch_of(name, problem.cell, problem.hidden_size, batch, 1, *precision, ragged, device, pair=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def launch_of(
+    name: str,
+    cell: Cell,
+    hidden_size: int,
+    batch: int,
+    directions: int,
+    dtype: torch.dtype,
+    exact: bool,
+    ragged: bool,
+    device: torch.device,
+    pair: bool = False,
+) -> Launch:
+    """Return the pass "forward" or "backward" of a layer, or of a pair of layers, compiled.
+
+    Raises:
+        ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
+    """
+    numbers = Device.probe(device)
+    asked = numbers, name == "backward", dtype.itemsize, exact
+    chosen = stacked_tiling(hidden_size, batch, *asked) if pair else tiling(hidden_size, batch, directions, *asked)
+    if chosen is None:
+        raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
+    macros = {"SIZE": hidden_size, **chosen.macros(dtype == torch.float16, ragged)}
+    binary = toolchain.compile_source(SOURCES / f"{name}.cu", numbers.architecture, macros, device_code(cell))
+    shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
+    return Launch(chosen, f"recurrent_{name}", binary, shape)
+
+
+def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:
+    """Return the fields of a struct that hold two pointers for each name: one for each direction."""
+    return [(f"{name}_{direction}", ctypes.c_void_p) for name in names for direction in ("forward", "reverse")]
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a device is the current one, which does nothing where it already is."""
+    # A tensor of the device exists, so CUDA is initialised.
+    return _NO_CHANGE if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)

@@ -1,0 +1,289 @@
+"""A stack of layers in memory that is laid out before its first launch, so that calls can be recorded and replayed.
+
+Nothing is allocated between the first launch and the last, so the launches depend on addresses alone, and those of a
+call at the same addresses are replayed as a CUDA graph (`gatewise.kernels.cuda.graphs`). `memory.is_laid_out` says for
+which problems this is done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.kernels import stack
+from gatewise.kernels.cuda.graphs import Replays, product_settings
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import buffers, launches
+from gatewise.kernels.persistent.buffers import order_of, order_of_outputs
+from gatewise.kernels.persistent.launches import Tokens
+from gatewise.kernels.persistent.schedules.schedule import layer_schedule, schedule_of
+from gatewise.kernels.persistent.sizes import layer_pairs, memory
+from gatewise.kernels.stack import LayerGradients
+
+_ALL = Needs()
+_MOST_GRAPHS = 16  # of a problem: in loops that carry a state, addresses come back every few iterations
+
+# The methods `forward` and `backward` are the CPU's share of a replayed call: each Python call and each operator shows
+# in its time, the more so where caches have gone cold since the last call.
+
+
+class Stack(NamedTuple):
+    """A stack of layers, with all that its calls would otherwise have to find out each time.
+
+    Attributes:
+        problem: The problem.
+        straight: Whether calls whose tensors are all contiguous use the tokens and recordings below.
+        tokens: The order of the tokens of such calls.
+        input: The shape of x.
+        output: The shape of the outputs.
+        hidden: The shape of hidden states.
+        cell: The shape of cell states.
+        forward_replays: The recordings of forward passes.
+        backward_replays: The recordings of backward passes that compute all gradients.
+        kept_bytes: The number of bytes that a forward pass keeps.
+        parameters: The number of values of all weights.
+        places: The place of each weight's gradient in their buffer.
+    """
+
+    problem: Problem
+    straight: bool
+    tokens: Tokens
+    input: tuple[int, int, int]
+    output: tuple[int, int, int]
+    hidden: tuple[int, int, int]
+    cell: tuple[int, int, int]
+    forward_replays: Replays
+    backward_replays: Replays
+    kept_bytes: int
+    parameters: int
+    places: tuple[buffers.Place, ...]
+
+    def forward(self, inputs: Inputs) -> Result:
+        """Compute the outputs."""
+        problem, tokens = self.problem, self.tokens
+        x, h0, c0, weights, lengths, _, masks = inputs
+        fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
+        read = (x, h0, c0, lengths)
+        if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
+            replays, y = self.forward_replays, x.new_empty(*self.output)
+        else:
+            tokens = order_of(x, problem)
+            replays = _replays("forward", problem, _orders(problem, tokens, x), _ALL)
+            inputs = _contiguous(problem, inputs, tokens)
+            x, h0, c0, weights, lengths, _, masks = inputs
+            y = tokens.new(x, width=problem.output_size)
+        h_n, c_n = x.new_empty(*self.hidden), x.new_empty(*self.cell)
+        # One allocation holds all of it, so that it is freed at once, and its address is read once.
+        kept = (x.new_empty(self.kept_bytes, dtype=torch.uint8),) if problem.needs_grad else ()
+        result = Result(y, h_n, c_n, kept)
+        _play(
+            replays,
+            x,
+            (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
+            _forward,
+            (problem, inputs, result, tokens),
+        )
+        return result
+
+    def backward(self, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs) -> InputGradients:
+        """Compute the gradients of the inputs."""
+        problem, tokens, above, y = self.problem, self.tokens, gradients, result.y
+        needs_x, needs_state, needs_weights = needs
+        x, h0, c0, weights, lengths, _, masks = inputs
+        fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
+        read = (x, h0, c0, lengths, y, *gradients)
+        if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
+            replays = self.backward_replays if needs == _ALL else _replays("backward", problem, False, needs)
+            dx = x.new_empty(*self.input) if needs_x else None
+        else:
+            tokens = order_of_outputs(y)
+            inputs = _contiguous(problem, inputs, tokens)
+            x, h0, c0, weights, lengths, _, masks = inputs
+            above = layer_schedule(problem).gradients_in_order(gradients, tokens)
+            replays = _replays("backward", problem, _orders(problem, tokens, x, above.y), needs)
+            dx = tokens.new(x, width=problem.input_size) if needs_x else None
+        into = (
+            dx,
+            x.new_empty(*self.hidden) if needs_state else None,
+            x.new_empty(*self.cell) if needs_state else None,
+            x.new_empty(self.parameters) if needs_weights else None,
+        )
+        _play(
+            replays,
+            x,
+            (*weights, x, h0, c0, lengths, *masks, y, *result.kept, *above, *into),
+            _backward,
+            (problem, inputs, result, above, into, tokens),
+        )
+        _, dh0, dc0, buffer = into
+        if buffer is None:
+            return InputGradients(dx, dh0, dc0, (None,) * len(weights))
+        # Views are made while the device is at work.
+        return InputGradients(dx, dh0, dc0, tuple([buffer.as_strided(*place) for place in self.places]))
+
+
+@functools.lru_cache(maxsize=256)
+def stack_of(problem: Problem) -> Stack | None:
+    """Return the stack of a problem; None if its memory is not laid out before the first launch."""
+    if not memory.is_laid_out(problem):
+        return None
+    rows = problem.num_layers * problem.num_directions
+    return Stack(
+        problem,
+        straight=problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS) and not problem.rebuilds_gates,
+        tokens=Tokens(problem.time, problem.batch, by_row=False),
+        input=(problem.time, problem.batch, problem.input_size),
+        output=(problem.time, problem.batch, problem.output_size),
+        hidden=(rows, problem.batch, problem.state_size),
+        cell=(rows, problem.batch, problem.hidden_size),
+        forward_replays=_replays("forward", problem, False, _ALL),
+        backward_replays=_replays("backward", problem, False, _ALL),
+        kept_bytes=memory.kept_bytes(problem) if problem.needs_grad else 0,
+        parameters=problem.parameter_count,
+        places=buffers.places(buffers.weight_shapes(problem)),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
+    """Return the recordings of one kind of call, which the arguments identify."""
+    # Calls that warm up for the capture of a graph by the caller are not worth recording.
+    return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
+
+
+def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool | tuple[bool, ...]:
+    """Return what distinguishes calls at the same addresses: the orders in which tensors have their tokens."""
+    if not problem.rebuilds_gates:
+        return tokens.by_row
+    return tuple(tensor is not None and tensor.is_contiguous() for tensor in tensors)
+
+
+def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
+    x, h0, c0, weights, lengths, _, masks = inputs
+    weights = tuple([launches.aligned(weight) for weight in weights])
+    # Checkpointed layers read x by segments, and copy no more of it if it is in the order of rows.
+    if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
+        x = x.contiguous()
+    lengths = buffers.on_device(lengths, x.device)
+    return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks)
+
+
+def _play(
+    replays: Replays,
+    like: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    issue: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:
+    """Call `issue` with arguments and scratch memory, or replay the launches of an earlier call."""
+    device = like.device
+    if device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            _play(replays, like, tensors, issue, arguments)
+        return
+    launches.raise_if_given_up(device.index)
+    size = replays.scratch_bytes
+    if size is None:
+        scratch = Scratch(like)
+        issue(*arguments, scratch)
+        replays.scratch_bytes = scratch.needed
+        return
+    room = like.new_empty(size, dtype=torch.uint8)
+    replays.play(product_settings(), (*tensors, room), device, lambda: issue(*arguments, Scratch(like, room)))
+
+
+def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
+    count, directions = problem.num_layers, problem.num_directions
+    x, width = inputs.x, problem.output_size
+    below, kept = _kept(problem, result, tokens)
+    below = below or _alternating(result.y, count, functools.partial(tokens.new, scratch, width=width))
+    outputs = (*below, result.y)
+    for layers in layer_pairs.turns(problem, Device.probe(x.device), backward=False):
+        index, last = layers[0], layers[-1]
+        rows = slice(index * directions, (last + 1) * directions)
+        into = [Result(outputs[own], result.h_n[rows], result.c_n[rows], kept[own] if kept else ()) for own in layers]
+        with scratch.frame():
+            if index:
+                x = _dropped(problem, inputs, index - 1, x, scratch)
+            given = stack.layer_of(problem, inputs, layers, x)
+            schedule_of(problem, layers).forward(problem, given, tokens, into, _mask(inputs, layers), scratch)
+        x = outputs[last]
+
+
+def _kept(problem: Problem, result: Result, tokens: Tokens) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+    """Return views of the kept memory: the outputs of all layers below the last, and what each layer keeps."""
+    if not result.kept:
+        return [], []
+    room, layers = Scratch(result.y, *result.kept), range(problem.num_layers)
+    below = [tokens.new(room, width=problem.output_size) for _ in layers[1:]]
+    features, schedule = [problem.layer_input_size(layer) for layer in layers], layer_schedule(problem)
+    return below, [schedule.new_kept(problem, size, room, tokens) for size in features]
+
+
+def _alternating(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Tensor]:
+    """Return the outputs of the layers below the last in two alternating buffers, as each layer reads only one."""
+    if count == 1:
+        return []
+    other = new()
+    return [last if (count - 1 - index) % 2 == 0 else other for index in range(count - 1)]
+
+
+def _backward(
+    problem: Problem,
+    inputs: Inputs,
+    result: Result,
+    above: OutputGradients,
+    into: tuple[Tensor | None, ...],
+    tokens: Tokens,
+    scratch: Scratch,
+) -> None:
+    of_x, of_h0, of_c0, buffer = into
+    count, directions = problem.num_layers, problem.num_directions
+    below, kept = _kept(problem, result, tokens)
+    outputs, share = (*below, result.y), directions * problem.weights_per_direction
+    weights = () if buffer is None else buffers.views_like(buffer, inputs.weights)
+    between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
+    dy = above.y
+    for layers in reversed(layer_pairs.turns(problem, Device.probe(inputs.x.device), backward=True)):
+        index, last = layers[0], layers[-1]
+        rows = slice(index * directions, (last + 1) * directions)
+        dx = between[index % 2 if count > 2 else 0] if index else of_x
+        with scratch.frame():
+            x = inputs.x if index == 0 else _dropped(problem, inputs, index - 1, outputs[index - 1], scratch)
+            results = [Result(outputs[own], result.h_n, result.c_n, kept[own]) for own in layers]
+            given = stack.layer_of(problem, inputs, layers, x)
+            found = LayerGradients(
+                dx, _rows(of_h0, rows), _rows(of_c0, rows), weights[index * share : (last + 1) * share]
+            )
+            from_above = OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows))
+            schedule_of(problem, layers).backward(
+                problem, given, results, from_above, found, _mask(inputs, layers), scratch
+            )
+        if index and dx is not None:
+            dy = dx if not inputs.masks else _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+
+
+def _mask(inputs: Inputs, layers: tuple[int, ...]) -> Tensor | None:
+    """Return the dropout mask between the layers of a pair."""
+    return inputs.masks[layers[0]] if inputs.masks and len(layers) > 1 else None
+
+
+def _rows(state: Tensor | None, rows: slice) -> Tensor | None:
+    return None if state is None else state[rows]
+
+
+def _dropped(
+    problem: Problem, inputs: Inputs, gap: int, tensor: Tensor, scratch: Scratch, out: Tensor | None = None
+) -> Tensor:
+    if not inputs.masks:
+        return tensor
+    if out is None:
+        out = torch.as_strided(scratch.new_empty(tensor.shape), tensor.shape, tensor.stride())
+    return torch.mul(tensor, inputs.masks[gap], out=out).mul_(stack.survivors_scale(problem))

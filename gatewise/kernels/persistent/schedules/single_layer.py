@@ -1,0 +1,204 @@
+"""The schedule of a single layer: one launch for the whole sequence, with matrix products over all steps around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import OutputGradients, Result
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import buffers, launches
+from gatewise.kernels.persistent.launches import LayerWeights, Tokens
+from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.stack import Layer, LayerGradients
+
+
+class GateGradients(NamedTuple):
+    """The results of the launch of a backward pass, H padded where not said otherwise.
+
+    Attributes:
+        sums: The gradients of the gate sums [D, T, B, 4H].
+        bias: The gradients of both biases, which are equal [D, 4H]; None where the launch wrote them to their memory.
+        h0: The gradient of the initial hidden state [D, B, H], not padded.
+        c0: The gradient of the initial cell state [D, B, H], not padded.
+        tokens: The order of `sums`.
+    """
+
+    sums: Tensor
+    bias: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    tokens: Tokens
+
+
+class SingleLayer:
+    """The schedule of one layer with both directions; its methods are documented in `Schedule`."""
+
+    def new_kept(self, problem: Problem, features: int, like: Tensor | Scratch, tokens: Tokens) -> tuple[Tensor, ...]:
+        """Return memory for the activated gates [D, T, B, 4H] and the cell states [D, T, B, H], H padded.
+
+        Padded input weights [G * H, I] of each direction follow where they are kept, too.
+        """
+        hidden, directions = hidden_of(problem.hidden_size), problem.num_directions
+        kept = tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
+        if not memory.keeps_matrices(problem):
+            return kept
+        rows, columns = len(problem.cell.gates) * hidden, hidden_of(features)
+        return *kept, *[like.new_empty(rows, columns) for _ in range(directions)]
+
+    def gradients_in_order(self, above: OutputGradients, tokens: Tokens) -> OutputGradients:
+        """Return the gradients of outputs in the order of the kept gates."""
+        return buffers.gradients_in_order(above, tokens)
+
+    def forward(
+        self,
+        problem: Problem,
+        layers: Layer,
+        tokens: Tokens,
+        into: Sequence[Result],
+        mask: Tensor | None,
+        scratch: Scratch,
+        *,
+        first: list[Tensor] | None = None,
+    ) -> None:
+        """Compute the outputs; `first` is added to the gate sums of each direction's first step [B, 4H], H padded."""
+        (result,), layer = into, layers
+        directions, device = len(layer.weights), layer.x.device
+        size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
+        gates, cells, *matrices = result.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
+        flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
+        with matrix_products.in_precision_of(problem):
+            for direction, (sums, weights) in enumerate(zip(gates, layer.weights, strict=True)):
+                keep = matrices[direction] if matrices else None
+                matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, keep)
+        if first is not None:
+            matrix_products.add_to_first_steps(gates, first, layer.lengths)
+        y, narrow = result.y, None
+        if size != hidden:
+            y, narrow = tokens.new(scratch, width=directions * hidden), result.y
+        if tokens.time > 1:  # or else nothing is exchanged
+            launches.fill_unwritten(y)
+        h0 = buffers.with_plain_nan(buffers.pad_columns(layer.h0.flatten(0, 1), scratch), scratch)
+        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
+        launches.forward_pass(
+            launch,
+            LayerWeights(layer.weights),
+            tokens,
+            gates=launches.planes(gates),
+            y=launches.columns(y, directions),
+            narrow=launches.columns(narrow, directions),
+            cells=launches.planes(cells),
+            h0=h0,
+            c0=layer.c0,
+            h_n=result.h_n,
+            c_n=result.c_n,
+            lengths=layer.lengths,
+            order=launches.longest_first(launch, layer.lengths, scratch),
+            keep_gates=cells is not None,
+        )
+
+    def backward(
+        self,
+        problem: Problem,
+        layers: Layer,
+        results: Sequence[Result],
+        above: OutputGradients,
+        into: LayerGradients,
+        mask: Tensor | None,
+        scratch: Scratch,
+    ) -> None:
+        """Compute the gradients: one launch for those of the gate sums, then matrix products over all steps."""
+        (result,), layer = results, layers
+        weights = [weight for weight in into.weights if weight is not None]
+        with scratch.frame(), matrix_products.in_precision_of(problem):
+            found = gate_gradients(problem, layer, result.kept, above, scratch, into)
+            if into.x is not None:
+                dsums = [found.tokens.flat(sums) for sums in found.sums]
+                dx = found.tokens.flat(into.x)
+                matrix_products.input_gradient(problem, dsums, layer.weights, dx, scratch, result.kept[2:])
+            if weights:
+                matrix_products.weight_gradients(
+                    problem, layer, result.y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
+                )
+
+
+def gate_gradients(
+    problem: Problem,
+    layer: Layer,
+    kept: tuple[Tensor, ...],
+    above: OutputGradients,
+    scratch: Scratch,
+    into: LayerGradients | None = None,
+) -> GateGradients:
+    """Compute the gradients of the gate sums and of the initial states in one launch.
+
+    Args:
+        problem: The problem.
+        layer: The inputs of the layer.
+        kept: The kept gates and cell states; the gradients of the gate sums may overwrite the gates.
+        above: The gradients of the outputs.
+        scratch: The memory for everything that `into` has no memory for.
+        into: The memory for the gradients of the states and the biases, or None.
+    """
+    (gates, cells), directions, device = kept[:2], len(layer.weights), layer.x.device
+    hidden, tokens = hidden_of(problem.hidden_size), buffers.order_of_kept(gates)
+    launch = launches.backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
+    together = launch.tiling.together
+    biases = [] if into is None else buffers.bias_gradients_of(problem, into, directions)
+    counters = launch.tiling.blocks if biases and together > 1 else 0
+    if memory.overwrites_gates(problem):
+        dgates, done = gates, buffers.new_counters(directions, counters, scratch)
+    else:
+        dgates, done = _new_gate_gradients(tokens, directions, 4 * hidden, counters, scratch, layer.x)
+    dh0, dc0 = (
+        found if found is not None else scratch.new_empty(directions, tokens.batch, problem.hidden_size)
+        for found in ((None, None) if into is None else into[1:3])
+    )
+    in_place = biases and together == 1
+    bias = None if in_place else buffers.new_bias_sums(together, directions, hidden, scratch, 1)[0]
+    launches.backward_pass(
+        launch,
+        LayerWeights(layer.weights),
+        tokens,
+        gates=launches.planes(gates),
+        cells=launches.planes(cells),
+        dy=launches.columns(above.y, directions),
+        dgates=launches.planes(dgates),
+        c0=layer.c0,
+        dh_n=above.h_n,
+        dc_n=above.c_n,
+        dh0=dh0,
+        dc0=dc0,
+        bias=bias,
+        biases=biases,
+        done=done,
+        lengths=layer.lengths,
+        order=launches.longest_first(launch, layer.lengths, scratch),
+    )
+    if bias is None or biases:
+        total = None
+    elif together > 1:
+        total = torch.sum(bias, 0, out=scratch.new_empty(directions, 4 * hidden, dtype=torch.float32))
+    else:
+        total = bias[0]
+    return GateGradients(dgates, total, dh0, dc0, tokens)
+
+
+def _new_gate_gradients(
+    tokens: Tokens, directions: int, width: int, counters: int, scratch: Scratch, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor [D, T, B, width], and counters [D, counters] if there are any, filled in one launch."""
+    if not counters:
+        return launches.fill_unwritten(tokens.new(scratch, directions, width=width)), None
+    values = directions * tokens.time * tokens.batch * width
+    room = buffers.unwritten(like, scratch, values * like.element_size(), directions * counters * torch.int32.itemsize)
+    return tokens.new(room, directions, width=width), room.new_empty(directions, counters, dtype=torch.int32)
+
+
+single_layer = SingleLayer()
