@@ -45,7 +45,7 @@ COMMANDS = (
     Command("convert", "gatewise.cli.convert", "Convert weights from and to Keras, TensorFlow and others.", _SMALLER),
     Command("bench", "gatewise.cli.bench", "Run benchmarks, and write reports from their records."),
     Command("explain", "gatewise.cli.explain", "Show which kernel a call would run, why, and what would help."),
-    Command("tune", "gatewise.cli.tune", "Measure this machine, so that kernels are chosen by its own times."),
+    Command("tune", "gatewise.cli.tune", "Measure this machine, so that its times choose kernels."),
     Command(
         "replay",
         "gatewise.cli.replay",

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from gatewise import attention
+from gatewise.attention.choice import choose as choose_attention
 from gatewise.attention.choice import kernel_named as attention_kernel_named
 from gatewise.attention.choice import seconds as attention_seconds
 from gatewise.contract.decision import Decision, Verdict
@@ -52,10 +53,11 @@ def choose(problem: Problem, device: Device, kernel: str = AUTO) -> Kernel:
     """Return the kernel that runs, or raise if the named kernel, or every kernel, cannot run.
 
     Raises:
-        KernelRefused: With the printed decision as its text.
+        KernelRefused: With the printed decision as its text; the one on attention if a named attention kernel refuses.
     """
     decision = decide(problem, device, kernel)
     if decision.chosen is None:
+        choose_attention(problem.attention, device, problem.attention_kernel)
         raise KernelRefused(f"this decoder with input feeding cannot be computed as asked\n\n{decision}")
     return _BY_NAME[decision.chosen]
 
