@@ -116,9 +116,9 @@ def measured(
     Args:
         problems: The problems, without end.
         device: Where they are computed.
-        record: What goes with the measured calls.
+        record: The record that the measured calls refer to.
         seconds: The time after which no further problem begins.
-        watch: What measures a call.
+        watch: The stopwatch, which measures a call.
         clock: Tells the time.
     """
     numbers, began = record.device, clock()

@@ -1,4 +1,4 @@
-"""How far estimates miss on a device, as a smooth function of sizes through the calls that were measured on it.
+"""The error of estimates on a device, as a smooth function of sizes through the calls that were measured on it.
 
 The function is the mean of a Gaussian process: of the logarithm of measured over estimated seconds, for each kernel and
 pass, over logarithms of sizes, what is aligned, and what the estimate is made of. Near measured calls it follows them,
@@ -32,7 +32,7 @@ _ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay wai
 
 
 class Factors(NamedTuple):
-    """What estimates are multiplied with.
+    """The factors that estimates are multiplied by.
 
     Attributes:
         busy: The factor of the time of the device.
@@ -65,7 +65,7 @@ def issue(work: Work, device: Device) -> float:
 
 
 def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
-    """Return what the estimates of a call are multiplied with; 1 where nothing was measured on the device."""
+    """Return the factors for the estimates of a call; 1 where nothing was measured on the device."""
     found = _fitted(kernel, problem.needs_grad, device.name)
     if found is None or points.precision_of(problem) not in found.precisions:
         return Factors()
@@ -146,7 +146,7 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
 
 
 def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
-    """Fit what the CPU takes: it is seen where a call waits for it, and bounded by the time of every other call."""
+    """Fit the time of the CPU, which is known where a call waits for it, and bounded by the time of every other call."""
     timed = [(place, each) for place, each in zip(places, known, strict=True) if each.eager is not None]
     seen = np.array([(each.eager or 0.0) > _ISSUE_BOUND * each.graph for _, each in timed], dtype=bool)
     if seen.sum() < _LEAST_POINTS:
@@ -166,7 +166,7 @@ def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> 
     """Return where a call lies among others; the scales say how much a difference matters.
 
     Args:
-        work: What the kernel states.
+        work: The work that the kernel states.
         problem: The call.
         device: The device that the call is for.
         apart: How far calls of this device are from those that are predicted.
