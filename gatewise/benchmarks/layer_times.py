@@ -111,15 +111,15 @@ def measured(
     watch: Stopwatch = stopwatch,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Point]]:
-    """Measure each problem on every kernel that accepts it until the time is over, and yield what was found of each.
+    """Measure each problem on every kernel that accepts it until the time is over, and yield its measured calls.
 
     Args:
-        problems: The problems, without end.
-        device: Where they are computed.
+        problems: The problems, an endless iterator.
+        device: The device of the calls.
         record: The record that the measured calls refer to.
         seconds: The time after which no further problem begins.
         watch: The stopwatch, which measures a call.
-        clock: Tells the time.
+        clock: The clock, in seconds.
     """
     numbers, began = record.device, clock()
     left = iter(problems)

@@ -146,7 +146,7 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
 
 
 def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
-    """Fit the time of the CPU, which is known where a call waits for it, and bounded by the time of every other call."""
+    """Fit the time of the CPU: known where a call waits for it, and bounded by the time of every other call."""
     timed = [(place, each) for place, each in zip(places, known, strict=True) if each.eager is not None]
     seen = np.array([(each.eager or 0.0) > _ISSUE_BOUND * each.graph for _, each in timed], dtype=bool)
     if seen.sum() < _LEAST_POINTS:
