@@ -30,5 +30,5 @@ def read_model_file(path: Path, task: str) -> tuple[Path, dict[str, Tensor], dic
 
 
 def missing_from(error: Exception) -> str:
-    """Return what is missing in a model file's metadata, given the error that this caused."""
+    """Return a description of the defect in a model file's metadata, given the error that it caused."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -20,6 +20,7 @@ from gatewise.benchmarks.record import Run
 from gatewise.cli.bench_run import Where, device_named
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranking import slug
 from gatewise.selection import correction, points
 from gatewise.selection.points import FORMAT, Point, Record
 
@@ -58,7 +59,7 @@ def tune(
         return
     if not _LEAST <= seconds <= _MOST:
         raise ArgumentError(sentence("--seconds", f"from {_LEAST:g} to {_MOST:g}", f"{seconds:g}"))
-    path = points.user_folder() / f"{points.slug(numbers.name)}.jsonl"
+    path = points.user_folder() / f"{slug(numbers.name)}.jsonl"
     check_ours(path)
     run = Run.now(where)
     record = Record(
@@ -107,17 +108,20 @@ def _measured(steps: Iterable[list[Point]], name: str) -> tuple[list[Point], boo
 def _known(numbers: Device) -> Iterator[str]:
     found = points.points(numbers.name)
     yield numbers.name
+    own = points.users_own(numbers.name)
+    if own and found != own:
+        yield f"  {len(own):,} calls that another version of gatewise measured are left out"
+        yield "  Run: gatewise tune"
     if not found:
         yield "  nothing is measured: times are estimated from the numbers of the device"
         yield "  Run: gatewise tune"
         return
-    own = points.user_folder() / f"{points.slug(numbers.name)}.jsonl"
-    yield f"  {len(found):,} measured calls, {'of this machine' if own.is_file() else 'that came with gatewise'}"
+    yield f"  {len(found):,} measured calls, {'of this machine' if found == own else 'that came with gatewise'}"
     for record in dict.fromkeys(point.record for point in found):
         version = f", commit {record.commit}" if record.commit else ""
         yield f"  {record.date}, PyTorch {record.torch}{version}"
-    if own.is_file():
-        yield f"  {own}"
+    if found == own:
+        yield f"  {points.user_folder() / slug(numbers.name)}.jsonl"
     yield ""
     yield f"  {'kernel':<11} {'pass':<10} {'calls':>6}  {'measured over estimated':<24} precisions"
     groups: dict[tuple[str, bool], list[Point]] = collections.defaultdict(list)

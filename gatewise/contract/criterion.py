@@ -17,7 +17,7 @@ class Refusal:
         quantity: The quantity that was checked ("dtype", "hidden_size", ...).
         actual: The value of the quantity in this call.
         allowed: The values that the kernel allows.
-        advice: What the user can do; may be empty.
+        advice: The advice to the user; may be empty.
     """
 
     quantity: str
@@ -41,7 +41,7 @@ class Criterion:
         holds: A function that returns whether the condition is met.
         violation: A function that changes a problem and a device so that the condition is not met; one test covers
             every refusal with it.
-        advice: What the user can do; may be empty.
+        advice: The advice to the user; may be empty.
     """
 
     quantity: str

@@ -88,7 +88,7 @@ def read_again(count: float, times: float, device: Device) -> Work:
 
     Args:
         count: The bytes, such as those of the recurrent weights.
-        times: How often all of them are read.
+        times: The number of times that all of them are read.
         device: The device.
     """
     if count <= device.cache_bytes:

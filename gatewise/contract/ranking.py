@@ -25,16 +25,17 @@ def weights(device: Device, name: str) -> Mapping[str, float]:
         device: The device; where no weights were measured on it, those of `REFERENCE` are returned.
         name: The name of the ranking, such as "persistent forward 16-bit".
     """
-    return _read(_slug(device.name)).get(name) or _read(_slug(REFERENCE))[name]
+    return _read(slug(device.name)).get(name) or _read(slug(REFERENCE))[name]
 
 
-def _slug(name: str) -> str:
-    return name.lower().replace(" ", "-").replace("/", "-")
+def slug(device: str) -> str:
+    """Return the name of a device as part of a file name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in device.lower())
 
 
 @functools.cache
-def _read(slug: str) -> Mapping[str, Mapping[str, float]]:
-    path = resources.files("gatewise") / "selection" / "rates" / "rankings" / f"{slug}.jsonl"
+def _read(name: str) -> Mapping[str, Mapping[str, float]]:
+    path = resources.files("gatewise") / "selection" / "rates" / "rankings" / f"{name}.jsonl"
     if not path.is_file():
         return {}
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -118,7 +118,7 @@ class WeightLayout:
         projection: The name of the projection's tensor; empty if the layout has none.
         refuses: Patterns of the names of further tensors that make the cell one of another kind, and descriptions of
             them.
-        advice: What to do about shapes that do not fit.
+        advice: The advice to the user when shapes do not fit.
         cell: The cell.
     """
 

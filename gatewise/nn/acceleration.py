@@ -96,7 +96,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
 
 
 def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
-    """Return what `accelerate` would do with each `torch.nn.LSTM` of a model, without changing anything.
+    """Return the replacements that `accelerate` would make in a model, without changing anything.
 
     Args:
         model: Any module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NoReturn
 
 import torch
@@ -34,6 +35,13 @@ def check_layer_options(
     check_dropout(dropout)
     check_name(kernel, "kernel")
     check_memory(memory)
+
+
+def warn_of_idle_dropout(dropout: float, num_layers: int) -> None:
+    """Warn that the dropout of a layer's constructor drops nothing, where it does; the caller's caller is named."""
+    if dropout > 0 and num_layers == 1:
+        advice = "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it."
+        warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=3)
 
 
 def refuse_input(input: object) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -14,7 +13,14 @@ from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn import init
-from gatewise.nn.arguments import check_layer_options, check_pair, check_sizes, refuse_input, refuse_script
+from gatewise.nn.arguments import (
+    check_layer_options,
+    check_pair,
+    check_sizes,
+    refuse_input,
+    refuse_script,
+    warn_of_idle_dropout,
+)
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed
 
@@ -86,14 +92,7 @@ class LSTM(nn.Module):
         super().__init__()
         check_sizes(input_size, hidden_size, num_layers, proj_size)
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
-        if dropout > 0 and num_layers == 1:
-            message = sentence(
-                "dropout",
-                "0 when num_layers is 1",
-                dropout,
-                "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it.",
-            )
-            warnings.warn(message, stacklevel=2)
+        warn_of_idle_dropout(dropout, num_layers)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers

@@ -14,7 +14,13 @@ from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn import init
-from gatewise.nn.arguments import check_layer_options, check_sizes, refuse_input, refuse_script
+from gatewise.nn.arguments import (
+    check_layer_options,
+    check_sizes,
+    refuse_input,
+    refuse_script,
+    warn_of_idle_dropout,
+)
 from gatewise.nn.sequences import run_one, run_packed
 
 States = Tensor | tuple[Tensor, ...]
@@ -84,6 +90,7 @@ class Recurrent(nn.Module):
             raise ArgumentError(sentence("cell", "a gatewise.Cell", repr(cell), advice))
         check_sizes(input_size, hidden_size, num_layers)
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+        warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -177,18 +184,14 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         given = None
         if states is not None:
-            rows = [self.num_layers * (1 + self.bidirectional), *([] if x.dim() == 2 else [x.shape[1]])]
-            for name, state in zip(("h", *self.cell.states), states, strict=True):
-                if state.dim() != 3 or [state.shape[0], *state.shape[1:-1]][: len(rows)] != rows:
-                    raise ShapeError(sentence(f"hx, the state {name},", "of shape [L*D, B, H]", list(state.shape)))
-                if state.shape[-1] != self.hidden_size:
-                    raise ShapeError(
-                        sentence(f"hx, the state {name},", f"of {self.hidden_size} units", state.shape[-1])
-                    )
             h0, *others = states
-            given = h0, torch.cat(others, -1) if others else h0.new_zeros(h0.shape[0], h0.shape[1], 0)
+            for name, state in zip(self.cell.states, others, strict=True):
+                if state.shape != h0.shape:
+                    expectation = f"of shape {list(h0.shape)}, like the hidden state"
+                    raise ShapeError(sentence(f"hx, the state {name},", expectation, list(state.shape)))
+            given = h0, torch.cat(others, -1) if others else h0.new_zeros(*h0.shape[:2], 0)
         if torch.compiler.is_compiling() and self.cell not in SHIPPED:
-            advice = "Put the layer under torch.compiler.disable, or add the cell to gatewise.cells.SHIPPED."
+            advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
             raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         weights = tuple([weight for direction in self.all_weights for weight in direction])

@@ -163,13 +163,13 @@ def _estimated(point: points.Point) -> float:
 
 
 def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> np.ndarray:
-    """Return where a call lies among others; the scales say how much a difference matters.
+    """Return the coordinates of a call among others; their scales say how much a difference matters.
 
     Args:
         work: The work that the kernel states.
         problem: The call.
         device: The device that the call is for.
-        apart: How far calls of this device are from those that are predicted.
+        apart: The distance to calls of the predicted device; 0 for calls of that device itself.
     """
     size, hidden, features = problem.element_bytes, problem.hidden_size, max(problem.input_size, 1)
     steps = max(problem.time * problem.num_layers * problem.num_directions, 1)

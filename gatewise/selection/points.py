@@ -21,6 +21,8 @@ from gatewise.contract.cache import cache_folder
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.ranking import slug
+from gatewise.kernels import ALL
 
 FORMAT = "gatewise rates 1"
 """What the first line of a file of `gatewise tune` says, so that no other file is ever replaced."""
@@ -33,6 +35,7 @@ PRECISIONS = {
 }
 """The dtype of each precision, and whether products may be rounded to TF32."""
 
+_SAMPLED = 32  # calls whose work is stated again
 _STATED = tuple(field.name for field in dataclasses.fields(Work) if field.name not in ("workspace_bytes", "held_bytes"))
 
 
@@ -88,12 +91,40 @@ def precision_of(problem: Problem) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def points(device: str) -> tuple[Point, ...]:
-    """Return the calls that were measured on a device, by its name; the user's own where there are any."""
-    for folder in (user_folder(), packaged_folder()):
-        path = folder / f"{slug(device)}.jsonl"
-        if path.is_file() and (found := read(path.read_text().splitlines())):
-            return found
-    return ()
+    """Return the calls that were measured on a device, by its name; the user's own where there are any.
+
+    The files are read once in a process. The user's own calls count only as long as they are `current`.
+    """
+    if (own := users_own(device)) and current(own):
+        return own
+    path = packaged_folder() / f"{slug(device)}.jsonl"
+    return read(path.read_text().splitlines()) if path.is_file() else ()
+
+
+def users_own(device: str) -> tuple[Point, ...]:
+    """Return the calls that `gatewise tune` measured on a device, whether or not they are current."""
+    path = user_folder() / f"{slug(device)}.jsonl"
+    return read(path.read_text().splitlines()) if path.is_file() else ()
+
+
+def current(found: Sequence[Point]) -> bool:
+    """Return whether the kernels still state the work that is stored with calls, by a sample of the calls.
+
+    Another version of gatewise may state the work of a kernel differently. Its estimates, and the errors that were
+    measured of them, then do not apply any more.
+    """
+    kernels = {kernel.name: kernel for kernel in ALL}
+    sample = found[:: -(-len(found) // _SAMPLED)]
+    return all(
+        point.kernel in kernels
+        and stated(point.work) == stated(kernels[point.kernel].work(point.problem, point.record.device))
+        for point in sample
+    )
+
+
+def stated(work: Work) -> dict[str, float | int]:
+    """Return the quantities of a work that are not zero, with the digits that a file has."""
+    return {name: _short(value) for name in _STATED if (value := getattr(work, name))}
 
 
 @functools.lru_cache(maxsize=16)
@@ -115,11 +146,6 @@ def user_folder() -> Path:
 def packaged_folder() -> Traversable:
     """Return the folder of the GPUs that were measured for gatewise."""
     return resources.files("gatewise") / "selection" / "rates"
-
-
-def slug(device: str) -> str:
-    """Return the name of a device as part of a file name."""
-    return "".join(letter if letter.isalnum() else "-" for letter in device.lower())
 
 
 def read(lines: Iterable[str]) -> tuple[Point, ...]:
@@ -161,7 +187,7 @@ def record_line(record: Record) -> str:
 
 def point_line(point: Point) -> str:
     """Return a call as a line."""
-    problem, work = point.problem, point.work
+    problem = point.problem
     sizes = [problem.time, problem.batch, problem.input_size, problem.hidden_size, problem.num_layers]
     flags = {"lean": problem.lean, "lengths": problem.layout is not Layout.DENSE}
     return json.dumps(
@@ -173,7 +199,7 @@ def point_line(point: Point) -> str:
             **{name: 1 for name, value in flags.items() if value},
             "graph_us": _short(point.graph * 1e6),
             **({} if point.eager is None else {"eager_us": _short(point.eager * 1e6)}),
-            "work": {name: _short(value) for name in _STATED if (value := getattr(work, name))},
+            "work": stated(point.work),
             "record": point.record.name,
         },
         separators=(",", ":"),

@@ -197,6 +197,12 @@ def test_explain_and_verify_know_the_cell():
     assert gatewise.verify(layer, x_of().float())
 
 
+def test_dropout_that_drops_nothing_is_warned_of():
+    with pytest.warns(UserWarning, match="`dropout` must be 0 when num_layers is 1") as caught:
+        gatewise.Recurrent(GRU(), I, H, dropout=0.5)
+    assert caught[0].filename == __file__
+
+
 WRONG = {
     "cell": (lambda: gatewise.Recurrent(LSTM, I, H), "`cell` must be a gatewise.Cell, got <class"),
     "sizes": (lambda: gatewise.Recurrent(LSTM(), 0, H), "`input_size` must be a positive integer, got 0"),
@@ -208,9 +214,13 @@ WRONG = {
     "kind of state": (lambda: layer_of(GRU())(x_of(), 3.0), "`hx, the state h,` must be a tensor, got float"),
     "shape of a state": (
         lambda: layer_of(LSTM())(x_of(), (x_of(1, B, H), x_of(2, B, H))),
-        "the state c,` must be of shape",
+        r"the state c,` must be of shape \[1, 3, 4\], like the hidden state, got \[2, 3, 4\]",
     ),
-    "units of a state": (lambda: layer_of(LSTM())(x_of(), (x_of(1, B, H), x_of(1, B, H + 1))), "of 4 units, got 5"),
+    "units of a state": (
+        lambda: layer_of(LSTM())(x_of(), (x_of(1, B, H), x_of(1, B, H + 1))),
+        "like the hidden state, got",
+    ),
+    "shape of all states": (lambda: layer_of(GRU())(x_of(), x_of(1, B + 1, H)), r"\[1, 4, 4\]"),
     "input": (lambda: layer_of(GRU())([1.0]), "`input` must be a tensor, got list"),
     "rank": (lambda: layer_of(GRU())(x_of(1, 2, 3, I)), "got rank 4"),
     "features": (lambda: layer_of(GRU())(x_of(T, B, I + 1)), "features"),

@@ -1,6 +1,7 @@
 """Measured calls as data: what is packaged, how it is read and written, and how estimates are corrected by it."""
 
 import ast
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import gatewise
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.contract.ranking import slug
 from gatewise.selection import correction, cost, explain, kernel_named, points
 
 MEASURED = ("h200", "h100")
@@ -134,3 +136,22 @@ def test_kernels_hold_no_seconds():
             if small or speed:
                 found.append(f"{path.relative_to(package)}:{node.lineno}")
     assert not found
+
+
+def test_calls_of_a_version_that_states_other_work_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path))
+    name = Device.named("h200").name
+    points.points.cache_clear()
+    packaged = points.points(name)
+    path = points.user_folder() / f"{slug(name)}.jsonl"
+    path.parent.mkdir(parents=True)
+    try:
+        for change, expected in ((0, packaged[:40]), (1, packaged)):
+            work = dataclasses.replace(packaged[0].work, launches=packaged[0].work.launches + change)
+            own = [dataclasses.replace(packaged[0], work=work), *packaged[1:40]]
+            path.write_text("\n".join(points.lines(own)))
+            points.points.cache_clear()
+            assert points.points(name) == expected
+            assert len(points.users_own(name)) == 40
+    finally:
+        points.points.cache_clear()

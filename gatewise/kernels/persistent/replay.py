@@ -159,7 +159,7 @@ def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs
 
 
 def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool | tuple[bool, ...]:
-    """Return what distinguishes calls at the same addresses: the orders in which tensors have their tokens."""
+    """Return the orders in which tensors have their tokens, by which calls at the same addresses can differ."""
     if not problem.rebuilds_gates:
         return tokens.by_row
     return tuple(tensor is not None and tensor.is_contiguous() for tensor in tensors)

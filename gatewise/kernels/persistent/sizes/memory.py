@@ -153,7 +153,7 @@ def _most_kept(problem: Problem, rebuilt: int, kept: int, allowed: float) -> Cut
 
 
 def _lean_rank(problem: Problem, cut: Cut) -> float:
-    """Return what a lean step does more than an ordinary one, by the measured weights that rank its cuts."""
+    """Return the additional cost of a checkpointed step over an ordinary one, by the weights that rank its cuts."""
     weights = ranking.weights(_REFERENCE, "persistent segments")
     exact = problem.dtype == torch.float32 and not problem.allow_tf32
     rate = weights["exact_flops"] if exact else weights["flops"] * 2 / problem.element_bytes
