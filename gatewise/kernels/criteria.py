@@ -34,14 +34,6 @@ AMPERE = Criterion(
     violation=lambda problem, device: (problem, Device.named("t4")),
 )
 
-IS_LSTM = Criterion(
-    "cell",
-    allowed="lstm",
-    actual=lambda problem, device: problem.cell.name,
-    holds=lambda problem, device: type(problem.cell) is LSTM,
-    violation=lambda problem, device: (problem.replace(cell=GRU(), proj_size=0), device),
-)
-
 
 class _OtherCell(Cell):
     name = "another cell"

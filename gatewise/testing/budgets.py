@@ -2,11 +2,11 @@
 
     budget = 2 * (error of PyTorch's result in the same precision + rounding band)
 
-A perturbation changes every element of the inputs by one unit (the dtype's machine epsilon, relative), up or down at
-random. The rounding band of a tensor is the largest change of the oracle under a perturbation, plus one unit for
-rounding the result: it is the accuracy to which the inputs determine the result, and grows for ill-conditioned
-problems. PyTorch's error is the largest of its errors for the inputs themselves and for a few perturbations of them,
-because for a tiny problem a single result can be accurate by chance.
+A perturbation changes every element of the inputs by one unit (the dtype's machine epsilon, or the rounding of TF32
+where it is allowed on a GPU; relative), up or down at random. The rounding band of a tensor is the largest change of
+the oracle under a perturbation, plus one unit for rounding the result: it is the accuracy to which the inputs determine
+the result, and grows for ill-conditioned problems. PyTorch's error is the largest of its errors for the inputs
+themselves and for a few perturbations of them, because for a tiny problem a single result can be accurate by chance.
 
 Errors are relative norms: |value - oracle| / |oracle|, Frobenius. For float64 there is no wider dtype with which to
 measure PyTorch's error. Its error is then that of float32, scaled by the ratio of the two units, or the distance of
@@ -25,6 +25,8 @@ from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Res
 from gatewise.testing.oracle import oracle, reference
 
 NUDGES = 3
+TF32_UNIT = 2.0**-11
+"""The largest relative change of an operand when it is rounded to TF32."""
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
@@ -86,7 +88,6 @@ def budgets(
     *,
     oracles: torch.device | str = "cpu",
     nudges: int = NUDGES,
-    step: float | None = None,
 ) -> dict[str, float]:
     """Return the budget of every tensor of `named`, as a relative norm.
 
@@ -98,13 +99,15 @@ def budgets(
         device: The device on which PyTorch computes the result for comparison.
         oracles: The device on which the oracle is computed.
         nudges: The number of perturbations; each takes as long as the oracle and PyTorch's result together.
-        step: The relative size of a perturbation; None means the dtype's machine epsilon.
     """
     unit = torch.finfo(problem.dtype).eps
     wide = problem.dtype == torch.float64
     precision = torch.float32 if wide else problem.dtype
     scale = unit / torch.finfo(precision).eps
-    step = torch.finfo(precision).eps if step is None else step
+    # Where TF32 is allowed, PyTorch does not round everywhere, because cuDNN has other algorithms for some sizes. The
+    # perturbations therefore have the size of the rounding.
+    in_tf32 = problem.allow_tf32 and problem.dtype == torch.float32 and torch.device(device).type == "cuda"
+    step = TF32_UNIT if in_tf32 else torch.finfo(precision).eps
     errors, bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
     for draw in range(nudges + 1):
         moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, step, draw, oracles)

@@ -15,6 +15,7 @@ from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.functional.packing import conversion
+from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.testing.budgets import budgets, named, relative_error
 from gatewise.testing.cases import make_gradients, make_inputs
 from gatewise.testing.oracle import oracle
@@ -61,7 +62,7 @@ def check_kernel(
     inputs = make_inputs(problem, device, lengths=lengths, seed=seed)
     gradients = make_gradients(problem, inputs, seed=seed + 1) if problem.needs_grad else None
     exact = named(problem, *oracle(problem, inputs, gradients))
-    with _rounding_of(problem):
+    with _rounding_of(problem), products_in_tf32(problem):
         found = named(problem, *run_kernel(kernel, problem, inputs, gradients))
         allowed = budgets(problem, inputs, gradients, exact, device)
     measured, complaints = {}, []

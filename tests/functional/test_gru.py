@@ -149,7 +149,7 @@ def test_transforms_of_functions():
 
 
 @pytest.mark.parametrize("kernel", ["persistent", "stepwise"])
-def test_kernels_that_know_the_lstm_alone_refuse_it_by_name(kernel):
+def test_kernels_for_gpus_refuse_a_cpu_by_name(kernel):
     module, x, h0 = made()
-    with pytest.raises(KernelRefused, match="cell is gru, allowed: lstm"):
+    with pytest.raises(KernelRefused, match=r"device is CPU.*, allowed: a CUDA GPU of compute"):
         ours(module, x, h0, kernel)

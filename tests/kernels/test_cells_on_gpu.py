@@ -1,7 +1,4 @@
-"""Cells other than the LSTM on the kernels with generated cell code, compared with the float64 oracle.
-
-The kernels refuse them until these tests have passed on a GPU, so their demands are left out here.
-"""
+"""Cells other than the LSTM on the kernels with generated cell code, compared with the float64 oracle."""
 
 import pytest
 import torch
@@ -37,16 +34,11 @@ NUMBERS = {
 }
 
 
-class Unrefused:
-    """A kernel without its criteria."""
-
-    def __init__(self, kernel):
-        self._kernel = kernel
-        self.name, self.layouts = kernel.name, kernel.layouts
-        self.forward, self.backward, self.single_use = kernel.forward, kernel.backward, kernel.single_use
-
-    def criteria(self):
-        return ()
+def check(kernel, problem):
+    refusals = testing.why_not(kernel, problem, "cuda")
+    if refusals:
+        pytest.skip(f"{kernel.name} refuses: {'; '.join(refusals)}")
+    testing.check_kernel(kernel, problem, "cuda")
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
@@ -55,19 +47,19 @@ class Unrefused:
 @pytest.mark.parametrize("kernel", [persistent, stepwise], ids=lambda kernel: kernel.name)
 def test_agrees_with_the_oracle(kernel, name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers])
-    testing.check_kernel(Unrefused(kernel), problem, "cuda")
+    check(kernel, problem)
 
 
 @pytest.mark.parametrize(("name", "numbers", "cell"), pairwise([*SHAPES], [*NUMBERS], CELLS), ids=str)
 def test_agrees_with_the_oracle_in_little_memory(name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, lean=True, cell=cell, **NUMBERS[numbers])
-    testing.check_kernel(Unrefused(persistent), problem, "cuda")
+    check(persistent, problem)
 
 
 @pytest.mark.parametrize(("name", "cell"), pairwise([*SHAPES], CELLS), ids=str)
 def test_stepwise_agrees_in_float64(name, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, dtype=torch.float64)
-    testing.check_kernel(Unrefused(stepwise), problem, "cuda")
+    check(stepwise, problem)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

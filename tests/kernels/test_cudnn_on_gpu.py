@@ -143,7 +143,7 @@ def test_a_packed_batch_is_pytorchs(form):
     torch.testing.assert_close([found.data, h_n], [expected.data, expected_h], rtol=0, atol=0)
     above = torch.randn_like(found.data)
     mine, others = (
-        torch.autograd.grad(y.data, [x, *module.parameters()], above)
+        torch.autograd.grad(y.data, [x, *module.parameters()], above, retain_graph=True)  # both share the packing
         for y, module in ((found, ours), (expected, theirs))
     )
     torch.testing.assert_close(mine, others, rtol=0, atol=0)

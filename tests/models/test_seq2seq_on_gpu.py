@@ -7,7 +7,7 @@ import torch
 from echo_model import Diary, train
 
 from gatewise.data import PairBatches
-from gatewise.feeding import decoder
+from gatewise.feeding import products
 from gatewise.models import Search, Seq2Seq, translate
 from gatewise.models.greedy_search import GreedyGraphs
 from gatewise.training.graph import cuda_graphs
@@ -134,7 +134,7 @@ def test_where_products_may_be_rounded_float16_ones_err_no_more(monkeypatch):
         return torch.cat([parameter.grad.flatten() for parameter in ours.parameters()]).double()
 
     exact, ours = gradient("float32"), gradient("tf32")
-    monkeypatch.setattr(decoder, "stored_in_halves", lambda *_: False)
+    monkeypatch.setattr(products, "widens", lambda: False)
     theirs = gradient("tf32")
     assert not torch.equal(ours, theirs)
     assert (ours - exact).norm() <= 2 * (theirs - exact).norm()

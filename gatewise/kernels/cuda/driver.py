@@ -106,7 +106,10 @@ class Graph:
         """Launch the graph on a stream of a device, which must be current."""
         if not getattr(_threads, "have_context", False):
             ensure_context(device.index)
-        outcome = self._driver.cuGraphLaunch(self._executable, stream)
+        # PyTorch's profiler connects kernels with launches of graphs by the CUDA runtime, but not by the driver, whose
+        # launch takes less time. `verify` reads these connections.
+        launch = _runtime().cudaGraphLaunch if torch.autograd._profiler_enabled() else self._driver.cuGraphLaunch
+        outcome = launch(self._executable, stream)
         if outcome[0] != 0:
             _check(outcome, "the launch of a CUDA graph")
 
@@ -149,6 +152,13 @@ def _driver() -> ModuleType:
     except ImportError as error:
         raise MissingExtra.for_package("cuda-core", "Launching CUDA kernels", "cuda") from error
     return driver
+
+
+@functools.cache
+def _runtime() -> ModuleType:
+    from cuda.bindings import runtime  # pyright: ignore[reportAttributeAccessIssue] - as above
+
+    return runtime
 
 
 @functools.lru_cache(maxsize=512)

@@ -10,7 +10,7 @@ import torch
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, IS_LSTM, NOT_EMPTY, NOT_PROJECTED
+from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_PROJECTED
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
 
@@ -89,7 +89,6 @@ CRITERIA = (
         ),
     ),
     FUSES,
-    IS_LSTM,  # launches for other cells are compiled and emulated in tests, but have not run on a GPU yet
     NOT_EMPTY,
     NOT_PROJECTED,
 )

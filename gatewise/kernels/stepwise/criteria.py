@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gatewise.contract.criterion import Criterion
-from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, IS_LSTM, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -21,7 +21,6 @@ CRITERIA = (
         violation=lambda problem, device: (problem.replace(dtype=torch.float8_e5m2), device),
     ),
     FUSES,
-    IS_LSTM,  # launches for other cells are compiled and emulated in tests, but have not run on a GPU yet
     NOT_EMPTY,
     NOT_PROJECTED,
     NOT_LEAN,

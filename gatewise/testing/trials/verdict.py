@@ -16,7 +16,6 @@ from gatewise.testing.trials.call import Found, rounding_of
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import Asked
 
-_TF32_UNIT = 2.0**-11  # the largest relative change of an operand when it is rounded to TF32
 _OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
 _NUDGES = (0, 1, 8)  # the numbers of perturbations of successive budgets, each at least as wide as the one before
 
@@ -84,7 +83,6 @@ class Judge:
         assert self._reference is not None
         plain = named(problem, *self._reference)
         with rounding_of(self._setting), _operators_of(self._setting), torch.enable_grad():
-            # If TF32 is allowed, cuDNN does not round everywhere, because it has other algorithms for small sizes.
             self._allowed = budgets(
                 problem,
                 inputs,
@@ -93,7 +91,6 @@ class Judge:
                 self._setting.device,
                 oracles=self._setting.device,
                 nudges=nudges,
-                step=_TF32_UNIT if problem.allow_tf32 else None,
             )
         self._nudges = nudges
 

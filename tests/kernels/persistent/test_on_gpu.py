@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.cells import LSTM
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent.kernel import persistent
@@ -292,4 +293,4 @@ def test_other_devices():
 
 def test_launches_name_what_does_not_fit():
     with pytest.raises(ValueError, match="do not fit"):
-        launch_of("forward", 8192, 1, 1, torch.bfloat16, False, False, torch.device("cuda", 0))
+        launch_of("forward", LSTM(), 8192, 1, 1, torch.bfloat16, False, False, torch.device("cuda", 0))

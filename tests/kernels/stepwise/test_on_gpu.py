@@ -10,6 +10,7 @@ import torch
 
 import gatewise
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
@@ -273,3 +274,10 @@ def test_other_devices(inputs):
     expected = run(RAGGED, inputs)
     found = run(RAGGED, testing.make_inputs(RAGGED, "cuda:1"))
     assert all(torch.equal(found[name].cpu(), expected[name].cpu()) for name in expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_captured_steps_of_one_cell_are_not_replayed_for_another(dtype):
+    problems = [Problem(9, 16, 24, 64, dtype=dtype, needs_grad=True, cell=cell) for cell in SHIPPED]
+    for problem in (*problems, *problems):
+        testing.check_kernel(stepwise, problem, "cuda")

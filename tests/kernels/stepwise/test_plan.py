@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gatewise.cells import GRU, RNN, CappedLSTM
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise import stepwise
@@ -20,6 +21,7 @@ from gatewise.kernels.stepwise.plan import (
     starts_early,
 )
 from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, tiling
+from gatewise.kernels.stepwise.recording import key_of
 from gatewise.selection import cost
 
 H200 = Device.named("h200")
@@ -116,3 +118,23 @@ def test_what_is_recorded_is_held_between_calls():
     assert stepwise.work(WIDE, H200).held_bytes == held_bytes(WIDE) == memory_bytes(WIDE)
     for changes in ({"time": FEWEST_STEPS - 1}, {"proj_size": 8}, {"captured": True}):
         assert held_bytes(WIDE.replace(**changes)) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cell": GRU()},
+        {"cell": RNN("relu")},
+        {"cell": CappedLSTM()},
+        {"batch": 257},
+        {"hidden_size": 1025},
+        {"bidirectional": True},
+        {"dtype": torch.float16},
+        {"allow_tf32": True},
+    ],
+    ids=str,
+)
+def test_captured_steps_are_replayed_only_for_calls_that_launch_the_same_work(change):
+    known = key_of("forward", WIDE.replace(cell=RNN("tanh")), ProductLayout())
+    assert key_of("forward", WIDE.replace(cell=RNN("tanh")), ProductLayout()) == known
+    assert key_of("forward", WIDE.replace(**{"cell": RNN("tanh"), **change}), ProductLayout()) != known
