@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gatewise.cells import LSTM
+from gatewise.cells import GRU, Cell
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Layout, Problem
@@ -75,9 +75,9 @@ def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factor
 
 def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
     """Return whether calls of a kernel in a problem's precision and pass were measured on the device."""
-    plain = problem.proj_size == 0 and not problem.projected and type(problem.cell) is LSTM
+    plain = problem.proj_size == 0 and not problem.projected
     known = _fitted(kernel, problem.needs_grad, device.name)
-    return plain and known is not None and points.precision_of(problem) in known.precisions
+    return plain and known is not None and (problem.cell, points.precision_of(problem)) in known.measured
 
 
 class _Process:
@@ -124,6 +124,7 @@ class _Fitted(NamedTuple):
     issue: _Process | None
     device: Device
     precisions: frozenset[str | None]
+    measured: frozenset[tuple[Cell, str | None]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,8 +142,9 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
     elsewhere = [_place(each.work, each.problem, each.record.device, _OTHER_GPU) for each in others]
     every = np.vstack([places, *elsewhere])
     misses = np.array([math.log(each.graph / _estimated(each)) for each in (*known, *others)])
-    precisions = frozenset(points.precision_of(each.problem) for each in known)
-    return _Fitted(_Process(every, misses), _issue_process(known, places, numbers), numbers, precisions)
+    measured = frozenset((each.problem.cell, points.precision_of(each.problem)) for each in known)
+    precisions = frozenset(precision for _, precision in measured)
+    return _Fitted(_Process(every, misses), _issue_process(known, places, numbers), numbers, precisions, measured)
 
 
 def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
@@ -197,6 +199,7 @@ def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> 
             2.0 * (problem.time == 1),
             2.0 * (problem.layout is not Layout.DENSE),
             2.0 * problem.rebuilds_gates,
+            1.5 * (type(problem.cell) is GRU),
             3.0 * (work.exchanges > 0),
             0.7 * math.log(work.exchanges / steps) if work.exchanges else 0.0,
             1.5 * work.launches * device.launch_seconds / total,

@@ -112,7 +112,7 @@ def _operators_of(setting: Setting) -> Iterator[None]:
 
 def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
     """Return the names of the tensors that a call must return, among those of the reference."""
-    outputs = [name for name in _OUTPUTS if setting.cell == "lstm" or name != "c_n"]
+    outputs = [name for name in _OUTPUTS if setting.has_c or name != "c_n"]
     if not setting.training:
         return outputs
     weights = names[len(_OUTPUTS) + len(_STATES) + 1 :]
@@ -120,7 +120,7 @@ def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
         states, learned = list(_STATES), list(weights)
     else:
         states = list(_STATES) if setting.states == "learned" else []
-        if setting.cell == "gru":
+        if not setting.has_c:
             states = [name for name in states if name != "dc0"]
         learned = list(weights[: max(0, len(weights) - setting.frozen)])
         if not {"y", "h", "sum"} & set(setting.above.split()):
