@@ -55,6 +55,9 @@ class RNN(nn.RNNBase):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
+    kernel: str
+    memory: str
+
     def __init__(
         self,
         input_size: int,
@@ -121,8 +124,8 @@ class RNN(nn.RNNBase):
     extra_repr = single_state.extra_repr
     flatten_parameters = single_state.flatten_parameters
     __setstate__ = single_state.restore
-    __prepare_scriptable__ = single_state.refuse_script
-    _slow_forward = single_state.refuse_trace
+    __prepare_scriptable__ = single_state.refuse_scripting
+    _slow_forward = single_state.refuse_tracing
 
 
 class RNNCell(nn.RNNCell):

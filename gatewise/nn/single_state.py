@@ -19,14 +19,21 @@ from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import MODES
 from gatewise.functional.differentiable import recurrent
-from gatewise.nn.arguments import check_layer_options, check_sizes, check_state, check_step, refuse_input
-from gatewise.nn.arguments import refuse_script as refuse
+from gatewise.nn.arguments import (
+    check_layer_options,
+    check_sizes,
+    check_state,
+    check_step,
+    refuse_input,
+    refuse_script,
+    warn_of_idle_dropout,
+)
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed
 
 
 def initialise(
-    layer: nn.RNNBase,
+    layer: Any,
     mode: str,
     input_size: int,
     hidden_size: int,
@@ -63,6 +70,7 @@ def initialise(
     """
     check_sizes(input_size, hidden_size, num_layers)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+    warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
     nn.RNNBase.__init__(
         layer,
         mode,
@@ -71,12 +79,12 @@ def initialise(
         num_layers=num_layers,
         bias=bias,
         batch_first=batch_first,
-        dropout=float(dropout),
         bidirectional=bool(bidirectional),
         device=device,
         dtype=dtype,
     )
-    vars(layer).update(kernel=kernel, memory=memory)
+    layer.dropout = float(dropout)  # afterwards, because PyTorch would warn of idle dropout too
+    layer.kernel, layer.memory = kernel, memory
 
 
 def run(
@@ -158,14 +166,14 @@ def restore(self: Any, d: dict[str, Any]) -> None:
     self.flatten_parameters()
 
 
-def refuse_script(self: nn.RNNBase) -> NoReturn:
+def refuse_scripting(self: nn.RNNBase) -> NoReturn:
     """Raise the error for `torch.jit.script`."""
-    refuse(MODES[self.mode].name)
+    refuse_script(MODES[self.mode].name)
 
 
-def refuse_trace(self: nn.RNNBase, *given: object, **options: object) -> NoReturn:
+def refuse_tracing(self: nn.RNNBase, *given: object, **options: object) -> NoReturn:
     """Raise the error for `torch.jit.trace`, which calls `_slow_forward` instead of `forward`."""
-    refuse(MODES[self.mode].name, "trace")
+    refuse_script(MODES[self.mode].name, "trace")
 
 
 def check_one_step(cell: nn.RNNCellBase, input: object, hx: object) -> None:

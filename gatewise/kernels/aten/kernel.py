@@ -98,15 +98,15 @@ class _Aten:
         passes = 3 if problem.needs_grad else 1
         layers = problem.num_layers * problem.num_directions
         tokens = problem.time * problem.batch
-        gates = len(problem.cell.gates)
-        traffic = passes * layers * tokens * 3 * gates * problem.hidden_size * problem.element_bytes
+        sums = len(problem.cell.sums)
+        traffic = passes * layers * tokens * 3 * sums * problem.hidden_size * problem.element_bytes
         flops = passes * problem.matmul_flops
         if onednn.takes(problem, device):
             steps = layers * problem.time * passes
             return Work(matmul_flops=flops, bytes_moved=traffic, launches=steps, operators=10 * layers * passes)
         steps = layers * problem.time
         # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
-        once = problem.time * problem.batch * problem.num_directions * (gates + 1) + 6 * problem.batch
+        once = problem.time * problem.batch * problem.num_directions * (sums + 1) + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
             # A gated cell is about ten operators, which PyTorch issues from C++; the cell of an RNN is a product, an

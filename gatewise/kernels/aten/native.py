@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from gatewise.cells import RNN
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
@@ -20,9 +21,9 @@ from gatewise.kernels.aten import onednn
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
-    """Return an estimate of the tensors in the graph: gate sums, states and what a step makes of them."""
+    """Return an estimate of the tensors in the graph: gates and states of every step; of an RNN, the hidden states."""
     tokens = problem.time * problem.batch * problem.num_layers * problem.num_directions
-    values = len(problem.cell.sums) + len(problem.cell.states) + 2
+    values = 1 if type(problem.cell) is RNN else 7
     return (TensorSpec((tokens, values * problem.hidden_size), problem.dtype, exact=False),)
 
 
