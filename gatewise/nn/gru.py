@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import single_state
-from gatewise.nn.arguments import check_sizes
+from gatewise.nn.arguments import check_sizes, refuse_script
 
 
 class GRU(nn.RNNBase):
@@ -175,3 +176,6 @@ class GRUCell(nn.GRUCell):
         """
         single_state.check_one_step(self, input, hx)
         return super().forward(input, hx)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("GRUCell")

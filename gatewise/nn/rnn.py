@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import single_state
-from gatewise.nn.arguments import check_sizes
+from gatewise.nn.arguments import check_sizes, refuse_script
 
 _MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
 
@@ -179,6 +180,9 @@ class RNNCell(nn.RNNCell):
         """
         single_state.check_one_step(self, input, hx)
         return super().forward(input, hx)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("RNNCell")
 
 
 def _check_nonlinearity(nonlinearity: object) -> None:

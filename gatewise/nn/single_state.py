@@ -150,12 +150,12 @@ def extra_repr(self: Any) -> str:
 
 
 def flatten_parameters(self: Any) -> None:
-    """Move the parameters into one buffer in cuDNN's order, which spares cuDNN a copy in every call.
+    """Move the parameters into one buffer in cuDNN's order, so that cuDNN need not copy them in every call.
 
-    Done by itself when the layer is made, moved, converted, copied or unpickled; worth calling after parameters
-    were replaced, as `load_state_dict(assign=True)` does. The Parameter objects and their values stay. Nothing
-    happens off CUDA, without cuDNN, or when weights are parametrised, tied to each other, of a tensor subclass or
-    of several dtypes.
+    This is done automatically when the layer is created, moved, converted, copied or unpickled. Call it after replacing
+    parameters, as `load_state_dict(assign=True)` does. The Parameter objects and their values do not change. Nothing
+    happens on other devices than CUDA, without cuDNN, or if weights are parametrised, tied to each other, of a tensor
+    subclass or of several dtypes.
     """
     flatten(self, self.mode, self._flat_weights_names, len(self._all_weights[0]))
 

@@ -262,6 +262,12 @@ def test_torchscript_is_refused(kind, way):
         way(pair(kind)[1])
 
 
+def test_torchscript_of_a_cell_is_refused(kind):
+    name, options = f"{kind[0]}Cell", kind[1]
+    with pytest.raises(gatewise.ArgumentError, match=rf"torch\.nn\.{name}\."):
+        torch.jit.script(getattr(gatewise, name)(4, 5, **options))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_cell_is_pytorchs(kind, bias):
     name, options = f"{kind[0]}Cell", kind[1]
