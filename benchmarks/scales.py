@@ -4,7 +4,8 @@
 
 For each kernel, the scales of the features and the standard deviations are those with the least error of predicting
 each measured call of the H200 and of the H100 from all others (leave-one-out). They are drawn to the prior, with which
-the fit begins and which unknown kernels keep: several hundred calls say little about some of the features. The file
+the fit begins and which unknown kernels keep: several hundred calls say little about some of the features. The noise is
+not fitted but that of repeated measurements, so that predictions of measured calls follow the measurement. The file
 `scales.json` beside the measured calls names the commit. Judge a fit by `benchmarks/predictions.py` with a new seed.
 """
 
@@ -29,7 +30,7 @@ DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 STEPS, RATE = 30, 0.05
 PULL = 0.01  # the weight of the squared logarithms of changes of the prior
 SMOOTH = 0.03  # errors below this, about the noise of measurements, count little
-DEVIATIONS = ("spread", "slope", "noise")
+DEVIATIONS = ("spread", "slope")
 
 
 class Calls(NamedTuple):
@@ -56,9 +57,9 @@ def calls_of(kernel: str, device: str, training: bool) -> Calls:
     return Calls(*map(torch.tensor, (rows, errors, own)))
 
 
-def left_out_error(calls: Calls, scales: Tensor, deviations: Tensor) -> Tensor:
+def left_out_error(calls: Calls, scales: Tensor, deviations: Tensor, noise: float) -> Tensor:
     """Return the mean error of predicting each call of the device from all others."""
-    spread, slope, noise = deviations
+    spread, slope = deviations
     places = calls.features * scales
     inner = places @ places.T
     squares = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
@@ -84,7 +85,7 @@ def fitted(kernel: str, prior: dict) -> dict:
         total = 0.0
         for part in parts:  # one at a time, because each graph holds several matrices [N, N]
             of_scales, of_deviations = changes.exp().split([len(scales), len(deviations)])
-            error = left_out_error(part, scales * of_scales, deviations * of_deviations) / len(parts)
+            error = left_out_error(part, scales * of_scales, deviations * of_deviations, prior["noise"]) / len(parts)
             error.backward()
             total += error.item()
         (PULL * changes.square().mean()).backward()
@@ -95,6 +96,7 @@ def fitted(kernel: str, prior: dict) -> dict:
     return {
         "scales": dict(zip(prior["scales"], map(short, (scales * of_scales).tolist()), strict=True)),
         **dict(zip(DEVIATIONS, map(short, (deviations * of_deviations).tolist()), strict=True)),
+        "noise": prior["noise"],
     }
 
 

@@ -177,7 +177,8 @@ def _layer(
     names = [name for name, _ in layer.named_parameters()]
     for number, name in enumerate(names):
         own = getattr(layer, name)
-        spread = 0.3 if own.dim() == 1 else setting.hidden_size**-0.5
+        # Without an activation function that is bounded, larger weights make sequences grow beyond all dtypes.
+        spread = 0.3 if own.dim() == 1 else (0.5 if setting.cell == "rnn_relu" else 1.0) * setting.hidden_size**-0.5
         value = normal(*own.shape, deviation=spread)
         if setting.weights == "flat":
             with torch.no_grad():
