@@ -6,6 +6,7 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.statement import StatementError
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import NotTraceable, traced
 
@@ -67,7 +68,7 @@ def test_unsupported_operations_are_refused_with_their_line(step, what):
 
 @pytest.mark.parametrize("attributes", [{"gates": ("v0", "b")}, {"gates": ("a b",)}, {"states": ("h",)}], ids=str)
 def test_reserved_names_are_refused(attributes):
-    with pytest.raises(NotTraceable, match="must have gates and states named by Python"):
+    with pytest.raises(StatementError, match=r"`Stated\.(gates|states)` must be named by Python"):
         traced(stating(lambda self, gate, state: (0, {}), **attributes))
 
 

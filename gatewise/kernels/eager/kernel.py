@@ -18,6 +18,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
@@ -57,7 +58,9 @@ class _Eager:
         return ()
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        """Return a description of the only algorithm."""
+        """Return a description of the algorithm: the derived operators, or the cell's own step."""
+        if refusal := refusal_of(problem.cell):
+            return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         return "one product and a few pointwise operators a step"
 
     def work(self, problem: Problem, device: Device) -> Work:
