@@ -122,8 +122,8 @@ def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:
 
 
 def callers_level() -> int:
-    """Return the `stacklevel` at which a warning names the line outside of gatewise that made the call."""
+    """Return the `stacklevel` with which a warning names the line of the caller outside of gatewise and PyTorch."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gatewise."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("gatewise.", "torch.")):
         level, frame = level + 1, frame.f_back
     return level

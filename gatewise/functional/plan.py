@@ -137,7 +137,8 @@ def plan_of(
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
     kernel = kernel_named(chosen or "")
     if kernel is REFERENCE and (refusal := refusal_of(cell)):
-        warnings.warn(f"{refusal} It runs, operator by operator under autograd.", stacklevel=callers_level())
+        advice = f"Only {kernel.name} runs it, by its own operators under autograd."
+        warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
         return Plan(problem, kernel.name, PlainPyTorch(), records=True, single_use=False)
     reads_layout = problem.layout in kernel.layouts
     elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
