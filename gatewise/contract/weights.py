@@ -50,13 +50,15 @@ class DirectionWeights(NamedTuple):
         if parameters:
             weights, own = tensors[:-parameters], tensors[-parameters:]
             return cls.from_tensors(weights)._replace(parameters=tuple(own))
-        match len(tensors):
-            case 2:
-                return cls(*tensors)
-            case 3:
-                return cls(tensors[0], tensors[1], w_hr=tensors[2])
-            case 4 | 5:
-                return cls(*tensors)
+        match [*tensors]:
+            case [w_ih, w_hh]:
+                return cls(w_ih, w_hh)
+            case [w_ih, w_hh, w_hr]:
+                return cls(w_ih, w_hh, w_hr=w_hr)
+            case [w_ih, w_hh, b_ih, b_hh]:
+                return cls(w_ih, w_hh, b_ih, b_hh)
+            case [w_ih, w_hh, b_ih, b_hh, w_hr]:
+                return cls(w_ih, w_hh, b_ih, b_hh, w_hr)
         message = sentence(
             "weights",
             "2 to 5 tensors a direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])",

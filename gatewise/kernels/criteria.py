@@ -70,7 +70,7 @@ def is_fused(cell: Cell) -> bool:
 
 def _described(cell: Cell) -> str:
     if refusal := refusal_of(cell):
-        return f"{cell.name}, which cannot be traced: {refusal}"
+        return f"{cell.name}, which cannot be traced: {refusal.rstrip('.')}"
     learned = f" and the parameters {', '.join(cell.parameters)}" if cell.parameters else ""
     return f"{cell.name}, with {len(carried_states(cell))} carried and {len(cell.sums)} sums{learned}"
 

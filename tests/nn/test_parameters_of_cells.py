@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.cells import PeepholeLSTM
+from gatewise.cells import SLSTM, PeepholeLSTM
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -58,9 +58,8 @@ def looped(layer, x):
     """Return the output of a forward layer, by a loop over the cell's own step."""
     cell = layer.cell
     for index in range(layer.num_layers):
-        weights = dict(
-            zip([name.rpartition("_l")[0] for name in names_of(layer)], layer.all_weights[index], strict=True)
-        )
+        names = list(layer.state_dict())[: len(layer.all_weights[0])]
+        weights = dict(zip([name.rpartition("_l")[0] for name in names], layer.all_weights[index], strict=True))
         states = [x.new_full((x.shape[1], H), cell.initial_states.get(name, 0)) for name in ("h", *cell.states)]
         outputs = []
         for token in x:
@@ -76,10 +75,6 @@ def looped(layer, x):
             outputs.append(h)
         x = torch.stack(outputs)
     return x
-
-
-def names_of(layer):
-    return list(layer.state_dict())[: len(layer.all_weights[0])]
 
 
 def test_names_and_order():
@@ -216,8 +211,9 @@ def test_transforms_of_torch_func_agree_with_autograd(cell):
         torch.testing.assert_close(rows[name].sum(0), value)
 
 
-def test_a_shipped_cell_with_parameters_can_be_compiled():
-    layer, x = layer_of(PeepholeLSTM(), num_layers=2, bidirectional=True, bias=False), x_of()
+@pytest.mark.parametrize("cell", [PeepholeLSTM(), SLSTM()], ids=repr)
+def test_shipped_cells_with_parameters_or_several_states_can_be_compiled(cell):
+    layer, x = layer_of(cell, num_layers=2, bidirectional=True, bias=False), x_of()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     results = [each(x) for each in (compiled, layer)]
     torch.testing.assert_close(*results)

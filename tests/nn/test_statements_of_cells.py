@@ -210,6 +210,14 @@ def test_lengths_directions_and_dropout_of_a_cell_that_cannot_be_traced(name, me
     assert not torch.allclose(layer(x)[0], layer.eval()(x)[0])
 
 
+@each_untraceable
+@pytest.mark.filterwarnings("ignore:`.*` must be composed of")
+def test_verify_sees_both_passes_of_a_cell_that_cannot_be_traced(name):
+    layer = layer_of(UNTRACEABLE[name][0], num_layers=2, bidirectional=True)
+    (report,) = gatewise.verify(layer, x_of(), lengths=torch.tensor([5, 2, 0])).layers
+    assert set(report.forward.kernels) == set(report.backward.kernels) == {"eager"}
+
+
 @pytest.mark.filterwarnings("ignore:`Global.step` must be composed of")
 def test_a_global_tensor_has_its_gradient(monkeypatch):
     table = TABLE.clone().requires_grad_()
