@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import numbers
 import re
 from collections.abc import Iterable, Mapping
@@ -55,6 +56,7 @@ def check_statement(cell: Cell) -> None:
         if not isinstance(value, numbers.Real) and not callable(value):
             allowed = "numbers, or functions that fill a tensor, such as torch.nn.init.normal_"
             raise _error(cell, "parameters", allowed, f"{value!r} for {name}")
+    _check_signature(cell)
 
 
 def _check_clashes(cell: Cell) -> None:
@@ -69,6 +71,16 @@ def _check_clashes(cell: Cell) -> None:
         allowed = "such that no name of a gate is that of another value"
         advice = "Gates in `apart` take the names with _input and _recurrent, states take those with _before."
         raise _error(cell, "gates", allowed, repr(again), advice)
+
+
+def _check_signature(cell: Cell) -> None:
+    given = ("gate", "state", *(["parameter"] if cell.parameters else []))
+    try:
+        inspect.signature(cell.step).bind(*given)
+    except TypeError:
+        found = f"step{inspect.signature(type(cell).step)}"
+        advice = "The third argument is there for cells that have `parameters`, and for no others."
+        raise returned_error(cell, f"be step(self, {', '.join(given)})", found, advice) from None
 
 
 def before(state: str) -> str:

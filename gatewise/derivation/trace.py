@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -92,6 +91,11 @@ def traced(cell: Cell) -> Step:
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
+    except AttributeError as error:
+        named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
+        expectation = f"read {'; '.join(named)}"
+        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{_line(cell, error)}."
+        raise StatementError(message) from error
     step = Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]), tuple(map(learned, parameters)))
     of_units = step.of_units
     for name, value in zip(("h", *cell.states), outputs, strict=True):
@@ -99,6 +103,11 @@ def traced(cell: Cell) -> Step:
             expectation = "return states that are computed from gates or states"
             raise returned_error(cell, expectation, f"a state {name!r} of parameters alone")
     return step
+
+
+def _readable(cell: Cell) -> dict[str, Sequence[str]]:
+    gates = [f"{name}.input, {name}.recurrent" if name in cell.apart else name for name in cell.gates]
+    return {"the gates": gates, "the states": ("h", *cell.states), "the parameters": tuple(cell.parameters)}
 
 
 class NotTraceable(StatementError):
@@ -247,12 +256,20 @@ def _lifted(tape: list[Operation], value: Any) -> str:
 
 
 def _refusal(cell: Cell, error: _Untraceable) -> str:
-    file = inspect.getsourcefile(type(cell))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f", in line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line}" if frames else ""
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
-    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{where}."
+    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{_line(cell, error)}."
+
+
+def _line(cell: Cell, error: Exception) -> str:
+    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
+    code = getattr(type(cell).step, "__code__", None)
+    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
+        return ""
+    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
+    return f"{where}: {frames[-1].line}" if frames[-1].line else where
 
 
 def is_number(operand: Operand) -> bool:

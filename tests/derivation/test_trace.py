@@ -94,6 +94,20 @@ def test_the_line_is_named():
         traced(Branching())
 
 
+def test_a_cell_without_a_source_file_is_refused_with_its_line_too():
+    source = """
+class Typed(Cell):
+    gates = ("a",)
+
+    def step(self, gate, state):
+        return torch.erf(gate.a), {}
+"""
+    names = {"Cell": Cell, "torch": torch, "__name__": "__main__"}
+    exec(compile(source, "<input>", "exec"), names)
+    with pytest.raises(NotTraceable, match=r"got torch\.erf, in line 6 of <input>\.$"):
+        traced(names["Typed"]())
+
+
 def test_a_step_returns_values():
     with pytest.raises(NotTraceable, match="got a result of type float"):
         traced(stating(lambda self, gate, state: (1.0, {})))

@@ -43,6 +43,11 @@ WRONG_ATTRIBUTES = {
     "names alone": ({"parameters": ("p",)}, r"`Stated\.parameters` must be a dictionary .*, got \('p',\)"),
     "an initial value": ({"parameters": {"p": "zeros"}}, r"`Stated\.parameters` must be numbers, or .* 'zeros' for p"),
     "an unknown state": ({"initial_states": {"m": 1.0}}, r"`Stated\.initial_states` must be values of .* h, got 'm'"),
+    "no argument for parameters": ({"parameters": {"p": 0.0}}, r"`Stated.step` must be step\(self, gate, state, param"),
+    "an argument too many": (
+        {"step": lambda self, gate, state, parameter: (gate.a, {})},
+        r"must be step\(self, gate, state\), got step\(self, gate, state, parameter\), from the step in line \d+ of",
+    ),
     "an initial state": ({"initial_states": {"h": "1"}}, r"`Stated\.initial_states` must be numbers, got '1' for h"),
 }
 
@@ -225,6 +230,20 @@ def test_a_global_tensor_has_its_gradient(monkeypatch):
     layer, x = layer_of(Global()), x_of()
     found = torch.autograd.grad(layer(x, lengths=[T] * B)[0].square().sum(), table)
     torch.testing.assert_close(found, torch.autograd.grad(looped(layer, x)[0].square().sum(), table))
+
+
+WRONG_READS = {
+    "gate": (lambda self, gate, state: (gate.z, {}), r"got 'z', in line \d+ of .*test_statements"),
+    "state": (lambda self, gate, state: (gate.a * state.n, {}), r"the states h, c; .* got 'n', in line"),
+    "sum": (lambda self, gate, state: (gate.b.total, {}), r"gates a, b.input, b.recurrent; .* got 'total'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_READS)
+def test_unknown_names_in_a_step_are_refused_with_its_line(name):
+    step, message = WRONG_READS[name]
+    with pytest.raises(StatementError, match=rf"`Stated.step` must read the .*{message}"):
+        layer_of(stated(step, states=("c",), apart=("b",)))(x_of())
 
 
 WRONG_VALUES = {
