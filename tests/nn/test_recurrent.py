@@ -222,5 +222,6 @@ def test_a_step_that_cannot_be_recorded_is_refused_with_its_line():
         def step(self, gate, state):
             return (gate.z if gate.z > 0 else -gate.z), {}
 
-    with pytest.raises(TypeError, match=r"`Branches.step` must be .* got .*gate.z > 0"):
+    message = r"`Branches.step` must be .* got .*gate.z > 0"
+    with pytest.warns(UserWarning, match=message), pytest.raises(TypeError, match=message):
         gatewise.Recurrent(Branches(), I, H)(torch.randn(T, B, I))

@@ -48,6 +48,7 @@ def build(cell, time, batch, input_size, hidden_size, proj_size, bias, lengths, 
         drawn(gates) if bias else None,
         drawn(gates) if bias else None,
         drawn(proj_size, hidden_size) if proj_size else None,
+        tuple(drawn(hidden_size) * 0.5 for _ in cell.parameters),
     )
     lengths = None if lengths is None else torch.tensor(lengths)
     states = tuple(drawn(batch, hidden_size) for _ in cell.states)
