@@ -148,7 +148,10 @@ def prepare(
     problem = plan.problem
     if state is None:
         rows = problem.num_layers * problem.num_directions
-        h0, c0 = initial_states(cell, x, (rows, problem.batch), problem.state_size, problem.hidden_size)
+        h0 = c0 = x.new_zeros(rows, problem.batch, problem.state_size)
+        if problem.states_size != problem.state_size:  # otherwise one tensor is both, for nothing writes to it
+            c0 = x.new_zeros(rows, problem.batch, problem.states_size)
+        h0, c0 = initial_states(cell, h0, c0)
     else:
         h0, c0 = state
     if lengths is None:

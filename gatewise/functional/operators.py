@@ -45,7 +45,8 @@ def traced(
     if state is None:
         found = structure_while_traced(flat, bidirectional, len(cell.gates), len(cell.parameters))
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
-        h0, c0 = initial_states(cell, x, (rows, batch), found.proj_size or found.hidden_size, found.hidden_size)
+        h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
+        h0, c0 = initial_states(cell, h0, x.new_zeros(rows, batch, len(cell.states) * found.hidden_size))
     else:
         h0, c0 = state
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
