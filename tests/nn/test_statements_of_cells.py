@@ -223,6 +223,16 @@ def test_verify_sees_both_passes_of_a_cell_that_cannot_be_traced(name):
     assert set(report.forward.kernels) == set(report.backward.kernels) == {"eager"}
 
 
+@pytest.mark.filterwarnings("ignore:`.*` must be composed of")
+def test_verify_takes_no_operator_of_the_step_for_another_kernel():
+    def step(self, gate, state):
+        a, b = torch.unsafe_split(torch.cat([gate.a, gate.b], -1), H, -1)  # as PyTorch's loop does
+        return torch.tanh(a) * b, {}
+
+    (report,) = gatewise.verify(layer_of(stated(step)), x_of()).layers
+    assert set(report.backward.kernels) == {"eager"}
+
+
 @pytest.mark.filterwarnings("ignore:`Global.step` must be composed of")
 def test_a_global_tensor_has_its_gradient(monkeypatch):
     table = TABLE.clone().requires_grad_()
