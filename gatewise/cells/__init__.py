@@ -5,9 +5,23 @@ from gatewise.cells.cell import Cell
 from gatewise.cells.coupled_lstm import CoupledLSTM
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.mgu import MGU
+from gatewise.cells.peephole_lstm import PeepholeLSTM
 from gatewise.cells.rnn import RNN
+from gatewise.cells.slstm import SLSTM
+from gatewise.cells.statement import StatementError, check_statement
 
-SHIPPED: tuple[Cell, ...] = (LSTM(), GRU(), RNN("tanh"), RNN("relu"), CoupledLSTM(), CappedLSTM())
+SHIPPED: tuple[Cell, ...] = (
+    LSTM(),
+    GRU(),
+    RNN("tanh"),
+    RNN("relu"),
+    CoupledLSTM(),
+    CappedLSTM(),
+    PeepholeLSTM(),
+    MGU(),
+    SLSTM(),
+)
 """The cells of the library."""
 
 
@@ -16,4 +30,18 @@ def cell_named(name: str) -> Cell:
     return next(cell for cell in SHIPPED if cell.name == name)
 
 
-__all__ = ["GRU", "LSTM", "RNN", "SHIPPED", "CappedLSTM", "Cell", "CoupledLSTM", "cell_named"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "MGU",
+    "RNN",
+    "SHIPPED",
+    "SLSTM",
+    "CappedLSTM",
+    "Cell",
+    "CoupledLSTM",
+    "PeepholeLSTM",
+    "StatementError",
+    "cell_named",
+    "check_statement",
+]

@@ -8,8 +8,13 @@ lengths, projections and dropout belong to the kernel that runs the cell, and wo
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+
+from gatewise.cells.statement import check_returned
+
+Initial = float | Callable[[Any], object]
+"""The initial value of a parameter: a number, or a function that fills a tensor, as those of `torch.nn.init` do."""
 
 
 class Cell:
@@ -25,6 +30,10 @@ class Cell:
         states: The names of the states other than the hidden state `h` that are passed from step to step.
         apart: The names of the gates for which `step` reads two separate sums, `gate.<name>.input` = `W_ih x + b_ih`
             and `gate.<name>.recurrent` = `W_hh h + b_hh`, instead of their total.
+        parameters: The names of the learned parameters with one value for each hidden unit [H], and their initial
+            values: a number, or a function that fills a tensor, such as `torch.nn.init.normal_`. Every direction of
+            every layer has its own.
+        initial_states: The initial values of states where a call gives none; zero for states that are not named.
 
     Example:
         >>> class Leaky(Cell):
@@ -39,18 +48,23 @@ class Cell:
     gates: ClassVar[tuple[str, ...]] = ()
     states: ClassVar[tuple[str, ...]] = ()
     apart: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[Mapping[str, Initial]] = {}
+    initial_states: ClassVar[Mapping[str, float]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+    def step(self, gate: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state and a mapping of the other states after a step.
 
         Args:
             gate: A namespace with the sum of each gate, or with both sums for the gates in `apart`.
             state: A namespace with the states before the step: `state.h` and one attribute for each name in `states`.
+            args: For a cell that has `parameters`, a namespace with them: its step is `step(self, gate, state,
+                parameter)`. Other cells have no third argument.
+            kwargs: Nothing; it lets type checkers accept both forms.
         """
         raise NotImplementedError
 
@@ -68,12 +82,18 @@ class Cell:
         sums = self.sums
         return tuple(sums.index(f"{gate}_recurrent" if gate in self.apart else gate) for gate in self.gates)
 
-    def called(self, sums: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    def called(
+        self, sums: Mapping[str, Any], states: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Any, tuple[Any, ...]]:
         """Call `step` with values given by name; return the hidden state and the other states in the order of `states`.
 
         Args:
             sums: The value of each name in `sums`.
             states: The value of "h", if the step reads it, and of each name in `states`.
+            parameters: The value of each name in `parameters`; None for a cell that has none.
+
+        Raises:
+            StatementError: The step returns something else than a hidden state and a mapping of the other states.
         """
         gate = types.SimpleNamespace()
         for name in self.gates:
@@ -82,7 +102,8 @@ class Cell:
             else:
                 value = sums[name]
             setattr(gate, name, value)
-        hidden, after = self.step(gate, types.SimpleNamespace(**states))
+        learned = [types.SimpleNamespace(**(parameters or {}))] if self.parameters else []
+        hidden, after = check_returned(self, self.step(gate, types.SimpleNamespace(**states), *learned))
         return hidden, tuple(after[name] for name in self.states)
 
     def __repr__(self) -> str:

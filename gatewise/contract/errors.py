@@ -19,10 +19,13 @@
     └── CheckpointError       (ValueError)                a file is no checkpoint of this model, or cannot be written
 
 Some errors have two built-in base classes because `torch.nn.LSTM` raises the second one for some of the same mistakes,
-so that programs that catch it keep working.
+so that programs that catch it keep working. A cell with a wrong statement raises `gatewise.cells.StatementError`, a
+TypeError.
 """
 
 from __future__ import annotations
+
+import sys
 
 
 class GatewiseError(Exception):
@@ -116,3 +119,11 @@ def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:
         '`hidden_size` must be a positive integer, got 0. Give the number of hidden units.'
     """
     return f"`{name}` must be {expectation}, got {got}.{' ' + advice if advice else ''}"
+
+
+def callers_level() -> int:
+    """Return the `stacklevel` with which a warning names the line of the caller outside of gatewise and PyTorch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("gatewise.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level

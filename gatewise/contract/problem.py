@@ -133,15 +133,15 @@ class Problem:
 
     @property
     def weights_per_direction(self) -> int:
-        """The number of tensors of one direction of one layer: 2, plus 2 with bias, plus 1 with projection."""
-        return 2 + 2 * self.bias + (self.proj_size > 0)
+        """The number of tensors of one direction of one layer: 2, 2 with bias, 1 with projection, and parameters."""
+        return 2 + 2 * self.bias + (self.proj_size > 0) + len(self.cell.parameters)
 
     @property
     def parameter_count(self) -> int:
         """The number of elements of all weights."""
         per_direction = [
             self.gate_rows * (self.layer_input_size(layer) + self.state_size + 2 * self.bias)
-            + self.proj_size * self.hidden_size
+            + (self.proj_size + len(self.cell.parameters)) * self.hidden_size
             for layer in range(self.num_layers)
         ]
         return self.num_directions * sum(per_direction)
@@ -149,8 +149,9 @@ class Problem:
     @property
     def matmul_flops(self) -> float:
         """The floating-point operations of the matrix products of a forward pass; a multiply-add counts as two."""
-        biases = 2 * self.gate_rows * self.num_layers * self.num_directions * self.bias
-        return 2.0 * self.time * self.batch * (self.parameter_count - biases)
+        vectors = 2 * self.gate_rows * self.bias + len(self.cell.parameters) * self.hidden_size
+        vectors *= self.num_layers * self.num_directions
+        return 2.0 * self.time * self.batch * (self.parameter_count - vectors)
 
     @property
     def rebuilds_gates(self) -> bool:

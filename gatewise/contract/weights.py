@@ -21,6 +21,7 @@ class DirectionWeights(NamedTuple):
         b_ih: The input bias [G*H], or None.
         b_hh: The recurrent bias [G*H], or None.
         w_hr: The projection [P, H], or None.
+        parameters: The learned parameters of the cell [H], in the order of `Cell.parameters`.
     """
 
     w_ih: Tensor
@@ -28,25 +29,36 @@ class DirectionWeights(NamedTuple):
     b_ih: Tensor | None = None
     b_hh: Tensor | None = None
     w_hr: Tensor | None = None
+    parameters: tuple[Tensor, ...] = ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that are not None, in PyTorch's order."""
-        return tuple(tensor for tensor in self if tensor is not None)
+        """Return the tensors that are not None, in PyTorch's order, then the parameters of the cell."""
+        named = self.w_ih, self.w_hh, self.b_ih, self.b_hh, self.w_hr
+        return (*[tensor for tensor in named if tensor is not None], *self.parameters)
 
     @classmethod
-    def from_tensors(cls, tensors: Sequence[Tensor]) -> DirectionWeights:
+    def from_tensors(cls, tensors: Sequence[Tensor], parameters: int = 0) -> DirectionWeights:
         """Return the weights in a sequence of 2 to 5 tensors, in the order of `torch.nn.LSTM.all_weights`.
 
         Two tensors are the matrices, a third is the projection; four are matrices and biases, a fifth is the
         projection.
+
+        Args:
+            tensors: The weights, and after them the parameters of the cell.
+            parameters: The number of parameters of the cell.
         """
-        match len(tensors):
-            case 2:
-                return cls(*tensors)
-            case 3:
-                return cls(tensors[0], tensors[1], w_hr=tensors[2])
-            case 4 | 5:
-                return cls(*tensors)
+        if parameters:
+            weights, own = tensors[:-parameters], tensors[-parameters:]
+            return cls.from_tensors(weights)._replace(parameters=tuple(own))
+        match [*tensors]:
+            case [w_ih, w_hh]:
+                return cls(w_ih, w_hh)
+            case [w_ih, w_hh, w_hr]:
+                return cls(w_ih, w_hh, w_hr=w_hr)
+            case [w_ih, w_hh, b_ih, b_hh]:
+                return cls(w_ih, w_hh, b_ih, b_hh)
+            case [w_ih, w_hh, b_ih, b_hh, w_hr]:
+                return cls(w_ih, w_hh, b_ih, b_hh, w_hr)
         message = sentence(
             "weights",
             "2 to 5 tensors a direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])",
@@ -56,15 +68,16 @@ class DirectionWeights(NamedTuple):
         raise ShapeError(message)
 
 
-def by_direction(flat: Sequence[Tensor], per_direction: int) -> list[DirectionWeights]:
+def by_direction(flat: Sequence[Tensor], per_direction: int, parameters: int = 0) -> list[DirectionWeights]:
     """Split weights in PyTorch's flat order into one `DirectionWeights` for each layer and direction.
 
     Args:
         flat: All weights, layer by layer, the forward direction before the reverse one.
         per_direction: The number of tensors of one direction (`Problem.weights_per_direction`).
+        parameters: The number of parameters of the cell, which are the last tensors of each direction.
     """
     return [
-        DirectionWeights.from_tensors(flat[start : start + per_direction])
+        DirectionWeights.from_tensors(flat[start : start + per_direction], parameters)
         for start in range(0, len(flat), per_direction)
     ]
 

@@ -2,7 +2,8 @@
 
 The gradients of a step's inputs are linear in the gradients of its outputs, with coefficients that depend on the
 forward pass alone. The adjoint is therefore a table: for each sum and each state before the step (rows), one
-coefficient for the gradient of each state after the step (columns). For the LSTM, with c and c' the cell state before
+coefficient for the gradient of each state after the step (columns). Learned parameters are rows too; their gradients
+are added up over steps and sequences. For the LSTM, with c and c' the cell state before
 and after the step, and a = o (1 - tanh(c')^2), it is
 
                dh'                     dc'
@@ -32,8 +33,8 @@ class Adjoint:
     """The coefficients of a step's adjoint, as expressions in the names of the step's values.
 
     Attributes:
-        rows: The names of the inputs of the step, whose gradients are computed: the sums, the states before the step
-            and, if the step reads it element by element, the hidden state before the step.
+        rows: The names of the inputs of the step, whose gradients are computed: the sums, the states before the step,
+            if the step reads it element by element the hidden state before the step, and the parameters.
         columns: The names of the outputs of the step, whose gradients are given: the hidden state after the step, then
             the other states.
         shared: Names and expressions of common subexpressions.
@@ -52,7 +53,7 @@ def adjoint_of(cell: Cell) -> Adjoint:
     import sympy  # imported here because the import takes a third of a second
 
     step = traced(cell)
-    rows = (*step.sums, *map(before, step.states), *([before("h")] if step.reads_hidden else []))
+    rows = (*step.sums, *map(before, step.states), *([before("h")] if step.reads_hidden else []), *step.parameters)
     columns = ("h", *step.states)
     table: list[list[Any]] = [[] for _ in rows]
     for output in (step.hidden, *step.after):
@@ -79,7 +80,9 @@ def backpropagated(step: Step, output: str, cut: Collection[str] = ()) -> dict[s
         output: The name of the value.
         cut: The names of values that are treated as independent variables: their operands are not differentiated.
     """
-    found: dict[str, Any] = {output: 1}
+    import sympy
+
+    found: dict[str, Any] = {output: sympy.Integer(1)}
     for operation in reversed(step.operations):
         above = found.get(operation.name)
         if above is None or operation.name in cut:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +27,10 @@ class Pointwise(NamedTuple):
 
     Attributes:
         step: A function that computes a step. Its arguments are the sums [B, S*H], the hidden state and the other
-            states before the step [B, H]. It returns a tuple of the hidden state and the other states after the step.
+            states before the step [B, H], and the parameters [H]. It returns a tuple of the hidden state and the other
+            states after the step.
         hidden: A function that recomputes the hidden state after a step. Its arguments are the sums [..., S*H], all
-            states before the step, and the states other than the hidden state after the step.
+            states before the step, the states other than the hidden state after the step, and the parameters.
         source: The Python source of both functions.
     """
 
@@ -51,11 +52,11 @@ def pointwise_of(cell: Cell) -> Pointwise:
     given = ", ".join(["sums", *states])
     source = "\n".join(
         [
-            f"def step({given}):",
+            f"def step({', '.join([given, *step.parameters])}):",
             *forward.lines(),
             f"    return ({outputs},)",
             "",
-            f"def hidden({', '.join([given, *map(again.name, step.after)])}):",
+            f"def hidden({', '.join([given, *map(again.name, step.after), *step.parameters])}):",
             *again.lines(),
             f"    return {again.name(step.hidden)}",
         ]
@@ -69,22 +70,26 @@ def coefficient_function(cell: Cell) -> Callable[..., None]:
     """Return a function that computes the coefficients of a cell's adjoint, for any number of steps at once.
 
     The arguments of the function are the sums [..., S*H]; the states before the step [..., H], the hidden state first;
-    the states other than the hidden state after the step [..., H]; and the list of output tensors. These are one tensor
-    [..., rows, H] for each column of the table in `Adjoint`.
+    the states other than the hidden state after the step [..., H]; the parameters [H]; and the list of output tensors.
+    These are one tensor [..., rows, H] for each column of the table in `Adjoint`.
     """
     step, adjoint = traced(cell), adjoint_of(cell)
     writer = _Writer(step, known=step.after)
     expressions = [expression for _, expression in adjoint.shared] + [one for row in adjoint.table for one in row]
     shared = {name for name, _ in adjoint.shared}
     writer.needs(sorted({str(one) for some in expressions for one in some.free_symbols} - shared))
-    given = ["sums", *(before(name) for name in ("h", *step.states)), *map(writer.name, step.after), "columns"]
-    lines = [f"def coefficients({', '.join(given)}):", *writer.lines()]
+    states = [*(before(name) for name in ("h", *step.states)), *map(writer.name, step.after)]
+    lines = [f"def coefficients({', '.join(['sums', *states, *step.parameters, 'columns'])}):", *writer.lines()]
     printed = printer(writer.name)
     lines += [f"    {name} = {printed.doprint(expression)}" for name, expression in adjoint.shared]
+    of_units = set(step.of_units)
+    for name, expression in adjoint.shared:
+        if of_units.issuperset(map(str, expression.free_symbols)):
+            of_units.add(name)
     for row, (name, entries) in enumerate(zip(adjoint.rows, adjoint.table, strict=True)):
         lines.append(f"    # {name}")
         lines += [
-            f"    {_written(entry, f'columns[{column}].select(-2, {row})', printed)}"
+            f"    {_written(entry, f'columns[{column}].select(-2, {row})', printed, of_units)}"
             for column, entry in enumerate(entries)
         ]
     source = "\n".join(lines)
@@ -206,11 +211,11 @@ class _Writer:
         return f"torch.{operation.function}({', '.join(names)})"
 
 
-def _written(entry: Any, into: str, printer: Any) -> str:
-    """Return the line that writes an expression to an existing tensor."""
+def _written(entry: Any, into: str, printer: Any, of_units: Collection[str]) -> str:
+    """Return the line that writes an expression to an existing tensor; values `of_units` have the shape [H]."""
     if entry.is_Number:
         return f"{into}.fill_({printer.doprint(entry)})"
-    if entry.is_Symbol:
+    if entry.is_Symbol or all(str(symbol) in of_units for symbol in entry.free_symbols):
         return f"{into}.copy_({printer.doprint(entry)})"
     if entry.is_Mul and len(entry.args) > 1 and not entry.args[0].is_Number:
         first, rest = entry.args[0], entry.func(*entry.args[1:])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
-import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from gatewise.cells.cell import Cell
+from gatewise.cells.statement import StatementError, before, check_statement, learned, returned_error
 
-_RESERVED = re.compile(
-    r"[vt]\d+|h"
-)  # names of results of operations, of common subexpressions, and of the hidden state
+__all__ = ["NotTraceable", "Operand", "Operation", "Step", "before", "is_number", "refusal_of", "traced"]
 
 Operand = str | float
 """An operand: the name of a value, or a number."""
@@ -48,6 +45,7 @@ class Step:
             earlier operations.
         hidden: The name of the hidden state after the step.
         after: The names of the other states after the step, in the order of `states`.
+        parameters: The names of the learned parameters among the operands.
     """
 
     sums: tuple[str, ...]
@@ -55,16 +53,21 @@ class Step:
     operations: tuple[Operation, ...]
     hidden: str
     after: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
 
     @property
     def reads_hidden(self) -> bool:
         """Whether the step reads the hidden state element by element, in addition to the recurrent product."""
         return any(before("h") in operation.operands for operation in self.operations)
 
-
-def before(state: str) -> str:
-    """Return the name of a state before the step."""
-    return f"{state}_before"
+    @property
+    def of_units(self) -> frozenset[str]:
+        """The names of the parameters and of all values that depend on nothing else: one value a unit, at all steps."""
+        found = set(self.parameters)
+        for operation in self.operations:
+            if all(is_number(operand) or operand in found for operand in operation.operands):
+                found.add(operation.name)
+        return frozenset(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,23 +79,49 @@ def traced(cell: Cell) -> Step:
 
     Raises:
         NotTraceable: The step contains an operation that cannot be recorded; the message names the line.
+        StatementError: A name clashes, an initial value is no value, or the step returns other states.
     """
-    if bad := [name for name in (*cell.gates, *cell.states) if not name.isidentifier() or _RESERVED.fullmatch(name)]:
-        allowed = "Python identifiers other than `h`, `v0`, `t0` and the like"
-        raise NotTraceable(f"`{type(cell).__name__}` must have gates and states named by {allowed}, got {bad[0]!r}.")
+    check_statement(cell)
     tape: list[Operation] = []
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
+    parameters = {name: _Value(tape, learned(name)) for name in cell.parameters}
     try:
-        hidden, after = cell.called(sums, states)
+        hidden, after = cell.called(sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
-    return Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]))
+    except AttributeError as error:
+        named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
+        expectation = f"read {'; '.join(named)}"
+        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{_line(cell, error)}."
+        raise StatementError(message) from error
+    step = Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]), tuple(map(learned, parameters)))
+    of_units = step.of_units
+    for name, value in zip(("h", *cell.states), outputs, strict=True):
+        if value in of_units:
+            expectation = "return states that are computed from gates or states"
+            raise returned_error(cell, expectation, f"a state {name!r} of parameters alone")
+    return step
 
 
-class NotTraceable(TypeError):
+def _readable(cell: Cell) -> dict[str, Sequence[str]]:
+    gates = [f"{name}.input, {name}.recurrent" if name in cell.apart else name for name in cell.gates]
+    return {"the gates": gates, "the states": ("h", *cell.states), "the parameters": tuple(cell.parameters)}
+
+
+class NotTraceable(StatementError):
     """A cell's step cannot be traced; the message names the line and the allowed operations."""
+
+
+@functools.lru_cache(maxsize=256)
+def refusal_of(cell: Cell) -> str:
+    """Return why a cell cannot be traced, in a sentence; empty if it can."""
+    try:
+        traced(cell)
+    except NotTraceable as error:
+        return str(error)
+    return ""
 
 
 class _Untraceable(Exception):
@@ -107,12 +136,19 @@ class _Value:
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> _Value:
-        name = _TORCH_NAMES.get(function)
-        if function is torch.clamp:
-            return _clamped(*args, **(kwargs or {}))
+        name, whole = _TORCH_NAMES.get(function), _COMPOSED.get(function)
+        if any(isinstance(value, torch.Tensor) for value in args):
+            raise _Untraceable(_FOREIGN_TENSOR)
+        if whole is not None:
+            return whole(*args, **(kwargs or {}))
         if name is None or kwargs:
             raise _Untraceable(f"torch.{getattr(function, '__name__', function)}")
         return _recorded(name, *args)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _Untraceable(f"the attribute .{name} of a value")
 
     def __bool__(self) -> bool:
         raise _Untraceable("a branch that depends on a value")
@@ -186,9 +222,23 @@ def _clamped(value: _Value, min: Any = None, max: Any = None) -> _Value:
     return value
 
 
+def _log_sigmoid(value: _Value) -> _Value:
+    # Neither exponential overflows, and the derivative at 0 is that of PyTorch, 1/2.
+    size = torch.maximum(value, -value)  # type: ignore[call-overload] - it records
+    return (value - size) / 2 - torch.log(1 + torch.exp(-size))  # type: ignore[call-overload]
+
+
+# The PyTorch functions that are recorded as several others.
+_COMPOSED: dict[Callable, Callable[..., _Value]] = {torch.clamp: _clamped, torch.nn.functional.logsigmoid: _log_sigmoid}
+
+_FOREIGN_TENSOR = "a tensor from outside of the step, which a cell may declare in `parameters`"
+
+
 def _operand(value: Any) -> Operand:
     if isinstance(value, _Value):
         return value.name
+    if isinstance(value, torch.Tensor):
+        raise _Untraceable(_FOREIGN_TENSOR)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Untraceable(f"an operand of type {type(value).__name__}")
     if not math.isfinite(value):
@@ -206,12 +256,20 @@ def _lifted(tape: list[Operation], value: Any) -> str:
 
 
 def _refusal(cell: Cell, error: _Untraceable) -> str:
-    file = inspect.getsourcefile(type(cell))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f", in line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line}" if frames else ""
-    allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp"}))
+    allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
-    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{where}."
+    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{_line(cell, error)}."
+
+
+def _line(cell: Cell, error: Exception) -> str:
+    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
+    code = getattr(type(cell).step, "__code__", None)
+    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
+        return ""
+    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
+    return f"{where}: {frames[-1].line}" if frames[-1].line else where
 
 
 def is_number(operand: Operand) -> bool:

@@ -156,7 +156,7 @@ def described(
         ArgumentError: An option has a value that it cannot have.
     """
     check_options(bidirectional, dropout, memory)
-    found = structure_of(weights, bidirectional, len(cell.gates))
+    found = structure_of(weights, bidirectional, len(cell.gates), len(cell.parameters))
     given = Form(*x)
     check_input(given, found, packed=packed is not None)
     time, batch = given.shape[:2] if packed is None else packed

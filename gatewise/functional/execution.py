@@ -22,6 +22,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
+from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, plan_of
@@ -150,6 +151,7 @@ def prepare(
         h0 = c0 = x.new_zeros(rows, problem.batch, problem.state_size)
         if problem.states_size != problem.state_size:  # otherwise one tensor is both, for nothing writes to it
             c0 = x.new_zeros(rows, problem.batch, problem.states_size)
+        h0, c0 = initial_states(cell, h0, c0)
     else:
         h0, c0 = state
     if lengths is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import LSTM
-from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, callers_level, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result, Saved
 from gatewise.functional.arguments import check_backward, check_tensors
@@ -182,14 +181,6 @@ def run_backward(saved: Saved, gradients: OutputGradients, needs: Needs, kernel:
         result = saved.result
         saved.spent = way.single_use(problem)
     return Guarded(way).backward(problem, inputs, result, gradients, needs)
-
-
-def callers_level() -> int:
-    """Return the `stacklevel` at which a warning names the line outside of gatewise that made the call."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gatewise."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _with_version_counters(inputs: Inputs) -> Inputs:

@@ -18,6 +18,7 @@ from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors
 from gatewise.functional.execution import prepare
+from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars, Plan, chosen_for_graph, probed
@@ -42,10 +43,10 @@ def traced(
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
     if state is None:
-        found = structure_while_traced(flat, bidirectional, len(cell.gates))
+        found = structure_while_traced(flat, bidirectional, len(cell.gates), len(cell.parameters))
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
-        c0 = x.new_zeros(rows, batch, len(cell.states) * found.hidden_size)
+        h0, c0 = initial_states(cell, h0, x.new_zeros(rows, batch, len(cell.states) * found.hidden_size))
     else:
         h0, c0 = state
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
@@ -105,7 +106,7 @@ def _lstm_forward_fake(
     cell: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     stated = cell_named(cell)
-    found = structure_while_traced(weights, bidirectional, len(stated.gates))
+    found = structure_while_traced(weights, bidirectional, len(stated.gates), len(stated.parameters))
     if batch_sizes is None:
         check_input(x, found, packed=False)
     dropped = dropout if found.num_layers > 1 else 0.0

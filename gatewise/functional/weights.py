@@ -42,6 +42,7 @@ class Structure:
         dtype: The dtype of every weight.
         device: The device of every weight.
         gates: The number of gates of the cell.
+        parameters: The number of parameters of the cell.
     """
 
     input_size: int
@@ -53,6 +54,7 @@ class Structure:
     dtype: torch.dtype
     device: torch.device
     gates: int = 4
+    parameters: int = 0
 
     def shapes(self, layer: int) -> list[tuple[int, ...]]:
         """Return the shapes that the weights of one direction of a layer must have."""
@@ -63,7 +65,7 @@ class Structure:
             shapes += [(gates,), (gates,)]
         if self.proj_size:
             shapes.append((self.proj_size, self.hidden_size))
-        return shapes
+        return shapes + [(self.hidden_size,)] * self.parameters
 
 
 def flattened(weights: NestedWeights | Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -94,20 +96,25 @@ def nested_like(weights: NestedWeights | Sequence[Tensor], flat: Sequence[Tensor
     return [[None if tensor is None else next(values) for tensor in direction] for direction in weights]
 
 
-def structure_while_traced(flat: Sequence[Tensor], bidirectional: bool, gates: int = 4) -> Structure:
+def structure_while_traced(
+    flat: Sequence[Tensor], bidirectional: bool, gates: int = 4, parameters: int = 0
+) -> Structure:
     """Return the structure of weights while a graph is traced, where symbolic sizes cannot be looked up.
 
     Args:
         flat: The weights in torch's flat order.
         bidirectional: Whether every layer has a reverse direction.
         gates: The number of gates of the cell.
+        parameters: The number of parameters of the cell.
 
     Raises:
         ShapeError: A shape does not fit the others, or the count fits no number of layers.
         DtypeError: The weights are of different dtypes.
         DeviceError: The weights are on different devices.
     """
-    return _read(tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in flat), bidirectional, gates)
+    return _read(
+        tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in flat), bidirectional, gates, parameters
+    )
 
 
 def kind_of(given: object) -> str:
@@ -118,7 +125,10 @@ def kind_of(given: object) -> str:
 
 
 def _read(
-    forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...], bidirectional: bool, gates: int = 4
+    forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...],
+    bidirectional: bool,
+    gates: int = 4,
+    parameters: int = 0,
 ) -> Structure:
     flat = [Form(*form) for form in forms]
     first = flat[0]
@@ -126,8 +136,11 @@ def _read(
         form = f"w_ih [{gates}H, I] and w_hh [{gates}H, R] first"
         raise ShapeError(sentence("weights", form, [tuple(tensor.shape) for tensor in flat[:2]]))
     hidden_size, state_size = first.shape[0] // gates, flat[1].shape[1]
-    bias = len(flat) > 2 and len(flat[2].shape) == 1
-    per_direction = 2 + 2 * bias + bool(state_size != hidden_size)  # comparing symbolic sizes gives no bool
+    projected = bool(state_size != hidden_size)  # comparing symbolic sizes gives no bool
+    # Without biases, a projection or the parameters of the cell follow the matrices, then the next direction.
+    after_matrices = 2 if projected else 2 + parameters
+    bias = len(flat) > after_matrices and len(flat[after_matrices].shape) == 1
+    per_direction = 2 + 2 * bias + projected + parameters
     per_layer = per_direction * (1 + bidirectional)
     if len(flat) % per_layer:
         expectation = f"a multiple of {per_layer} tensors ({per_direction} a direction)"
@@ -142,6 +155,7 @@ def _read(
         dtype=first.dtype,
         device=first.device,
         gates=gates,
+        parameters=parameters,
     )
     for layer in range(found.num_layers):
         expected = found.shapes(layer) * (1 + bidirectional)

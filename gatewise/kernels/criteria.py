@@ -12,6 +12,7 @@ from gatewise.contract.problem import Layout
 from gatewise.contract.pytorch import LAYERS, in_pytorch
 from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
+from gatewise.derivation.trace import refusal_of
 
 
 def _architecture(device: Device) -> str:
@@ -61,17 +62,25 @@ class _TwoStates(Cell):
         return m - n, {"m": m, "n": n}
 
 
-def _is_fused(cell: Cell) -> bool:
-    return len(cell.sums) <= MOST_SUMS and len(carried_states(cell)) == 1
+def is_fused(cell: Cell) -> bool:
+    """Return whether a cell meets the criterion `FUSES`."""
+    if cell.parameters or len(cell.sums) > MOST_SUMS or refusal_of(cell):
+        return False
+    return len(carried_states(cell)) == 1
+
+
+def _described(cell: Cell) -> str:
+    if refusal := refusal_of(cell):
+        return f"{cell.name}, which cannot be traced: {refusal.rstrip('.')}"
+    learned = f" and the parameters {', '.join(cell.parameters)}" if cell.parameters else ""
+    return f"{cell.name}, with {len(carried_states(cell))} carried and {len(cell.sums)} sums{learned}"
 
 
 FUSES = Criterion(
     "cell",
-    allowed=f"a cell with one carried state and at most {MOST_SUMS} gate sums",
-    actual=lambda problem, device: (
-        f"{problem.cell.name}, with {len(carried_states(problem.cell))} carried and {len(problem.cell.sums)} sums"
-    ),
-    holds=lambda problem, device: _is_fused(problem.cell),
+    allowed=f"a cell with one carried state, at most {MOST_SUMS} gate sums and no parameters of its own",
+    actual=lambda problem, device: _described(problem.cell),
+    holds=lambda problem, device: is_fused(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),
 )
 

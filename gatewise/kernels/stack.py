@@ -137,7 +137,7 @@ def backward(
 
 def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
     # Most problems have one layer, for which slicing would cost as much CPU time as the rest of this module.
-    weights = by_direction(inputs.weights, problem.weights_per_direction)
+    weights = by_direction(inputs.weights, problem.weights_per_direction, len(problem.cell.parameters))
     return Layer(inputs.x, inputs.h0, inputs.c0, weights, inputs.lengths, inputs.batch_sizes)
 
 
@@ -180,7 +180,7 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
         x,
         inputs.h0[rows],
         inputs.c0[rows],
-        by_direction(flat, per_direction),
+        by_direction(flat, per_direction, len(problem.cell.parameters)),
         inputs.lengths,
         inputs.batch_sizes,
         ends_in_zeros=first > 0,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import SHIPPED, Cell
+from gatewise.cells import SHIPPED, Cell, check_statement
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
@@ -33,7 +33,9 @@ class Recurrent(nn.Module):
     For each layer, time step and gate the sum `W_ih x + b_ih + W_hh h + b_hh` is computed, and the cell's `step` makes
     the next states of the sums. Parameters have the names, shapes and order of `torch.nn.LSTM`, with the rows of the
     cell's G gates: `weight_ih_l{k}` [G*H, I or D*H], `weight_hh_l{k}` [G*H, H], `bias_ih_l{k}` [G*H], `bias_hh_l{k}`
-    [G*H], and the same with `_reverse`. Initial values are drawn from U(-1/sqrt(H), 1/sqrt(H)).
+    [G*H], and the same with `_reverse`. Initial values are drawn from U(-1/sqrt(H), 1/sqrt(H)). The parameters of the
+    cell follow those of each direction as `{name}_l{k}` [H], such as `p_i_l0` and `p_i_l0_reverse`, with the initial
+    values that the cell states.
 
     The backward pass is derived from the statement of the cell. The kernel of a call is chosen as for `gatewise.LSTM`;
     `gatewise.explain(module, input)` shows which one and why.
@@ -57,6 +59,7 @@ class Recurrent(nn.Module):
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
+        StatementError: Names of the cell clash, or an initial value is neither a number nor a function.
 
     Example:
         >>> from gatewise.cells import CoupledLSTM
@@ -88,6 +91,7 @@ class Recurrent(nn.Module):
         if not isinstance(cell, Cell):
             advice = "Give an instance, such as gatewise.cells.LSTM()."
             raise ArgumentError(sentence("cell", "a gatewise.Cell", repr(cell), advice))
+        check_statement(cell)
         check_sizes(input_size, hidden_size, num_layers)
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
         warn_of_idle_dropout(dropout, num_layers)
@@ -107,6 +111,7 @@ class Recurrent(nn.Module):
             shapes = {"weight_ih": (rows, features), "weight_hh": (rows, hidden_size)}
             if self.bias:
                 shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+            shapes |= dict.fromkeys(cell.parameters, (hidden_size,))
             for suffix in ("", "_reverse")[:directions]:
                 for kind, shape in shapes.items():
                     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -123,8 +128,9 @@ class Recurrent(nn.Module):
 
         Args:
             input: The input [T, B, I], or [B, T, I] with `batch_first`, or one sequence [T, I], or a `PackedSequence`.
-            hx: The initial states [L*D, B, H], without B for one sequence; zeros if None. For a cell that has states
-                beside the hidden one this is a tuple: the hidden state, and the others in the order of `cell.states`.
+            hx: The initial states [L*D, B, H], without B for one sequence. For a cell that has states beside the hidden
+                one this is a tuple: the hidden state, and the others in the order of `cell.states`. If None, states are
+                zero, or what `cell.initial_states` says.
             lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end.
@@ -140,6 +146,7 @@ class Recurrent(nn.Module):
             ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, or `lengths` is given
                 with a `PackedSequence` or with one sequence.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
+            StatementError: The cell's step returns other states, or cannot run.
         """
         states = None if hx is None else self._checked(hx)
         if isinstance(input, PackedSequence):
@@ -211,8 +218,8 @@ class Recurrent(nn.Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The weights, one list for each direction of each layer."""
-        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        """The weights, one list for each direction of each layer: matrices, biases, parameters of the cell."""
+        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
         suffixes = ("", "_reverse")[: 1 + self.bidirectional]
         return [
             [getattr(self, f"{kind}_l{layer}{suffix}") for kind in kinds]
@@ -221,8 +228,14 @@ class Recurrent(nn.Module):
         ]
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
-        init.uniform_(self.parameters(), self.hidden_size)
+        """Initialise weights and biases from U(-1/sqrt(H), 1/sqrt(H)), and parameters of the cell as it states."""
+        for name, parameter in self.named_parameters():
+            # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
+            kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
+            if kind in self.cell.parameters:
+                init.of_cell_(parameter, self.cell.parameters[kind])
+            else:
+                init.uniform_([parameter], self.hidden_size)
 
     def extra_repr(self) -> str:
         """Return the cell, the sizes and every option that differs from its default."""

@@ -5,7 +5,7 @@ from gatewise.selection.choose import choose, decide
 from gatewise.selection.explain import explain
 from gatewise.selection.predict import predicted
 from gatewise.selection.preference import AUTO, Preference, check_name, preference, use_kernel
-from gatewise.selection.reference import REFERENCE, differentiable
+from gatewise.selection.reference import REFERENCE, differentiable, refusal_of
 
 __all__ = [
     "AUTO",
@@ -20,5 +20,6 @@ __all__ = [
     "kernel_names",
     "predicted",
     "preference",
+    "refusal_of",
     "use_kernel",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gatewise.kernels import ALL
+from gatewise.selection.reference import REFERENCE
 
 
 def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[str, ...]]:
@@ -19,6 +20,10 @@ def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[st
         {'cudnn': ('aten::_cudnn_rnn',)}
     """
     seen = frozenset(names)
+    if backward and not seen.isdisjoint(REFERENCE.traces.backward):
+        # Where it says that it runs, autograd's nodes are those of a cell that cannot be traced, in whose own step any
+        # operator may be.
+        seen = frozenset(name for name in seen if not name.endswith("Backward0"))
     found = {
         kernel.name: sorted(seen & (kernel.traces.backward if backward else kernel.traces.forward)) for kernel in ALL
     }

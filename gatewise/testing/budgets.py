@@ -141,7 +141,7 @@ def _nudged(
 
 def _weight_names(problem: Problem) -> list[str]:
     kinds = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if problem.bias else [])]
-    kinds += ["weight_hr"] if problem.proj_size else []
+    kinds += [*(["weight_hr"] if problem.proj_size else []), *problem.cell.parameters]
     directions = ["", "_reverse"][: problem.num_directions]
     return [
         f"{kind}_l{layer}{direction}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import SLSTM
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -85,8 +86,9 @@ def make_inputs(
     """Return random inputs, which for a given seed are the same on every device.
 
     All tensors are normally distributed with mean zero: x and states with standard deviation 1, weights with
-    1 / sqrt(H), biases with 0.3. (With all-positive data the gates saturate and gradients vanish, so that a wrong
-    backward pass would go unnoticed.) Padding is random, too.
+    1 / sqrt(H), biases and parameters of cells with 0.3. (With all-positive data the gates saturate and gradients
+    vanish, so that a wrong backward pass would go unnoticed.) Only normalisers of an sLSTM are positive. Padding is
+    random, too.
 
     Args:
         problem: The problem, which determines shapes, dtype and layout.
@@ -114,16 +116,22 @@ def make_inputs(
                 weights += [normal(gates, deviation=0.3), normal(gates, deviation=0.3)]
             if problem.proj_size:
                 weights.append(normal(problem.proj_size, problem.hidden_size, deviation=spread))
+            weights += [normal(problem.hidden_size, deviation=0.3) for _ in problem.cell.parameters]
     masks = ()
     if problem.dropout:
         drawn = (torch.rand(*tokens, problem.output_size, generator=generator) for _ in range(problem.num_layers - 1))
         masks = tuple((uniform >= problem.dropout).to(device) for uniform in drawn)
     lengths_there = device if problem.layout is Layout.DEVICE_LENGTHS else "cpu"
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
+    x, h0 = normal(*tokens, problem.input_size), normal(states, problem.batch, problem.state_size)
+    c0 = normal(states, problem.batch, problem.states_size)
+    if type(problem.cell) is SLSTM:
+        c, n, m = c0.chunk(3, -1)
+        c0 = torch.cat([c, 1 + n.abs(), m], -1)
     return Inputs(
-        x=normal(*tokens, problem.input_size),
-        h0=normal(states, problem.batch, problem.state_size),
-        c0=normal(states, problem.batch, problem.states_size),
+        x=x,
+        h0=h0,
+        c0=c0,
         weights=tuple(weights),
         lengths=torch.tensor(rows, dtype=torch.int64).to(lengths_there) if ragged else None,
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,

@@ -22,7 +22,7 @@ class LoopLayer:
     def __init__(self, problem: Problem, weights: Sequence[Tensor]) -> None:
         self._cell = problem.cell
         self.all_weights = [list(weights)]
-        self._directions = by_direction(tuple(weights), problem.weights_per_direction)
+        self._directions = by_direction(tuple(weights), problem.weights_per_direction, len(problem.cell.parameters))
 
     def __call__(
         self, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
@@ -76,5 +76,6 @@ class LoopLayer:
             else:
                 sums[gate] = own + other
         states = dict(zip(cell.states, c.split(size, -1) if cell.states else (), strict=True))
-        after, others = cell.called(sums, {"h": h, **states})
+        parameters = dict(zip(cell.parameters, weights.parameters, strict=True))
+        after, others = cell.called(sums, {"h": h, **states}, parameters)
         return after, torch.cat(others, -1) if others else c

@@ -1,10 +1,13 @@
 """Cells for tests: those of the library, and others that together use every supported operation and feature."""
 
+from typing import ClassVar
+
 import torch
 
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.peephole_lstm import PeepholeLSTM
 
 
 class Capped(Cell):
@@ -46,8 +49,21 @@ class Leaky(Cell):
         return h, {"first": state.first}
 
 
+class Learned(Cell):
+    """A cell with learned parameters, some of which are coefficients of the adjoint by themselves."""
+
+    gates = ("a",)
+    states = ("slow",)
+    parameters: ClassVar = {"rate": 0.5, "gain": 1.5}
+
+    def step(self, gate, state, parameter):
+        keep = torch.sigmoid(parameter.rate)
+        slow = keep * keep * state.slow + (1 - keep) * torch.tanh(gate.a)
+        return parameter.gain * parameter.gain * slow + parameter.rate, {"slow": slow}
+
+
 LIBRARY = [LSTM(), GRU()]
-ALL = [*LIBRARY, Capped(), Exponential(), Leaky()]
+ALL = [*LIBRARY, PeepholeLSTM(), Capped(), Exponential(), Leaky(), Learned()]
 
 
 def name(cell):

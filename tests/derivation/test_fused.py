@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gatewise.cells import GRU, LSTM, SHIPPED, Cell
+from gatewise.cells import GRU, LSTM, Cell
 from gatewise.derivation.device import device_code
 from gatewise.derivation.fused import carried_states, kept_values
 from gatewise.derivation.trace import traced
 from gatewise.derivation.unit import unit_of
-from tests.kernels.cell_code import code_of
+from tests.kernels.cell_code import FUSED, code_of
 
 UNITS = 5
 
@@ -49,7 +49,7 @@ class Simple(Cell):
 
 
 OWN = [Interpolated(), Clipped(), Simple()]
-CELLS = [*SHIPPED, *OWN]
+CELLS = [*FUSED, *OWN]
 
 
 def test_activations_are_kept_instead_of_sums():
@@ -106,6 +106,6 @@ def test_the_pytorch_functions_agree_with_the_code(cell):
 
 
 def test_different_code_has_different_keys():
-    keys = {device_code(cell).key for cell in SHIPPED}
-    assert len(keys) == len(SHIPPED)
+    keys = {device_code(cell).key for cell in FUSED}
+    assert len(keys) == len(FUSED)
     assert device_code(LSTM()).key == device_code(LSTM()).key

@@ -26,48 +26,54 @@ def seed():
 
 
 def arguments(cell, *leading):
-    """Return random sums and states before a step, the hidden state first."""
+    """Return random sums, states before a step with the hidden state first, and parameters."""
     sums = drawn(*leading, BATCH, len(cell.sums) * HIDDEN).requires_grad_()
-    return sums, [drawn(*leading, BATCH, HIDDEN).requires_grad_() for _ in ("h", *cell.states)]
+    states = [drawn(*leading, BATCH, HIDDEN).requires_grad_() for _ in ("h", *cell.states)]
+    return sums, states, [drawn(HIDDEN).requires_grad_() for _ in cell.parameters]
 
 
-def stated(cell, sums, states):
+def stated(cell, sums, states, parameters):
     """Call the cell's own `step` with tensors."""
     by_name = dict(zip(cell.sums, sums.chunk(len(cell.sums), -1), strict=True))
-    h, after = cell.called(by_name, dict(zip(("h", *cell.states), states, strict=True)))
+    own = dict(zip(cell.parameters, parameters, strict=True))
+    h, after = cell.called(by_name, dict(zip(("h", *cell.states), states, strict=True)), own)
     return h, *after
 
 
 @each_cell
 def test_the_step_function_agrees_with_the_definition(cell):
-    sums, states = arguments(cell)
-    found = pointwise_of(cell).step(sums, *states)
-    for mine, theirs in zip(found, stated(cell, sums, states), strict=True):
+    sums, states, parameters = arguments(cell)
+    found = pointwise_of(cell).step(sums, *states, *parameters)
+    for mine, theirs in zip(found, stated(cell, sums, states, parameters), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
 @each_cell
 def test_the_hidden_state_is_recomputed_from_the_states_after_the_step(cell):
-    sums, states = arguments(cell, 4)
-    h, *after = stated(cell, sums, states)
-    torch.testing.assert_close(pointwise_of(cell).hidden(sums, *states, *after), h)
+    sums, states, parameters = arguments(cell, 4)
+    h, *after = stated(cell, sums, states, parameters)
+    torch.testing.assert_close(pointwise_of(cell).hidden(sums, *states, *after, *parameters), h)
 
 
 @each_cell
 def test_the_adjoint_is_the_derivative_of_the_step(cell):
-    sums, states = arguments(cell, 4)
-    outputs = stated(cell, sums, states)
+    sums, states, parameters = arguments(cell, 4)
+    outputs = stated(cell, sums, states, parameters)
     above = [drawn(*output.shape) for output in outputs]
-    expected = torch.autograd.grad(outputs, (sums, *states), above, materialize_grads=True)
-    of_sums, of_hidden, *of_states = expected
+    expected = torch.autograd.grad(outputs, (sums, *states, *parameters), above, materialize_grads=True)
+    of_sums, of_hidden, *others = expected
+    of_states, of_parameters = others[: len(cell.states)], others[len(cell.states) :]
     step = traced(cell)
     rows = [*of_sums.chunk(len(cell.sums), -1), *of_states, *([of_hidden] if step.reads_hidden else [])]
-    columns = [torch.full((4, BATCH, len(rows), HIDDEN), torch.nan, dtype=torch.float64) for _ in outputs]
+    shape = 4, BATCH, len(rows) + len(parameters), HIDDEN
+    columns = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in outputs]
     with torch.no_grad():
-        coefficient_function(cell)(sums, *states, *outputs[1:], columns)
+        coefficient_function(cell)(sums, *states, *outputs[1:], *parameters, columns)
     found = sum(given.unsqueeze(-2) * column for given, column in zip(above, columns, strict=True))
-    assert len(adjoint_of(cell).rows) == len(rows)
-    for mine, theirs in zip(found.unbind(-2), rows, strict=True):
+    assert len(adjoint_of(cell).rows) == len(rows) + len(parameters)
+    found = list(found.unbind(-2))
+    found[len(rows) :] = [rows_of_one.sum((0, 1)) for rows_of_one in found[len(rows) :]]
+    for mine, theirs in zip(found, [*rows, *of_parameters], strict=True):
         torch.testing.assert_close(mine, theirs)
 
 

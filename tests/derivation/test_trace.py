@@ -6,6 +6,7 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.statement import StatementError
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import NotTraceable, traced
 
@@ -67,7 +68,7 @@ def test_unsupported_operations_are_refused_with_their_line(step, what):
 
 @pytest.mark.parametrize("attributes", [{"gates": ("v0", "b")}, {"gates": ("a b",)}, {"states": ("h",)}], ids=str)
 def test_reserved_names_are_refused(attributes):
-    with pytest.raises(NotTraceable, match="must have gates and states named by Python"):
+    with pytest.raises(StatementError, match=r"`Stated\.(gates|states)` must be named by Python"):
         traced(stating(lambda self, gate, state: (0, {}), **attributes))
 
 
@@ -91,6 +92,20 @@ def test_the_line_is_named():
 
     with pytest.raises(NotTraceable, match=r"in line \d+ of .*test_trace.py: if gate.a:"):
         traced(Branching())
+
+
+def test_a_cell_without_a_source_file_is_refused_with_its_line_too():
+    source = """
+class Typed(Cell):
+    gates = ("a",)
+
+    def step(self, gate, state):
+        return torch.erf(gate.a), {}
+"""
+    names = {"Cell": Cell, "torch": torch, "__name__": "__main__"}
+    exec(compile(source, "<input>", "exec"), names)
+    with pytest.raises(NotTraceable, match=r"got torch\.erf, in line 6 of <input>\.$"):
+        traced(names["Typed"]())
 
 
 def test_a_step_returns_values():

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gatewise.cells import SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.derivation.fused import carried_states
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.toolchain import SHARED
+
+FUSED = tuple(cell for cell in SHIPPED if is_fused(cell))
+"""The shipped cells that the kernels `persistent` and `stepwise` compute."""
 
 _SOURCE = """
 #include <cmath>

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import LSTM, SHIPPED
+from gatewise.cells import LSTM
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.stepwise import stepwise
+from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
 
-CELLS = [cell for cell in SHIPPED if type(cell) is not LSTM]
+CELLS = [cell for cell in FUSED if type(cell) is not LSTM]
 EDGES = {case.name: case.shape for case in testing.CASES if not case.shape.proj_size}
 SHAPES = EDGES | {
     "clusters": Problem(9, 64, 128, 1024),

@@ -16,10 +16,10 @@ from gatewise.contract.errors import (
     KernelRefused,
     OutOfMemoryPredicted,
     ShapeError,
+    callers_level,
     sentence,
 )
 from gatewise.functional import RepeatedForwardWarning
-from gatewise.functional.explicit import callers_level
 from gatewise.interop.systemml import sparse
 from gatewise.interop.systemml.arguments import Arguments
 from gatewise.interop.systemml.layout import flat_weights, gates_exchanged, matrix_of, sequences_of, steps_of

@@ -22,7 +22,7 @@ from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
-from gatewise.derivation.trace import before, traced
+from gatewise.derivation.trace import before, refusal_of, traced
 from gatewise.kernels.eager.reading_order import ReadingOrder
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
@@ -123,7 +123,9 @@ def backward_workspace(problem: Problem, device: str) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _rows(cell: Cell) -> int:
-    return len(cell.sums) + len(cell.states) + traced(cell).reads_hidden
+    # A cell that cannot be traced has no such rows; autograd keeps about as much for it.
+    reads_hidden = bool(refusal_of(cell)) or traced(cell).reads_hidden
+    return len(cell.sums) + len(cell.states) + reads_hidden + len(cell.parameters)
 
 
 def _columns(cell: Cell) -> int:
@@ -142,8 +144,8 @@ class _BackwardLoop:
         h0: The initial hidden state [B, R].
 
     Attributes:
-        rows: The gradients of the sums of each step and of the states before it [T, B, rows, H], in the order of
-            `Adjoint.rows`.
+        rows: The gradients of the sums of each step, of the states before it, and of the parameters through it
+            [T, B, rows, H], in the order of `Adjoint.rows`.
         first: The gradients of the recurrent sums of the first step [B, G*H]; None if there are no steps.
         direct: The gradient of the initial hidden state through element-wise operations, which is added to the gradient
             through the recurrent product [B, H]; None if the cell has no such operations.
@@ -158,6 +160,7 @@ class _BackwardLoop:
         rows = adjoint_of(cell).rows
         self._of_states = [rows.index(before(name)) for name in cell.states]
         self._of_hidden = rows.index(before("h")) if before("h") in rows else None
+        self._parameters = [parameter.to(state_dtype(kept.sums.dtype)) for parameter in weights.parameters]
         size = width // count
         self.rows = kept.sums.new_empty(time, batch, len(rows), size, dtype=state_dtype(kept.sums.dtype))
         self.first: Tensor | None = None
@@ -212,6 +215,11 @@ class _BackwardLoop:
         """Return the gradients of the recurrent sums [T, B, G*H]."""
         return self._recurrent(self.rows)
 
+    def of_parameters(self) -> tuple[Tensor, ...]:
+        """Return the gradients of the parameters [H], summed over all steps and sequences."""
+        count = len(self._parameters)
+        return self.rows[:, :, self.rows.shape[2] - count :].sum((0, 1)).unbind(0) if count else ()
+
     def _recurrent(self, rows: Tensor) -> Tensor:
         if not self.cell.apart:
             return rows[..., : len(self.cell.gates), :].flatten(-2)
@@ -225,7 +233,8 @@ class _BackwardLoop:
         ]
         inner = self.rows.dtype
         hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
-        coefficient_function(self.cell)(self.kept.sums[start:stop].to(inner), hidden, *earlier, *after, out)
+        sums = self.kept.sums[start:stop].to(inner)
+        coefficient_function(self.cell)(sums, hidden, *earlier, *after, *self._parameters, out)
         if self.order.valid is None:
             return
         # In the padding, the gradients of states pass through unchanged, and all other gradients are zero.
@@ -292,6 +301,8 @@ def _weight_gradients(
             for history, state0 in zip(kept.states, states0, strict=True)
         ]
         again = pointwise_of(cell).hidden
-        unprojected = again(kept.sums.to(inner), loop.hidden, *earlier, *kept.states).to(x.dtype)
+        parameters = [parameter.to(inner) for parameter in weights.parameters]
+        unprojected = again(kept.sums.to(inner), loop.hidden, *earlier, *kept.states, *parameters).to(x.dtype)
         gradients.append(over_tokens(dh.flatten(0, 1).t(), order.masked(unprojected).flatten(0, 1), None))
-    return tuple(gradients)
+    own = zip(loop.of_parameters(), weights.parameters, strict=True)
+    return (*gradients, *(gradient.to(parameter.dtype) for gradient, parameter in own))

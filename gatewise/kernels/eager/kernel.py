@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -18,6 +19,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
@@ -57,7 +59,9 @@ class _Eager:
         return ()
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        """Return a description of the only algorithm."""
+        """Return a description of the algorithm: the derived operators, or the cell's own step."""
+        if refusal := refusal_of(problem.cell):
+            return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         return "one product and a few pointwise operators a step"
 
     def work(self, problem: Problem, device: Device) -> Work:
@@ -142,7 +146,28 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
     Returns:
         The outputs, attached to autograd's graph; `kept` is empty.
     """
-    return stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
+    with _named(_FORWARD):
+        result = stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
+    profiled = torch.autograd._profiler_enabled() and not torch._C._are_functorch_transforms_active()
+    if profiled and result.y.requires_grad and refusal_of(problem.cell):
+        return Result(*_NamedInBackward.apply(*result[:3]))
+    return result
+
+
+class _NamedInBackward(torch.autograd.Function):
+    """The identity, whose backward pass a profiler shows by the name of the kernel's, before autograd's operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs."""
+        ctx.set_materialize_grads(False)
+        return tuple(output.clone() for output in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients."""
+        with record_function(_BACKWARD):
+            return gradients
 
 
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:

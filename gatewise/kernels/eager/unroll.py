@@ -25,8 +25,8 @@ from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
-from gatewise.derivation.pointwise import pointwise_of
 from gatewise.kernels.eager.reading_order import ReadingOrder
+from gatewise.kernels.eager.statement import step_of
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A function that computes the product of two matrices, plus a bias unless it is None."""
@@ -106,7 +106,7 @@ def forward(
     Returns:
         The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
     """
-    order, pointwise = ReadingOrder.of(x, lengths, reverse), pointwise_of(cell).step
+    order, step = ReadingOrder.of(x, lengths, reverse), step_of(cell)
     x = order.read(x)
     bias = _Biases.of(cell, weights)
     inputs = _sums_given(x, bias) if projected else _projected(x, weights, bias, over_tokens or in_plain_torch)
@@ -114,12 +114,13 @@ def forward(
     recurrence = _Recurrence(cell, weights, bias, inputs, keep=keep)
     rounded = order.initial_state(h0)
     h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
+    parameters = [parameter.to(inner) for parameter in weights.parameters]
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
     hs: list[Tensor] = []
     after: list[list[Tensor]] = [[] for _ in states]
     for t in range(x.shape[0]):
-        h, *states = pointwise(recurrence.sums(t, rounded).to(inner), h, *states)
+        h, *states = step(recurrence.sums(t, rounded).to(inner), h, *states, *parameters)
         rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
         hs.append(rounded)
         if everything:

@@ -48,6 +48,7 @@ def build(cell, time, batch, input_size, hidden_size, proj_size, bias, lengths, 
         drawn(gates) if bias else None,
         drawn(gates) if bias else None,
         drawn(proj_size, hidden_size) if proj_size else None,
+        tuple(drawn(hidden_size) * 0.5 for _ in cell.parameters),
     )
     lengths = None if lengths is None else torch.tensor(lengths)
     states = tuple(drawn(batch, hidden_size) for _ in cell.states)
@@ -196,7 +197,7 @@ def test_backward_may_run_twice_and_does_not_modify_the_kept_tensors(cell):
 def test_a_pass_in_16_bits_rounds_only_the_operands_of_products(dtype):
     cell, generator = LSTM(), torch.Generator().manual_seed(5)
     x, h0, states0, weights, _ = build(cell, 40, 3, 3, 31, 0, True, None, generator)
-    half = DirectionWeights(*(None if tensor is None else tensor.to(dtype) for tensor in weights))
+    half = DirectionWeights.from_tensors([tensor.to(dtype) for tensor in weights.tensors()])
     with torch.no_grad():
         run = unroll.forward(cell, x.to(dtype), h0.to(dtype), [states0[0].to(dtype)], half, keep=True)
     assert {tensor.dtype for tensor in outputs_of(run)} == {dtype}

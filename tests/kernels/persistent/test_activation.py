@@ -2,10 +2,10 @@
 
 import pytest
 
-from gatewise.cells import SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
+from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100", "sm_120"]
@@ -16,7 +16,7 @@ NUMBERS = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "sizes", "numbers", "cell"), pairwise(ARCHITECTURES, SIZES, NUMBERS, SHIPPED), ids=str
+    ("architecture", "sizes", "numbers", "cell"), pairwise(ARCHITECTURES, SIZES, NUMBERS, FUSED), ids=str
 )
 def test_compiles_without_spills(architecture, sizes, numbers, cell):
     (size, hidden), (float16, float32, exact) = sizes, numbers

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, Saved
@@ -12,6 +11,7 @@ from gatewise.functional import explicit
 from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import memory
+from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
 from tests.pairwise import pairwise
 
@@ -37,16 +37,14 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("options", "count", "by_row", "cell"), pairwise(KINDS, COUNTS, [False, True], SHIPPED), ids=str
-)
+@pytest.mark.parametrize(("options", "count", "by_row", "cell"), pairwise(KINDS, COUNTS, [False, True], FUSED), ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row)
 
 
-@pytest.mark.parametrize(("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], SHIPPED), ids=str)
+@pytest.mark.parametrize(("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], FUSED), ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)
@@ -70,7 +68,7 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "gates", "cell"), pairwise(KINDS, COUNTS, ["made again", "overwritten"], SHIPPED), ids=str
+    ("options", "count", "gates", "cell"), pairwise(KINDS, COUNTS, ["made again", "overwritten"], FUSED), ids=str
 )
 def test_scratch_memory_is_as_predicted(request, cut, options, count, gates, cell):
     if gates == "overwritten":

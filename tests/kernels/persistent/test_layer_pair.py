@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import launches, replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
+from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
 from tests.pairwise import pairwise
 
@@ -64,7 +64,7 @@ def _take(monkeypatch, forward, backward):
 
 @pytest.mark.parametrize(
     ("options", "placed", "cell"),
-    pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], SHIPPED),
+    pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], FUSED),
     ids=str,
 )
 def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, launched, in_pairs):

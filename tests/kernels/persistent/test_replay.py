@@ -9,7 +9,6 @@ import torch
 
 import gatewise
 from gatewise import testing
-from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
@@ -26,6 +25,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     kept_bytes,
     workspace_bytes,
 )
+from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
 from tests.pairwise import pairwise
 
@@ -54,14 +54,14 @@ def replays(name, problem, by_row=False, needs=None):
     return replay._replays(name, problem, by_row, needs or Needs())
 
 
-@pytest.mark.parametrize(("options", "by_row", "cell"), pairwise([*KINDS, PACKED], [False, True], SHIPPED), ids=str)
+@pytest.mark.parametrize(("options", "by_row", "cell"), pairwise([*KINDS, PACKED], [False, True], FUSED), ids=str)
 def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
     problem = PROBLEM.replace(cell=cell, **options)
     assert is_laid_out(problem)
     assert_agrees(problem, rows_first=by_row, calls=5)
 
 
-@pytest.mark.parametrize("cell", SHIPPED[:2], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", FUSED[:2], ids=lambda cell: cell.name)
 @pytest.mark.parametrize("options", [{**kind, "hidden_size": 8} for kind in KINDS if "layout" not in kind], ids=str)
 def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options, cell):
     """The first step then has a product of its own, and the others read the outputs where they are."""

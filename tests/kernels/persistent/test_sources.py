@@ -6,12 +6,13 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM, SHIPPED
+from gatewise.cells import LSTM
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
+from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
@@ -25,7 +26,7 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False, cell=LSTM(
 # No source asks for an architecture: what differs is how a device cuts the matrices, which each meets in both sizes.
 @pytest.mark.parametrize(
     ("name", "architecture", "value_bytes", "cell"),
-    pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], SHIPPED),
+    pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], FUSED),
     ids=str,
 )
 def test_compiles(name, architecture, value_bytes, cell):
@@ -42,7 +43,7 @@ def test_compiles(name, architecture, value_bytes, cell):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 64), (1024, 16), (1500, 20), (1, 1)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-@pytest.mark.parametrize("cell", SHIPPED[:2], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", FUSED[:2], ids=lambda cell: cell.name)
 def test_next_to_nothing_spills(name, hidden, batch, cell):
     """What may spill are a few addresses that are used once."""
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward")
@@ -53,7 +54,7 @@ def test_next_to_nothing_spills(name, hidden, batch, cell):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(256, 64), (512, 8), (1024, 16), (1024, 64), (1150, 80)])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-@pytest.mark.parametrize("cell", SHIPPED[:2], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", FUSED[:2], ids=lambda cell: cell.name)
 def test_next_to_nothing_spills_in_float32(name, hidden, batch, cell):
     cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4)
     _, taken = compiled(name, "sm_90", cut, cell=cell)

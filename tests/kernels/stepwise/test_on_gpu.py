@@ -10,7 +10,6 @@ import torch
 
 import gatewise
 from gatewise import testing
-from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
@@ -18,6 +17,7 @@ from gatewise.kernels.stepwise import layer, recording, stepwise
 from gatewise.kernels.stepwise.plan import memory_bytes
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.selection import cost
+from tests.kernels.cell_code import FUSED
 
 pytestmark = pytest.mark.gpu
 
@@ -278,6 +278,6 @@ def test_other_devices(inputs):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_captured_steps_of_one_cell_are_not_replayed_for_another(dtype):
-    problems = [Problem(9, 16, 24, 64, dtype=dtype, needs_grad=True, cell=cell) for cell in SHIPPED]
+    problems = [Problem(9, 16, 24, 64, dtype=dtype, needs_grad=True, cell=cell) for cell in FUSED]
     for problem in (*problems, *problems):
         testing.check_kernel(stepwise, problem, "cuda")

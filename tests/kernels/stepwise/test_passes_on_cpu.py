@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import LSTM, SHIPPED
+from gatewise.cells import LSTM
 from gatewise.contract.saved import Needs
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.product_layout import ProductLayout
+from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 LAYOUTS = {
@@ -43,7 +44,7 @@ PROJECTED = [(case, "row-major", LSTM()) for case in testing.CASES if case.shape
     ("case", "layout", "cell"),
     [
         pytest.param(case, layout, cell, id=f"{case.name}-{layout}-{cell.name}")
-        for case, layout, cell in [*pairwise(PLAIN, [*LAYOUTS], SHIPPED), *PROJECTED]
+        for case, layout, cell in [*pairwise(PLAIN, [*LAYOUTS], FUSED), *PROJECTED]
     ],
 )
 def test_agrees_with_the_oracle(layout, case, cell, on_cpu):

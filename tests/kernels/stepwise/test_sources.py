@@ -5,11 +5,12 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM, SHIPPED
+from gatewise.cells import LSTM
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.stepwise.launch import DTYPES, SOURCES, macros_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
+from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -24,7 +25,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM()):  #
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES], SHIPPED),
+    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES], FUSED),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):

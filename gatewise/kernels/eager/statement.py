@@ -1,0 +1,60 @@
+"""The step of a cell as a function of tensors: derived, or the cell's own where it cannot be traced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.cells.statement import returned_error
+from gatewise.derivation.pointwise import pointwise_of
+from gatewise.derivation.trace import NotTraceable, refusal_of
+
+
+@functools.lru_cache(maxsize=256)
+def step_of(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the function of a cell's step, with the arguments and results of `Pointwise.step`.
+
+    For a cell that cannot be traced it calls the cell itself, and only autograd can differentiate it.
+    """
+    return _Stated(cell) if refusal_of(cell) else pointwise_of(cell).step
+
+
+class _Stated:
+    """The step of a cell that cannot be traced.
+
+    Args:
+        cell: The cell.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __call__(self, sums: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Return the states after a step.
+
+        Raises:
+            NotTraceable: PyTorch cannot run the step either, such as one that branches on the values of a tensor.
+            StatementError: The step returns other states, or states of another dtype or shape.
+        """
+        cell, count = self._cell, len(self._cell.states)
+        try:
+            hidden, after = cell.called(
+                dict(zip(cell.sums, sums.chunk(len(cell.sums), -1), strict=True)),
+                {"h": h, **dict(zip(cell.states, others[:count], strict=True))},
+                dict(zip(cell.parameters, others[count:], strict=True)),
+            )
+        except RuntimeError as error:
+            raise NotTraceable(refusal_of(cell)) from error
+        like = sums[..., : sums.shape[-1] // len(cell.sums)]
+        for name, value in zip(("h", *cell.states), (hidden, *after), strict=True):
+            if not isinstance(value, Tensor):
+                raise returned_error(cell, "return tensors", f"{type(value).__name__} for the state {name!r}")
+            if (value.dtype, value.shape) != (like.dtype, like.shape):
+                expectation = f"return states of {like.dtype} and shape {list(like.shape)}"
+                found = f"{value.dtype} and {list(value.shape)} for the state {name!r}"
+                advice = "The dtype and shape are those of the gates." if value.dtype != like.dtype else ""
+                raise returned_error(cell, expectation, found, advice)
+        return hidden, *after
