@@ -19,7 +19,7 @@ _LARGEST_BATCH = {"cuda": 600, "cpu": 20}
 _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
 _OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm" and len(cell.states) <= 1)
-_LOOPS = ("coupled_lstm", "capped_lstm")  # cells whose reference is a loop over steps in Python
+_LOOPS = ("coupled_lstm", "capped_lstm", "peephole_lstm", "mgu")  # cells whose reference is a loop over steps in Python
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 
 
