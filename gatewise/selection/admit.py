@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from gatewise.contract.decision import Verdict
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel
@@ -26,7 +28,7 @@ def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
         work=work,
         seconds=cost.seconds(kernel.name, work, problem, device),
         known=cost.is_measured(kernel.name, problem, device),
-        peak_bytes=cost.peak_bytes(kernel, work, problem, device),
+        memory=functools.partial(cost.peak_bytes, kernel, problem, device),
     )
 
 
