@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 import torch
@@ -35,21 +35,8 @@ def run_dry(function: Callable[[], _Found]) -> _Found:
     It runs in a thread of its own, because modes of PyTorch, which belong to a thread, would take part otherwise: those
     of a compiler, of `torch.func`, or a count of operations by the user.
     """
-    outcome: list[_Found] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:  # noqa: BLE001  the thread that waits raises it
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="gatewise-dry-run")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="gatewise-dry-run") as thread:
+        return thread.submit(function).result()
 
 
 class Allocations:
