@@ -74,8 +74,6 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given."""
-    if out is not None and out.is_meta:
-        return out
     first, *others = parts(left, right)
     out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
     for factors in others:
@@ -85,16 +83,12 @@ def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | No
 
 def addmm(out: Tensor, left: Tensor, right: Tensor) -> None:
     """Add the product of two matrices to `out`."""
-    if out.is_meta:
-        return
     for factors in parts(left, right):
         out.addmm_(*factors)
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor, *, adds: bool = False) -> None:
     """Write the products of two batches of matrices to `out`, or add them to it if `adds` is true."""
-    if out.is_meta:
-        return
     for number, factors in enumerate(parts(left, right)):
         if adds or number:
             out.baddbmm_(*factors)

@@ -50,14 +50,16 @@ def _in_one_buffer(problem: Problem, device: Device) -> Memory:
     kept = (_new(problem, replay.count_kept(problem), dtype=torch.uint8),) if problem.needs_grad else ()
     result, tokens = Result(*_outputs(problem), kept), Tokens(problem.time, problem.batch, by_row=False)
     scratch = counting_scratch(problem.dtype, device)
-    replay.issue_forward(problem, inputs, result, tokens, scratch)
+    with Allocations():  # where operators compute nothing; `scratch` counts what is allocated
+        replay.issue_forward(problem, inputs, result, tokens, scratch)
     needed = scratch.needed
     if problem.needs_grad:
         into = inputs.x, inputs.h0, inputs.c0, _new(problem, problem.parameter_count)
         # The forward pass has no gradients beside it yet.
         needed -= sum(tensor.nbytes for tensor in into)
         scratch = counting_scratch(problem.dtype, device)
-        replay.issue_backward(problem, inputs, result, above, into, tokens, scratch)
+        with Allocations():
+            replay.issue_backward(problem, inputs, result, above, into, tokens, scratch)
         needed = max(needed, scratch.needed)
     return Memory(_specs(kept), needed + _bytes_of_masks(inputs))
 
@@ -84,7 +86,9 @@ def _arguments(problem: Problem) -> tuple[Inputs, OutputGradients]:
         c_n,
         tuple([_new(problem, *shape) for shape in buffers.weight_shapes(problem)]),
         _new(problem, problem.batch, dtype=torch.int64) if ragged else None,
-        masks=tuple(y.to(torch.bool) for _ in range(problem.num_layers - 1)) if problem.dropout else (),
+        masks=tuple(_new(problem, *y.shape, dtype=torch.bool) for _ in range(problem.num_layers - 1))
+        if problem.dropout
+        else (),
     )
     return inputs, OutputGradients(y, h_n, c_n)
 

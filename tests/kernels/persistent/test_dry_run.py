@@ -11,7 +11,7 @@ from gatewise import testing
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda import allocations, driver, toolchain
 from gatewise.kernels.cuda.allocations import Allocations
 from gatewise.kernels.persistent import dry_run, replay
 from gatewise.kernels.persistent.kernel import persistent
@@ -64,12 +64,12 @@ def test_what_is_allocated_one_by_one_is_as_predicted(monkeypatch, options):
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
     returned = []
-    with without_loops(), Allocations() as allocations:
+    with without_loops(), Allocations() as counted:
         returned.append(persistent.forward(problem, inputs))
         if problem.needs_grad:
             returned.append(persistent.backward(problem, inputs, returned[0], gradients, Needs()))
     masks = sum(mask.nbytes for mask in inputs.masks)
-    assert persistent.workspace_bytes(problem, Device.probe("cpu")) == allocations.peak - allocations.now + masks > 0
+    assert persistent.workspace_bytes(problem, Device.probe("cpu")) == counted.peak - counted.now + masks > 0
     kept = [(tuple(tensor.shape), tensor.dtype) for tensor in returned[0].kept]
     assert kept == [spec[:2] for spec in persistent.kept(problem, Device.probe("cpu"))]
 
@@ -158,6 +158,24 @@ def test_nothing_around_the_call_takes_part(problem):
         return (weight**2).sum()
 
     torch.func.vmap(torch.func.grad(loss))(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("problem", [SINGLE, PAIR, LEAN, LEAN.replace(bidirectional=True, hidden_size=61)], ids=str)
+def test_nothing_is_computed(monkeypatch, problem):
+    """What PyTorch computes on "meta" takes long, and imports a second's worth of modules the first time."""
+    executed, real = set(), allocations._effects
+
+    def effects(operator):
+        written, allocates = real(operator)
+        if written is None:
+            executed.add((str(operator), allocates))
+        return written, allocates
+
+    monkeypatch.setattr(allocations, "_effects", effects)
+    problem = problem.replace(dtype=torch.float32, dropout=0.3, layout=Layout.DEVICE_LENGTHS)
+    dry_run.memory_of(problem, H200)
+    assert executed
+    assert {name for name, allocates in executed if allocates} <= {"aten.new_empty.default"}
 
 
 def test_settings_of_products_stay(monkeypatch):
