@@ -42,8 +42,8 @@ def run_dry(function: Callable[[], _Found]) -> _Found:
 class Allocations:
     """The bytes of the tensors that operators allocate in a block, as PyTorch's allocator for CUDA rounds them.
 
-    Operators that only write to tensors which exist are not executed: they allocate nothing, and PyTorch's checks of their
-    arguments take longer than everything else in a dry run.
+    Operators that only write to tensors which exist are not executed: they allocate nothing, and PyTorch's checks of
+    their arguments take longer than everything else in a dry run.
 
     Attributes:
         now: The bytes of the tensors that exist at present.
