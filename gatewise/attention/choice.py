@@ -115,5 +115,5 @@ def _verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
         kernel.summary,
         work=work,  # type: ignore[arg-type]
         seconds=seconds(work, problem, device),
-        peak_bytes=peak_bytes(kernel, work, problem, device),
+        memory=lambda: peak_bytes(kernel, work, problem, device),
     )

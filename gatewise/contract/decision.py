@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Callable
 
 from gatewise.contract.criterion import Refusal
 from gatewise.contract.device import Device
@@ -24,7 +25,8 @@ class Verdict:
         refusals: All criteria that are not met; empty if the kernel can run the problem.
         work: The work of the call; None if the kernel refuses.
         seconds: The predicted (or measured) time of the call; None if the kernel refuses.
-        peak_bytes: The predicted peak memory in addition to inputs and weights; None if the kernel refuses.
+        memory: The function that predicts `peak_bytes`; None if the kernel refuses. It is called when the memory is
+            asked for, as predictions of memory can take longer than those of times.
         measured: Whether `seconds` was measured on this device.
         known: Whether the prediction rests on calls of this kernel, in the same precision and pass, that were measured
             on this device; otherwise it is estimated from the properties of the device alone.
@@ -36,7 +38,7 @@ class Verdict:
     refusals: tuple[Refusal, ...] = ()
     work: Work | None = None
     seconds: float | None = None
-    peak_bytes: int | None = None
+    memory: Callable[[], int] | None = dataclasses.field(default=None, compare=False, repr=False)
     measured: bool = False
     known: bool = False
 
@@ -44,6 +46,11 @@ class Verdict:
     def accepted(self) -> bool:
         """Whether the kernel can run the problem."""
         return not self.refusals
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The predicted peak memory in addition to inputs and weights; None if the kernel refuses."""
+        return None if self.memory is None else self.memory()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ class Work:
             issue them.
         operators: The number of PyTorch operators that the CPU dispatches.
         exchanges: The number of times that a running device kernel waits for data from another multiprocessor.
-        workspace_bytes: The peak size of the workspace: memory besides inputs, outputs and kept tensors.
         held_bytes: The part of the workspace that stays allocated between calls, so that only the first call allocates
             it.
     """
@@ -68,16 +67,15 @@ class Work:
     replayed: int = 0
     operators: int = 0
     exchanges: int = 0
-    workspace_bytes: int = 0
     held_bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Add up the work of two calls in sequence; memory sizes are the larger of both."""
+        """Add up the work of two calls in sequence; the memory held is the larger of both."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Work)}
         others = {name: getattr(other, name) for name in fields}
         return Work(
             **{
-                name: max(value, others[name]) if name in ("workspace_bytes", "held_bytes") else value + others[name]
+                name: max(value, others[name]) if name == "held_bytes" else value + others[name]
                 for name, value in fields.items()
             }
         )
@@ -164,6 +162,13 @@ class Kernel(Protocol):
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         """Return the tensors of `Result.kept`, in order; empty if the problem needs no gradient."""
+        ...
+
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        """Return the peak size of the workspace: memory besides inputs, outputs, gradients and kept tensors.
+
+        A choice by time does not ask for it.
+        """
         ...
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:

@@ -121,5 +121,5 @@ def _verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
         kernel.summary,
         work=work,
         seconds=seconds(kernel, work, problem, device),
-        peak_bytes=outputs + held + work.workspace_bytes,
+        memory=lambda: outputs + held + memory.workspace_bytes(problem),
     )

@@ -18,7 +18,6 @@ from gatewise.contract.kernel import Work
 from gatewise.feeding import products
 from gatewise.feeding.call import Inputs, Options
 from gatewise.feeding.elementwise import Elementwise, Plain
-from gatewise.feeding.memory import workspace_bytes
 from gatewise.feeding.problem import Problem
 
 
@@ -179,7 +178,6 @@ def _work(
         bytes_moved=problem.time * problem.step_weights * element + 12.0 * layers * rows * problem.units * element,
         launches=launches,
         operators=launches,
-        workspace_bytes=workspace_bytes(problem),
     )
     if not problem.needs_grad:
         return forward
@@ -191,5 +189,4 @@ def _work(
         bytes_moved=problem.time * problem.step_weights * element + 24.0 * layers * rows * problem.units * element,
         launches=launches,
         operators=launches,
-        workspace_bytes=workspace_bytes(problem),
     )

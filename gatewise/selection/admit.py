@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from gatewise.contract.criterion import Criterion
@@ -29,7 +30,7 @@ def verdict(kernel: Kernel, problem: Problem, device: Device, waived: Sequence[C
         work=work,
         seconds=cost.seconds(kernel.name, work, problem, device),
         known=cost.is_measured(kernel.name, problem, device),
-        peak_bytes=cost.peak_bytes(kernel, work, problem, device),
+        memory=functools.partial(cost.peak_bytes, kernel, problem, device),
     )
 
 

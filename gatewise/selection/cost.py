@@ -38,7 +38,7 @@ def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
     return correction.is_measured(kernel, problem, device)
 
 
-def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> int:
+def peak_bytes(kernel: Kernel, problem: Problem, device: Device) -> int:
     """Predict the peak memory of a call in addition to its inputs and weights.
 
     It consists of outputs, kept tensors and workspace; in training, also of the gradients of input and weights.
@@ -49,4 +49,4 @@ def peak_bytes(kernel: Kernel, work: Work, problem: Problem, device: Device) -> 
     if problem.needs_grad:
         gradients = problem.parameter_count + problem.time * problem.batch * problem.x_size + states
     kept = sum(spec.nbytes for spec in kernel.kept(problem, device))
-    return (outputs + gradients) * problem.element_bytes + kept + work.workspace_bytes
+    return (outputs + gradients) * problem.element_bytes + kept + kernel.workspace_bytes(problem, device)

@@ -37,7 +37,7 @@ PRECISIONS = {
 """The dtype of each precision, and whether products may be rounded to TF32."""
 
 _SAMPLED = 32  # calls whose work is stated again
-_STATED = tuple(field.name for field in dataclasses.fields(Work) if field.name not in ("workspace_bytes", "held_bytes"))
+_STATED = tuple(field.name for field in dataclasses.fields(Work) if field.name != "held_bytes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def test_is_within_a_tenth(kernel, problem, planes):
     if problem.needs_grad:
         owned += problem.parameter_count + tokens * problem.input_size + states
     measured = (owned + planes * tokens * problem.output_size) * problem.element_bytes
-    assert 0.9 <= cost.peak_bytes(kernel, kernel.work(problem, H200), problem, H200) / measured <= 1.1
+    assert 0.9 <= cost.peak_bytes(kernel, problem, H200) / measured <= 1.1
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_is_within_a_tenth(kernel, problem, planes):
 )
 def test_lean_passes_are_held_to_what_nn_lstm_takes(problem):
     problem = problem.replace(needs_grad=True)
-    stated = cudnn.work(problem, H200).workspace_bytes + sum(spec.nbytes for spec in cudnn.kept(problem, H200))
+    stated = cudnn.workspace_bytes(problem, H200) + sum(spec.nbytes for spec in cudnn.kept(problem, H200))
     copied = 2 * problem.parameter_count if problem.dtype == torch.bfloat16 else 0
     assert memory._of_nn_lstm(problem) == stated + copied

@@ -105,9 +105,6 @@ class _Aten:
             steps = layers * problem.time * passes
             return Work(matmul_flops=flops, bytes_moved=traffic, launches=steps, operators=10 * layers * passes)
         steps = layers * problem.time
-        # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
-        once = problem.time * problem.batch * problem.num_directions * (sums + 1) + 6 * problem.batch
-        stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
             # A gated cell is about ten operators, which PyTorch issues from C++; the cell of an RNN is a product, an
             # addition and the nonlinearity.
@@ -116,9 +113,8 @@ class _Aten:
                 bytes_moved=2 * traffic,
                 launches=(3 if type(problem.cell) is RNN else 10) * steps * passes,
                 operators=10 * layers * passes,
-                workspace_bytes=stored,
             )
-        work = Work(matmul_flops=flops, bytes_moved=2 * traffic, workspace_bytes=stored)
+        work = Work(matmul_flops=flops, bytes_moved=2 * traffic)
         return _on_gpu(problem, device, work)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
@@ -127,6 +123,14 @@ class _Aten:
         if onednn.takes(problem, device):
             return onednn.kept(problem)
         return native.kept(problem)
+
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        if problem.needs_grad or onednn.takes(problem, device):
+            return 0  # autograd's graph is what is kept
+        # The products of the input, every step's output, what a step makes of them.
+        sums = len(problem.cell.sums)
+        once = problem.time * problem.batch * problem.num_directions * (sums + 1) + 6 * problem.batch
+        return once * problem.hidden_size * problem.element_bytes
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         # If no backward pass follows, PyTorch's operator computes all layers, and uses oneDNN by its own rules.

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gatewise.contract.device import Device
+
 _ALIGNMENT = 512  # bytes, as in PyTorch's allocator
 
 
@@ -30,16 +32,23 @@ class Scratch:
     Args:
         like: A tensor with the device and the default dtype.
         memory: The buffer, a tensor of bytes; None to allocate every tensor with PyTorch.
+        device: The properties of the device to compute for; None for those of the device of `like`.
 
     Attributes:
         needed: The size in bytes of a buffer that could have provided all tensors so far.
     """
 
-    def __init__(self, like: Tensor, memory: Tensor | None = None) -> None:
+    def __init__(self, like: Tensor, memory: Tensor | None = None, device: Device | None = None) -> None:
         self.needed = 0
+        self._device = device
         self._like = like
         self._memory = memory
         self._used = 0
+
+    @property
+    def device(self) -> Device:
+        """The properties of the device that the tensors are for."""
+        return self._device or Device.probe(self._like.device)
 
     def new_empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialized tensor, as `Tensor.new_empty` does."""

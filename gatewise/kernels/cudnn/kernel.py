@@ -63,7 +63,6 @@ class _Cudnn:
             launches=2 * directions * (layers + (layers if persistent else steps)),
             operators=6 + tensors + (6 if problem.needs_grad else 0),
             exchanges=directions * steps if persistent else 0,
-            workspace_bytes=_workspace_bytes(problem, device),
         )
         if persistent:
             return work
@@ -88,6 +87,23 @@ class _Cudnn:
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         return (*[output] * (problem.num_layers - 1), *[reserve(1)] * problem.num_layers)
 
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run
+        # beside each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200
+        # (record of `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within
+        # 3 %. For other cells the gates are counted; nothing else is known of their workspace.
+        tokens = problem.time * problem.batch * problem.num_directions
+        layers = problem.num_layers * problem.num_directions
+        if criteria.runs_persistent(problem, device):
+            values = 22 + 8 / max(problem.time, 1)
+        else:
+            # Without a backward pass a single layer makes the gates' sums of so many steps at once.
+            stretch = min(1.0, _STRETCH / max(problem.time, 1)) if layers == 1 and not problem.needs_grad else 1.0
+            sums = len(problem.cell.gates) * stretch
+            values = 2 + sums + 10 * problem.num_layers / max(problem.time, 1) + 1.5 * problem.bidirectional
+        stored = problem.parameter_count + round(values * tokens * problem.hidden_size)
+        return stored * problem.element_bytes + _PRODUCT_BYTES * layers
+
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         if not (problem.needs_grad or inputs.masks) and (found := self.recorded(problem, inputs)) is not None:
             return found
@@ -111,24 +127,6 @@ class _Cudnn:
             return None
         inputs = inputs._replace(h0=inputs.h0.contiguous(), c0=inputs.c0.contiguous())  # cuDNN takes no other
         return operators.call(problem, inputs)
-
-
-def _workspace_bytes(problem: Problem, device: Device) -> int:
-    # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run beside
-    # each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200 (record of
-    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %. For other
-    # cells the gates are counted; nothing else is known of their workspace.
-    tokens = problem.time * problem.batch * problem.num_directions
-    layers = problem.num_layers * problem.num_directions
-    if criteria.runs_persistent(problem, device):
-        values = 22 + 8 / max(problem.time, 1)
-    else:
-        # Without a backward pass a single layer makes the gates' sums of so many steps at once.
-        stretch = min(1.0, _STRETCH / max(problem.time, 1)) if layers == 1 and not problem.needs_grad else 1.0
-        sums = len(problem.cell.gates) * stretch
-        values = 2 + sums + 10 * problem.num_layers / max(problem.time, 1) + 1.5 * problem.bidirectional
-    stored = problem.parameter_count + round(values * tokens * problem.hidden_size)
-    return stored * problem.element_bytes + _PRODUCT_BYTES * layers
 
 
 def _layer_by_layer(problem: Problem) -> bool:

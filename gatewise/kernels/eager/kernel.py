@@ -7,7 +7,6 @@ autograd.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +79,6 @@ class _Eager:
             bytes_moved=tokens * problem.hidden_size * (26 * state_bytes + 12 * problem.element_bytes),
             launches=steps * launches + layers * _LAYER_OPERATORS,
             operators=steps * (launches + _FORWARD_VIEWS) + layers * _LAYER_OPERATORS,
-            workspace_bytes=problem.time * problem.batch * 6 * problem.hidden_size * state_bytes,
         )
         forward += read_again(matrix, steps, device)
         if not problem.needs_grad:
@@ -94,15 +92,10 @@ class _Eager:
             bytes_moved=tokens * problem.hidden_size * (80 * state_bytes + 16 * problem.element_bytes),
             launches=steps * launches + bulk,
             operators=steps * (launches + _BACKWARD_VIEWS) + bulk,
-            workspace_bytes=adjoint.backward_workspace(problem, device.kind),
         )
         backward += read_again(matrix, steps, device)
-        if not problem.rebuilds_gates:
-            return forward + backward
-        # The forward pass is run again, a direction at a time, and what it keeps lives beside the backward's own.
-        kept = sum(spec.nbytes for spec in unroll.Kept.specs(problem))
-        repeated = dataclasses.replace(backward, workspace_bytes=kept + backward.workspace_bytes)
-        return forward + forward + repeated
+        # With memory="lean" the forward pass is run again.
+        return forward + forward + backward if problem.rebuilds_gates else forward + backward
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
@@ -115,6 +108,17 @@ class _Eager:
         directions = problem.num_layers * problem.num_directions
         outputs = (output,) * (problem.num_layers - 1)
         return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
+
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        """Return the workspace of the pass that needs more, in training usually the backward pass."""
+        state_bytes = unroll.state_dtype(problem.dtype).itemsize
+        forward = problem.time * problem.batch * 6 * problem.hidden_size * state_bytes
+        if not problem.needs_grad:
+            return forward
+        backward = adjoint.backward_workspace(problem, device.kind)
+        if problem.rebuilds_gates:  # a direction at a time, and what the forward pass keeps lives beside it
+            backward += sum(spec.nbytes for spec in unroll.Kept.specs(problem))
+        return max(forward, backward)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         """Run the forward pass, one layer and direction after another."""

@@ -180,11 +180,12 @@ def places(shapes: Sequence[Sequence[int]]) -> tuple[Place, ...]:
 
 
 def weight_shapes(problem: Problem) -> list[tuple[int, ...]]:
-    """Return the shapes of all weights in flat order, except projections."""
+    """Return the shapes of all weights in flat order."""
     gates, shapes = problem.gate_rows, []
     for layer in range(problem.num_layers):
         own = [(gates, problem.layer_input_size(layer)), (gates, problem.state_size)]
-        shapes += (own + [(gates,)] * (2 * problem.bias)) * problem.num_directions
+        own += [(gates,)] * (2 * problem.bias) + [(problem.proj_size, problem.hidden_size)] * (problem.proj_size > 0)
+        shapes += own * problem.num_directions
     return shapes
 
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -26,16 +24,14 @@ from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
     is_laid_out,
-    kept_bytes,
-    kept_tensors,
     lean_cut,
     lean_forward_pieces,
     overwrites_gates,
-    workspace_bytes,
 )
 from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
 
 if TYPE_CHECKING:
+    from gatewise.kernels.persistent.dry_run import Memory
     from gatewise.kernels.persistent.replay import Stack
     from gatewise.kernels.persistent.schedules.schedule import LayerPasses
 
@@ -92,7 +88,6 @@ class _Persistent:
             bytes_moved=layers * planes * around + moved,
             launches=layers * _launches(problem) - pairs,
             operators=_operators(problem),
-            workspace_bytes=workspace_bytes(problem, in_pairs=bool(cuts and cuts[-1].both)),
         )
         for own in cuts:
             work += own.loops(problem, device)
@@ -103,11 +98,10 @@ class _Persistent:
         return work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        if not problem.needs_grad:
-            return ()
-        if is_laid_out(problem):
-            return (TensorSpec((kept_bytes(problem),), torch.uint8),)
-        return kept_tensors(problem)
+        return _memory_of(problem, device).kept if problem.needs_grad else ()
+
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        return _memory_of(problem, device).workspace_bytes
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
@@ -168,7 +162,6 @@ def _folded(problem: Problem, planes: int) -> Work:
         bytes_moved=problem.num_layers * planes * (8 if problem.needs_grad else 2),
         launches=(12 if problem.needs_grad else 4) * each,
         operators=(30 if problem.needs_grad else 5) * each,
-        workspace_bytes=planes * (2 if problem.needs_grad else 1),
     )
 
 
@@ -197,6 +190,13 @@ def _stack_of() -> Callable[[Problem], Stack | None]:
     from gatewise.kernels.persistent.replay import stack_of
 
     return stack_of
+
+
+def _memory_of(problem: Problem, device: Device) -> Memory:
+    # Imported as above.
+    from gatewise.kernels.persistent.dry_run import memory_of
+
+    return memory_of(problem, device)
 
 
 def _layer_passes(problem: Problem) -> LayerPasses:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
@@ -87,7 +87,7 @@ class Stack(NamedTuple):
             replays,
             x,
             (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
-            _forward,
+            issue_forward,
             (problem, inputs, result, tokens),
         )
         return result
@@ -119,7 +119,7 @@ class Stack(NamedTuple):
             replays,
             x,
             (*weights, x, h0, c0, lengths, *masks, y, *result.kept, *above, *into),
-            _backward,
+            issue_backward,
             (problem, inputs, result, above, into, tokens),
         )
         _, dh0, dc0, buffer = into
@@ -145,10 +145,23 @@ def stack_of(problem: Problem) -> Stack | None:
         cell=(rows, problem.batch, problem.hidden_size),
         forward_replays=_replays("forward", problem, False, _ALL),
         backward_replays=_replays("backward", problem, False, _ALL),
-        kept_bytes=memory.kept_bytes(problem) if problem.needs_grad else 0,
+        kept_bytes=kept_bytes(problem),
         parameters=problem.parameter_count,
         places=buffers.places(buffers.weight_shapes(problem)),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def kept_bytes(problem: Problem) -> int:
+    """Return the bytes of the allocation that holds all that a forward pass keeps; 0 in inference."""
+    return run_dry(lambda: count_kept(problem)) if problem.needs_grad else 0
+
+
+def count_kept(problem: Problem) -> int:
+    """Return `kept_bytes` of a training call; within `run_dry`."""
+    scratch = counting_scratch(problem.dtype)
+    _new_kept(problem, scratch, Tokens(problem.time, problem.batch, by_row=False))
+    return scratch.needed
 
 
 @functools.lru_cache(maxsize=256)
@@ -199,13 +212,14 @@ def _play(
     replays.play(product_settings(), (*tensors, room), device, lambda: issue(*arguments, Scratch(like, room)))
 
 
-def _forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
+def issue_forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
+    """Launch the forward pass of all layers in the memory of `result`, with scratch memory for everything else."""
     count, directions = problem.num_layers, problem.num_directions
     x, width = inputs.x, problem.output_size
     below, kept = _kept(problem, result, tokens)
     below = below or _alternating(result.y, count, functools.partial(tokens.new, scratch, width=width))
     outputs = (*below, result.y)
-    for layers in layer_pairs.turns(problem, Device.probe(x.device), backward=False):
+    for layers in layer_pairs.turns(problem, scratch.device, backward=False):
         index, last = layers[0], layers[-1]
         rows = slice(index * directions, (last + 1) * directions)
         into = [Result(outputs[own], result.h_n[rows], result.c_n[rows], kept[own] if kept else ()) for own in layers]
@@ -221,10 +235,13 @@ def _kept(problem: Problem, result: Result, tokens: Tokens) -> tuple[list[Tensor
     """Return views of the kept memory: the outputs of all layers below the last, and what each layer keeps."""
     if not result.kept:
         return [], []
-    room, layers = Scratch(result.y, *result.kept), range(problem.num_layers)
+    return _new_kept(problem, Scratch(result.y, result.kept[0]), tokens)
+
+
+def _new_kept(problem: Problem, room: Scratch, tokens: Tokens) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+    layers, schedule = range(problem.num_layers), layer_schedule(problem)
     below = [tokens.new(room, width=problem.output_size) for _ in layers[1:]]
-    features, schedule = [problem.layer_input_size(layer) for layer in layers], layer_schedule(problem)
-    return below, [schedule.new_kept(problem, size, room, tokens) for size in features]
+    return below, [schedule.new_kept(problem, problem.layer_input_size(layer), room, tokens) for layer in layers]
 
 
 def _alternating(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Tensor]:
@@ -235,7 +252,7 @@ def _alternating(last: Tensor, count: int, new: Callable[[], Tensor]) -> list[Te
     return [last if (count - 1 - index) % 2 == 0 else other for index in range(count - 1)]
 
 
-def _backward(
+def issue_backward(
     problem: Problem,
     inputs: Inputs,
     result: Result,
@@ -244,6 +261,17 @@ def _backward(
     tokens: Tokens,
     scratch: Scratch,
 ) -> None:
+    """Launch the backward pass of all layers, from the last layer to the first.
+
+    Args:
+        problem: The problem.
+        inputs: The inputs.
+        result: The result of the forward pass.
+        above: The gradients of the outputs, in the order of `tokens`.
+        into: The memory for the gradients of x, h0, c0 and all weights, one after the other; None for those not wanted.
+        tokens: The order of the tokens.
+        scratch: The memory for everything else.
+    """
     of_x, of_h0, of_c0, buffer = into
     count, directions = problem.num_layers, problem.num_directions
     below, kept = _kept(problem, result, tokens)
@@ -251,7 +279,7 @@ def _backward(
     weights = () if buffer is None else buffers.views_like(buffer, inputs.weights)
     between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
     dy = above.y
-    for layers in reversed(layer_pairs.turns(problem, Device.probe(inputs.x.device), backward=True)):
+    for layers in reversed(layer_pairs.turns(problem, scratch.device, backward=True)):
         index, last = layers[0], layers[-1]
         rows = slice(index * directions, (last + 1) * directions)
         dx = between[index % 2 if count > 2 else 0] if index else of_x

@@ -64,7 +64,6 @@ class _Stepwise:
             launches=layers * launches + steps,
             replayed=steps if recorded else 0,
             operators=6 + tensors + layers * 2 * launches + (runs if recorded else 0),
-            workspace_bytes=self._workspace_bytes(problem),
             held_bytes=held_bytes(problem),
         )
         matrix = 4 * directions * problem.hidden_size * problem.state_size * problem.element_bytes
@@ -80,7 +79,7 @@ class _Stepwise:
         layer_keeps = (gates, state, state) if problem.proj_size else (gates, state)
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
-    def _workspace_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem, device: Device) -> int:
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0

@@ -71,11 +71,11 @@ def _names(problem: Problem, setting: Setting) -> list[str]:
 
 def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> Way:
     chosen = decision.verdict(decision.chosen or "")
-    assert chosen.work is not None
-    problem = problem_of(setting)
-    own = sum(spec.nbytes for spec in kernel_named(chosen.kernel).kept(problem, setting.device))
+    problem, kernel = problem_of(setting), kernel_named(chosen.kernel)
+    work = kernel.work(problem, setting.device)
+    own = sum(spec.nbytes for spec in kernel.kept(problem, setting.device))
     around, backward = (_fed if setting.model.input_feeding else _whole)(setting, problem, chosen.kernel, own)
-    works_in = _workspace_bytes(setting, problem, chosen.kernel, chosen.work.workspace_bytes)
+    works_in = _workspace_bytes(setting, problem, chosen.kernel, work.workspace_bytes)
     again = None
     if usual is not None and chosen.kernel != REFERENCE:
         # Recomputation needs the queries, which keeping the map would spare; the keys are kept in either case.
@@ -84,10 +84,10 @@ def _way(name: str, decision: Decision, setting: Setting, usual: Way | None) -> 
     return Way(
         name,
         chosen.kernel,
-        seconds(chosen.work, problem, setting.pace),  # type: ignore[arg-type]
+        seconds(work, problem, setting.pace),
         kept=around + own,
         forward_scratch=works_in,
-        backward_scratch=backward + (chosen.peak_bytes or 0) - own - chosen.work.workspace_bytes + works_in,
+        backward_scratch=backward + (chosen.peak_bytes or 0) - own - work.workspace_bytes + works_in,
         recomputation=again,
     )
 

@@ -60,13 +60,13 @@ def lstm(name: str, layer: LSTM, steps: int, setting: Setting, *, lengths: bool,
 
 def _way(memory: str, decision: Decision, layer: LSTM, setting: Setting, given: int) -> Way:
     problem, verdict = decision.problem, decision.verdict(decision.chosen or "")
-    assert verdict.work is not None
     element = problem.element_bytes
     outputs = problem.time * problem.batch * problem.output_size
     states = problem.num_layers * problem.num_directions * problem.batch * (problem.state_size + problem.hidden_size)
     inputs = problem.time * problem.batch * problem.input_size
-    kept = sum(spec.nbytes for spec in kernel_named(verdict.kernel).kept(problem, setting.device))
-    workspace = verdict.work.workspace_bytes
+    kernel = kernel_named(verdict.kernel)
+    kept = sum(spec.nbytes for spec in kernel.kept(problem, setting.device))
+    workspace = kernel.workspace_bytes(problem, setting.device)
     casts = setting.cast_bytes(*layer.parameters())
     return Way(
         memory,

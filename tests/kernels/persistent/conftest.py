@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from gatewise.kernels.persistent import kernel, replay
+from gatewise.kernels.persistent import dry_run, kernel, replay
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.segments import Cut, in_order
 
 
 def _forget():
-    of_memory = memory.lean_cut, memory.lean_forward_pieces, memory.holds_matrices, memory.kept_bytes
-    for remembered in (*of_memory, replay._replays, replay.stack_of):
+    of_memory = memory.lean_cut, memory.lean_forward_pieces, memory.holds_matrices, dry_run._memory_of
+    for remembered in (*of_memory, replay.kept_bytes, replay._replays, replay.stack_of):
         remembered.cache_clear()
 
 

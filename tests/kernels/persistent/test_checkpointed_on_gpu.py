@@ -194,5 +194,5 @@ def test_peak_is_a_third_of_nn_lstms_and_as_predicted(problem):
     beyond, their_beyond = peak - owned, peak_memory(theirs, "cuda") - owned
     assert beyond <= 0.35 * their_beyond
     device = Device.probe("cuda")
-    stated = cost.peak_bytes(persistent, persistent.work(problem, device), problem, device)
+    stated = cost.peak_bytes(persistent, problem, device)
     assert 0.9 <= stated / peak <= 1.1

@@ -7,7 +7,6 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.memory import kept_tensors
 from gatewise.selection.correction import busy
 
 H200 = Device.named("h200")
@@ -84,7 +83,7 @@ def test_exact_weights_take_twice_the_room_of_rounded_ones():
 
 
 def test_float32_is_planned_and_kept_in_its_own_size():
-    assert all(spec.dtype == torch.float32 for spec in kept_tensors(IN_TF32))
+    assert all(spec.dtype == torch.float32 for spec in persistent.kept(IN_TF32.replace(traced=True), H200))
     assert persistent.algorithm(IN_TF32, H200) != persistent.algorithm(PROBLEM, H200)
 
 
@@ -92,7 +91,8 @@ def test_states_its_work_and_what_it_keeps():
     work = persistent.work(PROBLEM, H200)
     assert work.exchanges > 0
     assert work.matmul_flops > 0
-    assert [spec.shape for spec in kept_tensors(PROBLEM)] == [(1, 20, 8, 1024), (1, 20, 8, 256)]
+    one_by_one = persistent.kept(PROBLEM.replace(traced=True), H200)
+    assert [spec.shape for spec in one_by_one] == [(1, 20, 8, 1024), (1, 20, 8, 256)]
     assert [spec.nbytes for spec in persistent.kept(PROBLEM, H200)] == [20 * 8 * (1024 + 256) * 2]
     assert persistent.kept(PROBLEM.replace(needs_grad=False), H200) == ()
     assert "units x" in persistent.algorithm(PROBLEM, H200)

@@ -5,6 +5,7 @@ import torch
 
 from gatewise import testing
 from gatewise.cells import LSTM
+from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent.kernel import persistent
@@ -75,8 +76,6 @@ def test_inference_keeps_nothing_and_equals_training():
 
 
 def test_kept_is_as_stated():
-    from gatewise.contract.device import Device
-
     problem = Problem(9, 5, 31, 61, dtype=torch.float16, needs_grad=True, num_layers=2, bidirectional=True)
     kept = persistent.forward(problem, testing.make_inputs(problem, "cuda")).kept
     stated = persistent.kept(problem, Device.probe("cuda"))
@@ -293,4 +292,4 @@ def test_other_devices():
 
 def test_launches_name_what_does_not_fit():
     with pytest.raises(ValueError, match="do not fit"):
-        launch_of("forward", LSTM(), 8192, 1, 1, torch.bfloat16, False, False, torch.device("cuda", 0))
+        launch_of("forward", LSTM(), 8192, 1, 1, torch.bfloat16, False, False, Device.probe("cuda"))

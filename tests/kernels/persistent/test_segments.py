@@ -6,8 +6,9 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import memory
-from gatewise.kernels.persistent.sizes.memory import lean_cut, lean_forward_pieces, workspace_bytes
+from gatewise.kernels.persistent.sizes.memory import lean_cut, lean_forward_pieces
 from gatewise.kernels.persistent.sizes.segments import Segment, evenly, in_order, mirrored, parted, visited_together
 
 TIMES = [1, 2, 3, 4, 5, 7, 31, 100, 191, 320, 321, 500, 1000, 70_001]
@@ -102,5 +103,5 @@ def test_more_segments_take_less(cut):
     found = []
     for count in (1, 2, 5):
         cut(count)
-        found.append(workspace_bytes(LEAN))
+        found.append(persistent.workspace_bytes(LEAN, Device.named("h200")))
     assert found == sorted(found, reverse=True)

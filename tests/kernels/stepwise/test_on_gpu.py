@@ -263,7 +263,7 @@ def test_memory_is_what_was_predicted():
     torch.cuda.synchronize()
     measured = torch.cuda.max_memory_allocated() - before + memory_bytes(problem)
     device = Device.probe("cuda")
-    predicted = cost.peak_bytes(stepwise, stepwise.work(problem, device), problem, device)
+    predicted = cost.peak_bytes(stepwise, problem, device)
     assert len(kept) == 2
     assert 0.9 <= measured / predicted <= 1.1
 

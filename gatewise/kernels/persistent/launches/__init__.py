@@ -1,5 +1,8 @@
 """Every launch of a CUDA kernel in `cuda/`.
 
+On the device "meta", whose tensors have no memory, a launch does nothing but return tensors of the right shapes, like
+PyTorch's operators there. So a dry run finds the memory of a call (`persistent.dry_run`).
+
 Schedules call the functions of this package by its name (`launches.forward_pass`), so that tests can substitute all
 launches in one place.
 """

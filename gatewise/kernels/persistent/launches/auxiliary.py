@@ -31,6 +31,8 @@ _MOST_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor; 
 
 def fill_unwritten(buffer: Tensor) -> Tensor:
     """Fill a contiguous tensor with the pattern that means "not yet written" to the kernels, and return it."""
+    if buffer.is_meta:
+        return buffer
     with on(buffer.device):
         driver.fill_with_ones(buffer)
     return buffer
@@ -72,7 +74,7 @@ def resized(
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
     target = (scratch or matrix).new_empty(groups * rows, columns) if into is None else into
-    if not target.numel():
+    if target.is_meta or not target.numel():
         return target
     stride, source_columns = matrix.stride(0), matrix.shape[1]
     size, start, end = matrix.element_size(), matrix.data_ptr(), target.data_ptr()
@@ -137,7 +139,7 @@ def write_operands(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: To
         lengths: The sequence lengths [B] on the device, int64, or None.
     """
     sources = [own._replace(source=_with_contiguous_rows(own.source)) for own in wanted]
-    if not tokens.time * tokens.batch:
+    if into[0].is_meta or not tokens.time * tokens.batch:
         return
     word = math.gcd(16, *(_alignment(own, target) for own, target in zip(sources, into, strict=True)))
     each = [_struct(own, target, word) for own, target in zip(sources, into, strict=True)]
@@ -203,6 +205,8 @@ def longest_first(launch: Launch, lengths: Tensor | None, scratch: Scratch) -> T
         return None
     batch = lengths.shape[0]
     order = scratch.new_empty(batch, dtype=torch.int32)
+    if order.is_meta:
+        return order
     arguments = _Order(lengths.data_ptr(), order.data_ptr(), batch)
     shape = driver.Shape((-(-batch // _SORTING_THREADS), 1, 1), _SORTING_THREADS, 0, cooperative=False)
     with on(lengths.device):
@@ -233,6 +237,8 @@ def activate(problem: Problem, weights: LayerWeights, gates: Tensor, dgates: Ten
             of `gates`, see `memory.overwrites_gates`.
         tokens: The number of tokens of each direction that are activated, from the first on.
     """
+    if gates.is_meta:
+        return
     directions, _, width = gates.shape
     columns = -(-width // 4 * gates.element_size() // (16 * _THREADS))
     rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))

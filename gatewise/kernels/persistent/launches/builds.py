@@ -12,11 +12,12 @@ from gatewise.kernels.persistent.sizes import layer_pairs
 
 def build_launches(problem: Problem, device: torch.device) -> None:
     """Compile the kernels of a layer's passes, or take them from the cache on the disk."""
-    device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)
+    numbers = Device.probe(device)
     ragged, directions = problem.layout is not Layout.DENSE, problem.num_directions
     for name, launch in (("forward", forward_launch), ("backward", backward_launch))[: 1 + problem.needs_grad]:
-        in_pairs = layer_pairs.stacked_cut(problem, Device.probe(device), backward=name == "backward") is not None
-        if in_pairs:
-            pair_launch(name, problem, problem.batch, ragged, device)
+        in_pairs = layer_pairs.stacked_cut(problem, numbers, backward=name == "backward") is not None
+        needed = [pair_launch(name, problem, problem.batch, ragged, numbers)] if in_pairs else []
         if problem.num_layers % 2 or not in_pairs:
-            launch(problem, problem.batch, directions, ragged, device)
+            needed.append(launch(problem, problem.batch, directions, ragged, numbers))
+        for own in needed:
+            own.compile()

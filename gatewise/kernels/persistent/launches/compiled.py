@@ -1,4 +1,4 @@
-"""Compiled kernels: the machine code of a pass for a tiling, with the shape of its launch."""
+"""Compiled kernels: a pass for a tiling, with the shape of its launch and its machine code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,37 +23,42 @@ _NO_CHANGE = contextlib.nullcontext()
 SOURCES = Path(__file__).parents[1] / "cuda"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Launch:
-    """A pass compiled for a tiling, ready to be launched.
+    """A pass for a tiling, which is compiled when it is first launched.
 
     Attributes:
         tiling: The tiling.
         entry: The kernel's name in the machine code.
-        binary: The machine code.
         shape: The grid, the block size, the shared memory and the clusters.
+        compile: A function that returns the machine code.
     """
 
     tiling: Tiling
     entry: str
-    binary: bytes
     shape: driver.Shape
+    compile: Callable[[], bytes]
+
+    @functools.cached_property
+    def binary(self) -> bytes:
+        """The machine code."""
+        return self.compile()
 
 
-def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
-    """Return the forward pass of a layer, compiled."""
+def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: Device) -> Launch:
+    """Return the forward pass of a layer."""
     precision = problem.dtype, exact_products(problem)
     return launch_of("forward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
 
 
-def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: torch.device) -> Launch:
-    """Return the backward pass of a layer, compiled."""
+def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: Device) -> Launch:
+    """Return the backward pass of a layer."""
     precision = problem.dtype, exact_products(problem)
     return launch_of("backward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
 
 
-def pair_launch(name: str, problem: Problem, batch: int, ragged: bool, device: torch.device) -> Launch:
-    """Return the pass "forward" or "backward" of a pair of layers, compiled."""
+def pair_launch(name: str, problem: Problem, batch: int, ragged: bool, device: Device) -> Launch:
+    """Return the pass "forward" or "backward" of a pair of layers."""
     precision = problem.dtype, exact_products(problem)
     return launch_of(name, problem.cell, problem.hidden_size, batch, 1, *precision, ragged, device, pair=True)
 
@@ -67,23 +73,25 @@ def launch_of(
     dtype: torch.dtype,
     exact: bool,
     ragged: bool,
-    device: torch.device,
+    device: Device,
     pair: bool = False,
 ) -> Launch:
-    """Return the pass "forward" or "backward" of a layer, or of a pair of layers, compiled.
+    """Return the pass "forward" or "backward" of a layer, or of a pair of layers.
 
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
     """
-    numbers = Device.probe(device)
-    asked = numbers, name == "backward", dtype.itemsize, exact
+    asked = device, name == "backward", dtype.itemsize, exact
     chosen = stacked_tiling(hidden_size, batch, *asked) if pair else tiling(hidden_size, batch, directions, *asked)
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype == torch.float16, ragged)}
-    binary = toolchain.compile_source(SOURCES / f"{name}.cu", numbers.architecture, macros, device_code(cell))
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
-    return Launch(chosen, f"recurrent_{name}", binary, shape)
+
+    def compile_pass() -> bytes:
+        return toolchain.compile_source(SOURCES / f"{name}.cu", device.architecture, macros, device_code(cell))
+
+    return Launch(chosen, f"recurrent_{name}", shape, compile_pass)
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:

@@ -135,7 +135,7 @@ def forward_pass(
     """Launch the forward pass over some steps of a sequence.
 
     Args:
-        launch: The compiled pass, from `forward_launch` or `pair_launch`.
+        launch: The pass, from `forward_launch` or `pair_launch`.
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
@@ -154,6 +154,8 @@ def forward_pass(
             states are [2, B, H], D is 1, and the gates of the second layer are filled by `fill_unwritten`.
     """
     device = h0.device
+    if h0.is_meta:
+        return
     arguments = Forward(
         *gates,
         *weights.recurrent,
@@ -210,7 +212,7 @@ def backward_pass(
     """Launch the backward pass over some steps of a sequence.
 
     Args:
-        launch: The compiled pass, from `backward_launch` or `pair_launch`.
+        launch: The pass, from `backward_launch` or `pair_launch`.
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The kept gates [tokens, 4H], H padded, as in `cells` and `dgates`.
@@ -234,6 +236,8 @@ def backward_pass(
         between: As in `forward_pass`; the first layer then has no `dy`.
     """
     device = c0.device
+    if c0.is_meta:
+        return
     arguments = Backward(
         *weights.recurrent,
         *gates,

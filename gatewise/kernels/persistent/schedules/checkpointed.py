@@ -73,7 +73,7 @@ class Checkpointed:
         elsewhere = scratch.new_empty(directions, room * batch, 4 * hidden)
         wide = None if whole else scratch.new_empty(max(pieces), batch, directions * hidden)
         weights = LayerWeights(layer.weights)
-        launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, y.device)
+        launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
         order = launches.longest_first(launch, layer.lengths, scratch)
         w_ih = [buffers.pad_gates(own.w_ih, problem, scratch).t() for own in layer.weights]
         h, c = layer.h0, layer.c0
@@ -81,7 +81,7 @@ class Checkpointed:
         for both in pairs:
             steps, is_last = Tokens(both[0].steps, batch, by_row=False), both is pairs[-1]
             gates = in_place if is_last and in_place is not None else elsewhere
-            with scratch.frame(), matrix_products.in_precision_of(problem):
+            with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
                 for share, matrix, own in zip(gates, w_ih, both, strict=True):
                     with scratch.frame():
                         sums = of_input(share[: steps.time * batch], matrix.shape[1])
@@ -128,9 +128,9 @@ class Checkpointed:
         cut = memory.lean_cut(problem)
         pairs, count = visited_together(cut.pieces, directions), cut.segments
         weights = LayerWeights(layer.weights)
-        launch = launches.backward_launch(problem, batch, directions, layer.lengths is not None, cells.device)
+        launch = launches.backward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
         together = launch.tiling.together
-        with scratch.frame(), matrix_products.in_precision_of(problem):
+        with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             longest = max(cut.rebuilt)
             gates = kept[0].flatten(1, 2) if kept else scratch.new_empty(directions, longest * batch, 4 * hidden)
             over = memory.overwrites_gates(problem)

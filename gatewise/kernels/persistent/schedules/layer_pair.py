@@ -41,7 +41,7 @@ class LayerPair:
         gates, cells, matrices = zip(*[(own[0][0], own[1], own[2:]) for own in kept], strict=True)
         launches.fill_unwritten(gates[1])  # before the product, whose result should be in the second-level cache
         flat = buffers.pad_columns(tokens.flat(layers.x), scratch)
-        with matrix_products.in_precision_of(problem):
+        with matrix_products.in_precision_of(problem, layers.x):
             keep = matrices[0][0] if matrices[0] else None
             matrix_products.input_sums(problem, flat, layers.weights[0], tokens.flat(gates[0]), scratch, keep)
         if matrices[1]:
@@ -53,7 +53,7 @@ class LayerPair:
             launches.fill_unwritten(buffer)
         passed = dropped[0] if dropped else None
         launches.forward_pass(
-            launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, layers.x.device),
+            launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device),
             LayerWeights(layers.weights),
             tokens,
             gates=_addresses(gates),
@@ -86,9 +86,9 @@ class LayerPair:
         weights = [weight for weight in into.weights if weight is not None]
         each = len(weights) // 2
         biases = buffers.bias_gradients_of(problem, into, 2)
-        launch = launches.pair_launch("backward", problem, batch, layers.lengths is not None, layers.x.device)
+        launch = launches.pair_launch("backward", problem, batch, layers.lengths is not None, scratch.device)
         together = launch.tiling.together
-        with scratch.frame(), matrix_products.in_precision_of(problem):
+        with scratch.frame(), matrix_products.in_precision_of(problem, layers.x):
             over = memory.overwrites_gates(problem)
             new, dy_between, done = _new_gradients(
                 tokens, 0 if over else 2, hidden, launch.tiling.blocks, scratch, layers.x

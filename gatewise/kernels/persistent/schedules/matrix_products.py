@@ -28,9 +28,14 @@ _STRETCHES_OF_FULL = 3
 _NO_CHANGE = contextlib.nullcontext()
 
 
-def in_precision_of(problem: Problem) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which float32 matrix products have the precision of the kernel's own: TF32 or exact."""
-    if problem.dtype != torch.float32:
+def in_precision_of(problem: Problem, like: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which float32 matrix products have the precision of the kernel's own: TF32 or exact.
+
+    Args:
+        problem: The problem.
+        like: A tensor of the device of the products.
+    """
+    if problem.dtype != torch.float32 or like.is_meta:
         return _NO_CHANGE
     return products_in_tf32(problem.replace(allow_tf32=not exact_products(problem)))
 
@@ -152,7 +157,7 @@ def weight_gradients(
                 if wanted:
                     launches.write_operands(wanted, copies, tokens, lengths)
                     wanted, copies = [], []
-                parts = _in_stretches(problem, parts)
+                parts = _in_stretches(problem, parts, scratch.device)
                 if at_once:
                     _product(of_x, x, size, w_ih, scratch)
                     for run in runs:
@@ -179,12 +184,11 @@ def _of_run(run: Run, parts: list[Factors], hidden: int) -> list[Factors]:
     return [(run.columns_of(left.t(), hidden).t(), right) for left, right in parts]
 
 
-def _in_stretches(problem: Problem, products: list[Factors]) -> list[Factors]:
+def _in_stretches(problem: Problem, products: list[Factors], device: Device) -> list[Factors]:
     # cuDNN adds up this gradient in shorter stretches than the library, that of the input weights as the library does.
     if not exact_products(problem):
         return products
-    multiprocessors = Device.probe(products[0][0].device).multiprocessors
-    return in_stretches(products, multiprocessors, of_full=_STRETCHES_OF_FULL)
+    return in_stretches(products, device.multiprocessors, of_full=_STRETCHES_OF_FULL)
 
 
 class Product(NamedTuple):

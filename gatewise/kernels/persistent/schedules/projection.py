@@ -8,6 +8,8 @@ is not the projection of a state: W_hh h0 is added to the gate sums of the first
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,13 +24,20 @@ from gatewise.kernels.stack import Layer, LayerGradients
 
 
 class Projection:
-    """The two passes of one layer with projection, which allocate what they return; see `LayerPasses`."""
+    """The two passes of one layer with projection, which allocate what they return; see `LayerPasses`.
+
+    Args:
+        new_scratch: The function that returns the scratch memory of a pass, given a tensor like those that it needs.
+    """
+
+    def __init__(self, new_scratch: Callable[[Tensor], Scratch]) -> None:
+        self._new_scratch = new_scratch
 
     def forward(self, problem: Problem, layer: Layer) -> Result:
         """Compute the outputs; keep what a layer without projection keeps, and m [T, B, D*H]."""
         lengths = buffers.on_device(layer.lengths, layer.x.device)
         inner, folded = _folded(problem, layer)
-        with matrix_products.in_precision_of(problem):
+        with matrix_products.in_precision_of(problem, layer.x):
             first = [
                 torch.mm(buffers.pad_columns(h0), buffers.pad_gates(own.w_hh, problem).t())
                 for h0, own in zip(layer.h0, layer.weights, strict=True)
@@ -36,7 +45,8 @@ class Projection:
             x, tokens = layer.x, buffers.order_of(layer.x, inner)
             kept = single_layer.new_kept(inner, x.shape[2], x, tokens) if problem.needs_grad else ()
             found = buffers.new_result(inner, x, tokens, kept)
-            single_layer.forward(inner, buffers.as_read(folded), tokens, (found,), None, Scratch(x), first=first)
+            scratch = self._new_scratch(x)
+            single_layer.forward(inner, buffers.as_read(folded), tokens, (found,), None, scratch, first=first)
             y = torch.cat(_projected(found.y, layer.weights), -1)
             h_n = torch.stack(
                 [m_n @ w_hr.t() for m_n, w_hr in zip(found.h_n, _projections(layer.weights), strict=True)]
@@ -49,11 +59,11 @@ class Projection:
         self, problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs
     ) -> LayerGradients:
         """Compute the gradients."""
-        lengths, scratch = buffers.on_device(layer.lengths, layer.x.device), Scratch(layer.x)
+        lengths, scratch = buffers.on_device(layer.lengths, layer.x.device), self._new_scratch(layer.x)
         inner, folded = _folded(problem, layer)
         folded = folded._replace(c0=layer.c0.contiguous(), lengths=lengths)
         *kept, m = result.kept
-        with matrix_products.in_precision_of(problem):
+        with matrix_products.in_precision_of(problem, layer.x):
             unprojected = _unprojected(above, layer.weights)
             unprojected = single_layer.gradients_in_order(unprojected, buffers.order_of_kept(kept[0]))
             found = gate_gradients(inner, folded, tuple(kept), unprojected, scratch)
@@ -75,7 +85,7 @@ class Projection:
 
 def _folded(problem: Problem, layer: Layer) -> tuple[Problem, Layer]:
     """Return the problem and the layer without projection, whose recurrent weights are W_hh W_hr."""
-    with matrix_products.in_precision_of(problem):
+    with matrix_products.in_precision_of(problem, layer.x):
         weights = [
             DirectionWeights(own.w_ih, own.w_hh @ w_hr, own.b_ih, own.b_hh)
             for own, w_hr in zip(layer.weights, _projections(layer.weights), strict=True)
@@ -171,6 +181,3 @@ def _total(direction: int, through: Tensor, above: OutputGradients, lengths: Ten
         at = buffers.last_steps(lengths), torch.arange(dh.shape[1], device=dh.device)
         dh[at] += buffers.zeros_for_empty(above.h_n[direction], lengths)
     return dh
-
-
-projection = Projection()

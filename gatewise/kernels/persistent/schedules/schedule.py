@@ -7,7 +7,7 @@ and for a layer with projection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -20,7 +20,7 @@ from gatewise.kernels.persistent.buffers import as_read, new_result, new_weight_
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.checkpointed import checkpointed
 from gatewise.kernels.persistent.schedules.layer_pair import layer_pair
-from gatewise.kernels.persistent.schedules.projection import projection
+from gatewise.kernels.persistent.schedules.projection import Projection
 from gatewise.kernels.persistent.schedules.single_layer import single_layer
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -110,17 +110,19 @@ class AllocatingPasses:
 
     Args:
         schedule: The schedule.
+        new_scratch: The function that returns the scratch memory of a pass, given a tensor like those that it needs.
     """
 
-    def __init__(self, schedule: LayerSchedule) -> None:
+    def __init__(self, schedule: LayerSchedule, new_scratch: Callable[[Tensor], Scratch]) -> None:
         self._schedule = schedule
+        self._new_scratch = new_scratch
 
     def forward(self, problem: Problem, layer: Layer) -> Result:
         """Compute the outputs of a layer."""
         x, tokens = layer.x, order_of(layer.x, problem)
         kept = self._schedule.new_kept(problem, x.shape[2], x, tokens) if problem.needs_grad else ()
         result = new_result(problem, x, tokens, kept)
-        self._schedule.forward(problem, as_read(layer), tokens, (result,), None, Scratch(x))
+        self._schedule.forward(problem, as_read(layer), tokens, (result,), None, self._new_scratch(x))
         return result
 
     def backward(
@@ -135,18 +137,13 @@ class AllocatingPasses:
             new_weight_gradients(layer, apart=problem.traced) if needs.weights else (),
         )
         above = self._schedule.gradients_in_order(above, tokens)
-        self._schedule.backward(problem, as_read(layer), (result,), above, into, None, Scratch(x))
+        self._schedule.backward(problem, as_read(layer), (result,), above, into, None, self._new_scratch(x))
         return into._replace(weights=into.weights or (None,) * (len(layer.weights) * problem.weights_per_direction))
 
 
-_SINGLE_LAYER, _CHECKPOINTED = AllocatingPasses(single_layer), AllocatingPasses(checkpointed)
-
-
-def layer_passes(problem: Problem) -> LayerPasses:
-    """Return the passes of a layer for stacks that are computed layer by layer."""
-    if problem.proj_size:
-        return projection
-    return _CHECKPOINTED if problem.rebuilds_gates else _SINGLE_LAYER
+def layer_passes(problem: Problem, new_scratch: Callable[[Tensor], Scratch] = Scratch) -> LayerPasses:
+    """Return the passes of a layer for stacks that are computed layer by layer; `new_scratch` as in their classes."""
+    return Projection(new_scratch) if problem.proj_size else AllocatingPasses(layer_schedule(problem), new_scratch)
 
 
 def layer_schedule(problem: Problem) -> LayerSchedule:

@@ -69,11 +69,11 @@ class SingleLayer:
     ) -> None:
         """Compute the outputs; `first` is added to the gate sums of each direction's first step [B, 4H], H padded."""
         (result,), layer = into, layers
-        directions, device = len(layer.weights), layer.x.device
+        directions = len(layer.weights)
         size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
         gates, cells, *matrices = result.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
-        with matrix_products.in_precision_of(problem):
+        with matrix_products.in_precision_of(problem, layer.x):
             for direction, (sums, weights) in enumerate(zip(gates, layer.weights, strict=True)):
                 keep = matrices[direction] if matrices else None
                 matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, keep)
@@ -85,7 +85,7 @@ class SingleLayer:
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(layer.h0.flatten(0, 1), scratch), scratch)
-        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
+        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.forward_pass(
             launch,
             LayerWeights(layer.weights),
@@ -116,7 +116,7 @@ class SingleLayer:
         """Compute the gradients: one launch for those of the gate sums, then matrix products over all steps."""
         (result,), layer = results, layers
         weights = [weight for weight in into.weights if weight is not None]
-        with scratch.frame(), matrix_products.in_precision_of(problem):
+        with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             found = gate_gradients(problem, layer, result.kept, above, scratch, into)
             if into.x is not None:
                 dsums = [found.tokens.flat(sums) for sums in found.sums]
@@ -146,9 +146,9 @@ def gate_gradients(
         scratch: The memory for everything that `into` has no memory for.
         into: The memory for the gradients of the states and the biases, or None.
     """
-    (gates, cells), directions, device = kept[:2], len(layer.weights), layer.x.device
+    (gates, cells), directions = kept[:2], len(layer.weights)
     hidden, tokens = hidden_of(problem.hidden_size), buffers.order_of_kept(gates)
-    launch = launches.backward_launch(problem, tokens.batch, directions, layer.lengths is not None, device)
+    launch = launches.backward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
     together = launch.tiling.together
     biases = [] if into is None else buffers.bias_gradients_of(problem, into, directions)
     counters = launch.tiling.blocks if biases and together > 1 else 0

@@ -1,4 +1,8 @@
-"""Scratch memory of a call: what is alive at its peak besides inputs, outputs, gradients and what is kept."""
+"""What a call does for the sake of memory: what is laid out, overwritten, kept or copied, and where it is cut.
+
+The memory of a call is not stated here: a dry run counts it (`persistent.dry_run`). Only the cuts for gradient
+checkpointing are chosen by an estimate, because dozens are compared for each problem.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,7 @@ import torch
 
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.cuda.scratch import bytes_together
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
@@ -72,51 +74,6 @@ def copies_states(problem: Problem) -> bool:
         return True
     copied = problem.time * problem.batch * hidden * (4 if problem.bidirectional else 1)  # rows with gaps go slowly
     return copied < 4 * hidden * hidden + _WORTH_A_PRODUCT // problem.element_bytes
-
-
-def kept_tensors(problem: Problem) -> tuple[TensorSpec, ...]:
-    """Return what a training call keeps: outputs of the layers below the last, then what each layer keeps."""
-    hidden = hidden_of(problem.hidden_size)
-    tokens = (problem.num_directions, problem.time, problem.batch)
-    output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
-    gates, cells = (TensorSpec((*tokens, width * hidden), problem.dtype) for width in (4, 1))
-    layer_keeps = (gates, cells)
-    if problem.rebuilds_gates:
-        steps = lean_cut(problem).kept_steps
-        some = TensorSpec((problem.num_directions, steps, problem.batch, 4 * hidden), problem.dtype)
-        layer_keeps = (cells, some) if steps else (cells,)
-    if problem.proj_size:
-        unprojected = (problem.time, problem.batch, problem.num_directions * problem.hidden_size)
-        layer_keeps += (TensorSpec(unprojected, problem.dtype),)
-    kept = [output] * (problem.num_layers - 1)
-    for layer in range(problem.num_layers):
-        kept += layer_keeps
-        if keeps_matrices(problem):
-            shape = (len(problem.cell.gates) * hidden, hidden_of(problem.layer_input_size(layer)))
-            kept += [TensorSpec(shape, problem.dtype)] * problem.num_directions
-    return tuple(kept)
-
-
-@functools.lru_cache(maxsize=4096)
-def kept_bytes(problem: Problem) -> int:
-    """Return the bytes of all of it in one allocation."""
-    return bytes_together(spec.nbytes for spec in kept_tensors(problem))
-
-
-def workspace_bytes(problem: Problem, *, in_pairs: bool = False) -> int:
-    """Return the bytes of scratch memory at the peak of a call.
-
-    Args:
-        problem: The problem.
-        in_pairs: Whether its last pass takes layers two at a time.
-    """
-    if problem.rebuilds_gates:
-        return lean_workspace_bytes(problem, lean_cut(problem), holds_matrices(problem))
-    if is_laid_out(problem):
-        values = (_laid_out_backward if problem.needs_grad else _laid_out_forward)(problem, in_pairs)
-    else:
-        values = _training(problem) if problem.needs_grad else _inference(problem)
-    return values * problem.element_bytes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -203,49 +160,6 @@ def _of_nn_lstm(problem: Problem) -> int:
     return stored * problem.element_bytes + _PRODUCT_BYTES * layers * problem.num_directions
 
 
-def _laid_out_forward(problem: Problem, in_pairs: bool) -> int:
-    # As `replay` takes it: the output of one layer below, then what each layer takes in turn, or each two.
-    tokens, width, odd = problem.time * problem.batch, _width(problem), _is_odd(problem)
-    # In float32 the initial state is copied without NaNs that rounding would change.
-    state = problem.batch * width * (odd + (problem.dtype == torch.float32)) * (1 + in_pairs)
-    dropped = in_pairs and problem.dropout > 0
-    below = tokens * problem.output_size * (problem.num_layers > 1)
-    layers = [
-        4 * tokens * width * (1 + in_pairs)
-        + tokens * _surviving_inputs(problem, features, in_pairs)
-        + _widened(tokens, features)
-        + max(_matrix(problem, features), tokens * width * (odd * (1 + in_pairs) + dropped) + state)
-        for features in _inputs(problem)
-    ]
-    return below + max(layers) + _masks(problem)
-
-
-def _laid_out_backward(problem: Problem, in_pairs: bool) -> int:
-    # As `replay` takes it: gradients between two layers, then what each layer takes in turn, or each two.
-    tokens, odd = problem.time * problem.batch, _is_odd(problem)
-    hidden = hidden_of(problem.hidden_size)
-    between = tokens * problem.output_size * min(2, problem.num_layers - 1)
-    history = tokens * hidden * copies_states(problem)
-    history += max(_matrix(problem, hidden) * odd, max(_matrix(problem, own) for own in _inputs(problem)))
-    dropped = in_pairs and problem.dropout > 0
-    layers = [
-        _dgates(problem, tokens) * (1 + in_pairs)
-        + tokens * hidden * in_pairs
-        + tokens * (_surviving_inputs(problem, features, in_pairs) + problem.output_size * dropped)
-        + _copied_inputs(problem, tokens, layer)
-        + history
-        for layer, features in enumerate(map(problem.layer_input_size, range(problem.num_layers)))
-    ]
-    return between + max(layers) + _masks(problem)
-
-
-def _surviving_inputs(problem: Problem, features: int, in_pairs: bool) -> int:
-    # Of a token: times a mask. The lowest pair reads what no mask was for.
-    if not problem.dropout or (in_pairs and (problem.num_layers < 4 or features != problem.output_size)):
-        return 0
-    return features
-
-
 def _masks(problem: Problem) -> int:
     # A byte a value.
     values = (problem.num_layers - 1) * problem.time * problem.batch * problem.output_size
@@ -272,41 +186,21 @@ def _matrix(problem: Problem, features: int) -> int:
     return len(problem.cell.gates) * hidden_of(problem.hidden_size) * hidden_of(features) * odd
 
 
-def _inference(problem: Problem) -> int:
-    tokens, width = problem.time * problem.batch, _width(problem)
-    gates = 4 * tokens * width + tokens * _widened_input(problem)
-    below = tokens * problem.output_size if problem.num_layers > 1 else 0
-    # Fitted weights are gone before the outputs come, whose own memory is counted elsewhere.
-    outputs = tokens * width if _is_odd(problem) else 0
-    return gates + below + max(outputs, _fitted_matrix(problem) - tokens * problem.output_size) + _dropped(problem)
-
-
-def _training(problem: Problem) -> int:
-    # The peak is in the backward pass, where the gradients of the recurrent weights are made.
-    tokens = problem.time * problem.batch
-    history = tokens * problem.output_size * copies_states(problem)
-    history += tokens * hidden_of(problem.hidden_size) * _is_odd(problem)
-    inputs = tokens * (_largest_input(problem) if _is_ragged(problem) else _widened_input(problem))
-    around = history + inputs + _from_above(problem, tokens) + _fitted_matrix(problem) + _dropped(problem)
-    return _dgates(problem, tokens) + around
-
-
 def _dgates(problem: Problem, tokens: int) -> int:
     return 0 if overwrites_gates(problem) else 4 * tokens * _width(problem)
 
 
 def _lean(problem: Problem, cut: Cut, holds: bool) -> int:
     """Return the bytes that the lean backward pass takes so cut, and kept gates, with input weights held or not."""
-    return lean_workspace_bytes(problem, cut, holds) + _kept_gates(problem, cut) * problem.element_bytes
+    return _lean_workspace_bytes(problem, cut, holds) + _kept_gates(problem, cut) * problem.element_bytes
 
 
 def _kept_gates(problem: Problem, cut: Cut) -> int:
     return 4 * problem.num_layers * cut.kept_steps * problem.batch * _width(problem)
 
 
-def lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
-    """Return the bytes of scratch memory of the lean backward pass, with input weights held or not."""
-    # As `Checkpointed.backward` takes it, beside gradients between two layers and inputs times a mask.
+def _lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
+    """Estimate the bytes of scratch memory of the lean backward pass, with input weights held or not."""
     tokens, size, directions = cut.longest * problem.batch, problem.hidden_size, problem.num_directions
     odd, ragged, several = _is_odd(problem), _is_ragged(problem), cut.segments > 1
     history = tokens * hidden_of(size) * (directions if odd else ragged and problem.bidirectional)
@@ -346,20 +240,6 @@ def _lean_forward(problem: Problem, pieces: tuple[int, ...]) -> int:
     return (max(layers) + _masks(problem) + _kept_gates(problem, cut)) * problem.element_bytes
 
 
-def _from_above(problem: Problem, tokens: int) -> int:
-    # The gradient of a layer's output, and a copy without what was rounded up.
-    if problem.num_layers == 1:
-        return 0
-    whole = problem.time * problem.batch * hidden_of(problem.output_size)
-    return whole + (tokens * problem.output_size if problem.output_size % 8 else 0)
-
-
-def _dropped(problem: Problem) -> int:
-    # Masks, and the outputs of a layer times one of them.
-    outputs = problem.time * problem.batch * problem.output_size
-    return _masks(problem) + 2 * outputs * (problem.dropout > 0)
-
-
 def _outputs(problem: Problem) -> int:
     return problem.time * problem.batch * problem.output_size
 
@@ -370,21 +250,6 @@ def _plane(problem: Problem) -> int:
 
 def _width(problem: Problem) -> int:
     return problem.num_directions * hidden_of(problem.hidden_size)
-
-
-def _largest_input(problem: Problem) -> int:
-    return max(_inputs(problem))
-
-
-def _widened_input(problem: Problem) -> int:
-    return max((hidden_of(size) for size in _inputs(problem) if size % 8), default=0)
-
-
-def _fitted_matrix(problem: Problem) -> int:
-    hidden, features = hidden_of(problem.hidden_size), hidden_of(_largest_input(problem))
-    return (
-        len(problem.cell.gates) * hidden * max(hidden, features) if _is_odd(problem) or _widened_input(problem) else 0
-    )
 
 
 def _is_odd(problem: Problem) -> bool:
