@@ -22,7 +22,7 @@ from gatewise.nn.arguments import (
     refuse_script,
 )
 from gatewise.nn.flat_weights import flatten
-from gatewise.nn.sequences import run_one, run_packed
+from gatewise.nn.sequences import run_one, run_packed, time_first
 
 _CELL = CELL()
 
@@ -106,6 +106,7 @@ class GRU(nn.RNNBase):
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the layers over a batch of sequences.
 
@@ -115,6 +116,11 @@ class GRU(nn.RNNBase):
             lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end. Lengths on the GPU are never copied to the CPU.
+            resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
+                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
+                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
+                across the border either. At the first step, it sets the initial states of the forward direction to
+                zero.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final hidden state of every
@@ -124,8 +130,8 @@ class GRU(nn.RNNBase):
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
-            ArgumentError: `input` or `hx` is not a tensor, or `lengths` is given with a `PackedSequence` or with one
-                sequence.
+            ArgumentError: `input` or `hx` is not a tensor, `lengths` is given with a `PackedSequence` or with one
+                sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
         states = None
@@ -133,18 +139,21 @@ class GRU(nn.RNNBase):
             check_state(hx)
             states = (hx,)
         if isinstance(input, PackedSequence):
-            packed, (h_n,) = run_packed(self._run, input, states, lengths, "[L*D, B, H]")
+            packed, (h_n,) = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
             return packed, h_n
         if not isinstance(input, Tensor):
             refuse_input(input)
         if input.dim() == 2:
-            y, (h_n,) = run_one(self._run, input, states, lengths, "[L*D, H]")
+            y, (h_n,) = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
             return y, h_n
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
             raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-        y, (h_n,) = self._run(input.transpose(0, 1) if self.batch_first else input, states, lengths=lengths)
+        if resets is not None and self.batch_first:
+            resets = time_first(resets, input.shape[:2])
+        x = input.transpose(0, 1) if self.batch_first else input
+        y, (h_n,) = self._run(x, states, lengths=lengths, resets=resets)
         return (y.transpose(0, 1) if self.batch_first else y), h_n
 
     def _run(
@@ -154,6 +163,7 @@ class GRU(nn.RNNBase):
         batch_sizes: Tensor | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor]]:
         state = None
         if states is not None:
@@ -172,6 +182,7 @@ class GRU(nn.RNNBase):
             dropout=self.dropout if self.training else 0.0,
             kernel=self.kernel,
             memory=self.memory,
+            resets=resets,
             cell=_CELL,
         )
         return y, (h_n,)

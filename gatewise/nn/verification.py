@@ -209,6 +209,7 @@ def _decision(
     input: Tensor | PackedSequence,
     hx: tuple[Tensor, Tensor] | Tensor | None = None,
     lengths: Any = None,
+    resets: Any = None,
 ) -> Decision:
     """Return the decision for a call of a layer, from the arguments of its `forward`."""
     batch_sizes = None
@@ -232,6 +233,7 @@ def _decision(
         memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, nn.LSTM | nn.GRU),
         cell=_cell_of(layer),
+        resets=resets,
     )
 
 

@@ -133,6 +133,7 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
         torch.full((batch,), time, device=where) if ragged else None,
         torch.full((time,), batch, device="cpu") if packed else None,
         tuple(masks) if problem.dropout else (),
+        torch.zeros(time, batch, dtype=torch.bool, device=where) if problem.resets else None,
     )
 
 

@@ -45,7 +45,7 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
 def recorded(problem: Problem, inputs: Inputs) -> Result:
     """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it."""
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    x, h0, c0, weights, _, batch_sizes, _ = inputs
+    x, h0, c0, weights, _, batch_sizes, *_ = inputs
     if x.is_cuda and torch._C._get_cudnn_enabled():
         with _switched_off(torch._C._set_cudnn_enabled):
             return recorded(problem, inputs)

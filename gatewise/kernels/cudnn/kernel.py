@@ -113,7 +113,7 @@ class _Cudnn:
 
 def _call(problem: Problem, inputs: Inputs) -> Result:
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    x, h0, c0, weights, _, batch_sizes, _ = inputs
+    x, h0, c0, weights, _, batch_sizes, *_ = inputs
     h0, c0 = h0.contiguous(), c0.contiguous()  # cuDNN takes no other
     if type(problem.cell) is GRU:
         found = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gatewise.contract.criterion import Criterion
-from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NO_RESETS, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -23,5 +23,6 @@ CRITERIA = (
     FUSES,
     NOT_EMPTY,
     NOT_PROJECTED,
+    NO_RESETS,
     NOT_LEAN,
 )
