@@ -37,7 +37,7 @@ def traced(
     kernel: str,
     memory: str,
     cell: Cell,
-    resets: Tensor | None = None,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Put the call into the graph as an operator; the user's preference among kernels is read while it is traced."""
     check_options(bidirectional, dropout, memory)
@@ -83,7 +83,7 @@ def lstm_forward(
     kernel: str,
     memory: str,
     cell: str,
-    resets: Tensor | None = None,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets
@@ -109,7 +109,7 @@ def _lstm_forward_fake(
     kernel: str,
     memory: str,
     cell: str,
-    resets: Tensor | None = None,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     stated = cell_named(cell)
     found = structure_while_traced(weights, bidirectional, len(stated.gates))
@@ -148,7 +148,7 @@ def lstm_backward(
     kernel: str,
     memory: str,
     cell: str,
-    resets: Tensor | None = None,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the backward pass of the kernel that `lstm_forward` chose."""
     options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
@@ -229,7 +229,7 @@ def _prepared(
     kernel: str,
     memory: str,
     cell: str,
-    resets: Tensor | None = None,
+    resets: Tensor | None,
 ) -> tuple[Plan, Inputs]:
     flat = tuple(weights)
     check_tensors(x, (h0, c0), flat)

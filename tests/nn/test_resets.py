@@ -1,6 +1,7 @@
 """Resets inside sequences: one call equals one call for each episode, in values and in all gradients."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 import gatewise
 from gatewise.cells import Cell, CoupledLSTM
-from gatewise.contract.errors import ArgumentError, KernelRefused
+from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError
 from tests.pairwise import pairwise
 
 T, B, F, H, L = 7, 4, 3, 5, 2
@@ -328,6 +329,23 @@ def test_a_packed_batch_is_refused():
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, F, dtype=torch.float64)])
     with pytest.raises(ArgumentError, match="`resets` must be None for a packed batch, got Tensor"):
         ours(packed, resets=torch.zeros(3, 1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_first", "given", "expectation"),
+    [
+        ((T, B, F), False, (B, T), "[T, B] = [7, 4], got [4, 7]"),
+        ((B, T, F), True, (T, B), "[B, T] = [4, 7], got [7, 4]"),
+        ((B, T, F), True, (B,), "[B, T] = [4, 7], got [4]"),
+        ((T, F), False, (T, 1), "[T] = [7], got [7, 1]"),
+        ((T, F), False, (), "[T] = [7], got []"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_shape_is_refused_in_the_callers_arrangement(kind, shape, batch_first, given, expectation):
+    ours, _ = layers(kind, batch_first=batch_first)
+    with pytest.raises(ShapeError, match=re.escape(f"`resets` must be one value for each step, {expectation}")):
+        ours(torch.zeros(shape, dtype=torch.float64), resets=torch.zeros(given, dtype=torch.bool))
 
 
 # What libraries of reinforcement learning compute in a loop.

@@ -52,20 +52,11 @@ class ReadingOrder:
             reverse: Whether each sequence is read from its last step to its first.
             resets: The steps at which episodes begin in the order of time [T, B], bool; None without resets.
         """
-        order = cls._without_resets(x, lengths, reverse)
-        if resets is None:
-            return order
-        begins = order.reordered(resets.unsqueeze(2))
-        if reverse:
-            begins = torch.cat([torch.zeros_like(begins[:1]), begins])[: begins.shape[0]]
-        if order.valid is not None:
-            begins = begins & order.valid
-        return dataclasses.replace(order, carries=~begins)
+        order = cls(reverse) if lengths is None else cls._of_lengths(x, lengths, reverse)
+        return order if resets is None else order._with_resets(resets)
 
     @classmethod
-    def _without_resets(cls, x: Tensor, lengths: Tensor | None, reverse: bool) -> ReadingOrder:
-        if lengths is None:
-            return cls(reverse)
+    def _of_lengths(cls, x: Tensor, lengths: Tensor, reverse: bool) -> ReadingOrder:
         time, batch = x.shape[:2]
         lengths = lengths.to(x.device, non_blocking=True)
         steps = torch.arange(time, device=x.device).unsqueeze(1)
@@ -82,6 +73,14 @@ class ReadingOrder:
             (lengths - 1).clamp(min=0),
             permutation,
         )
+
+    def _with_resets(self, resets: Tensor) -> ReadingOrder:
+        begins = self.reordered(resets.unsqueeze(2))
+        if self.reverse:
+            begins = torch.cat([torch.zeros_like(begins[:1]), begins])[: begins.shape[0]]
+        if self.valid is not None:
+            begins = begins & self.valid  # the backward pass hands gradients of states through the padding
+        return dataclasses.replace(self, carries=~begins)
 
     def reordered(self, sequence: Tensor) -> Tensor:
         """Convert a tensor [T, B, F] from the order of time to reading order, or back: the map is its own inverse."""
