@@ -113,6 +113,7 @@ def _drawn(
         calls=generator.choice((3, 3, 4, 5)),
         seed=generator.randrange(2**31),
         cell=rarely("gru", "lstm"),
+        resets=rarely(generator.choice(("bool", "bool", "uint8", "int64")), "", 0.1),
     )
 
 
@@ -129,7 +130,9 @@ def _settled(setting: Setting) -> Setting:
         if setting.mode == "explicit":
             change(mode="eager")
     if setting.packed:
-        change(lengths="", x="dense", batch_first=False, poison="nowhere")
+        change(lengths="", x="dense", batch_first=False, poison="nowhere", resets="")
+    if setting.resets:
+        change(time=min(setting.time, _LONGEST_OF_SLOW))  # they are computed by `eager`
     if not setting.lengths:
         change(lengths_on_cpu=False)
     if setting.lengths == "list":

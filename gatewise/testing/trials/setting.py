@@ -51,6 +51,7 @@ class Setting:
         calls: The number of calls.
         seed: The seed of all values.
         cell: "lstm" or "gru".
+        resets: The dtype of the resets, as a name, or empty for none.
     """
 
     time: int = 1
@@ -85,6 +86,7 @@ class Setting:
     calls: int = 3
     seed: int = 0
     cell: str = "lstm"
+    resets: str = ""
 
     @property
     def computes_in(self) -> torch.dtype:

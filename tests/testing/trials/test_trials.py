@@ -54,6 +54,22 @@ def with_wrong_last_step(result, problem, inputs):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
+    setting = Setting(
+        time=5, batch=3, hidden_size=4, bidirectional=True, mode=mode, batch_first=True, lengths="int64", resets="uint8"
+    )
+    trial(setting)
+    original = type(eager).forward
+
+    def without_resets(self, problem, inputs):
+        return original(self, problem, inputs._replace(resets=torch.zeros_like(inputs.resets)))
+
+    monkeypatch.setattr(type(eager), "forward", without_resets)
+    with pytest.raises(Wrong):
+        trial(setting)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_right_result_passes_and_a_wrong_one_does_not(changed, mode):
     setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", mode=mode, above="y h c")
     trial(setting)
