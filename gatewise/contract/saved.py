@@ -30,9 +30,8 @@ class Inputs(NamedTuple):
         masks: The dropout masks between the layers: L - 1 boolean tensors of the shape of a layer's output ([T, B,
             D*R], or [N, D*R] if packed), True where an output is kept; empty without dropout. Outputs that are kept are
             scaled by 1 / (1 - dropout).
-        resets: Whether an episode begins at a step [T, B], bool, on x's device: the states that enter the step in the
-            forward direction, and those that leave it in the reverse direction, are zero for their next reader. None
-            without resets.
+        resets: The steps at which episodes begin [T, B], bool, contiguous, on x's device; None without resets. A step
+            that is set reads zeros for all states before it. The reverse direction reads zeros at the step before that.
     """
 
     x: Tensor

@@ -57,7 +57,9 @@ CASES: tuple[Case, ...] = (
     _case("device-lengths", 7, 5, 5, 31, layout=_DEVICE),
     _case("device-lengths-all", 7, 5, 3, 31, layout=_DEVICE, num_layers=2, bidirectional=True, proj_size=3),
     _case("resets", 7, 3, 5, 31, resets=True),
-    _case("resets-all", 7, 5, 3, 31, resets=True, layout=_HOST, num_layers=2, bidirectional=True, proj_size=3),
+    _case(
+        "resets-all", 7, 5, 3, 31, resets=True, layout=_HOST, num_layers=2, bidirectional=True, proj_size=3, dropout=0.3
+    ),
     _case("resets-device-lengths", 7, 5, 3, 31, resets=True, layout=_DEVICE, bidirectional=True),
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
