@@ -117,7 +117,7 @@ def backward_workspace(problem: Problem, device: str) -> int:
     coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
     rows = _rows(cell) * tokens * problem.hidden_size
     state_bytes = state_dtype(problem.dtype).itemsize
-    copies = 2 * tokens * problem.state_size + tokens * problem.input_size
+    copies = (2 + problem.resets) * tokens * problem.state_size + tokens * problem.input_size
     if state_bytes != problem.element_bytes or cell.apart:
         copies += len(cell.gates) * tokens * problem.hidden_size * (1 + bool(cell.apart))
     return (coefficients + rows) * state_bytes + copies * problem.element_bytes
