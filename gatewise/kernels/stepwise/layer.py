@@ -130,9 +130,8 @@ def _weight_gradients(
         later = flat[batch:] if direction == 0 else flat[:-batch]
         before = history[:-1] if direction == 0 else history[1:]
         if resets is not None:
-            before = torch.where(
-                resets[1:].unsqueeze(2), 0, before
-            )  # in both directions, a border is between the same steps
+            # In both directions, a border is between the same steps.
+            before = torch.where(resets[1:].unsqueeze(2), 0, before)
         w_hh = x.new_empty(problem.gate_rows, h0.shape[2])
         for run in recurrent_runs(problem.cell):
             rows = run.rows_of(w_hh, size)
