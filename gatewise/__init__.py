@@ -1,4 +1,4 @@
-"""A drop-in for `torch.nn.LSTM` and `torch.nn.GRU` that chooses the fastest kernel for each call and says why.
+"""A drop-in for `torch.nn.LSTM`, `GRU` and `RNN` that chooses the fastest kernel for each call and says why.
 
 Example:
     >>> import torch, gatewise
@@ -39,12 +39,13 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
-    from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, Recurrent, accelerate, verify
+    from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, accelerate, verify
     from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
     "GRU",
     "LSTM",
+    "RNN",
     "ArgumentError",
     "Cell",
     "CheckpointError",
@@ -64,6 +65,7 @@ __all__ = [
     "NotFinite",
     "OutOfMemoryPredicted",
     "ProcessFailed",
+    "RNNCell",
     "Recurrent",
     "ShapeError",
     "TrainingDiverged",

@@ -1,4 +1,4 @@
-"""`gatewise convert`: convert LSTM and GRU weights between systems."""
+"""`gatewise convert`: convert the weights of LSTMs, GRUs and RNNs between systems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
     target_layout: Annotated[
-        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's, torch or torch-gru.")
+        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's for the cell of SRC.")
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
@@ -45,7 +45,7 @@ def convert(
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
 ) -> None:
-    """Convert the LSTM or GRU weights of a file to another system's layout.
+    """Convert the LSTM, GRU or RNN weights of a file to another system's layout.
 
     The suffixes of the files give their formats: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
@@ -58,6 +58,7 @@ def convert(
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
       gatewise convert model.keras gru.safetensors --from keras-gru
+      gatewise convert model.keras rnn.safetensors --from keras-rnn
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
@@ -66,8 +67,8 @@ def convert(
     from gatewise.interop.files.formats import convert_file
     from gatewise.interop.layouts import layout_named, layout_of_pytorch
 
-    cell = layout_named(source_layout).cell
-    target_layout = target_layout or layout_of_pytorch(cell).name
+    known = layout_named(source_layout)
+    target_layout = target_layout or layout_of_pytorch(known.cell).name
     done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
@@ -76,9 +77,9 @@ def convert(
     if done.left:
         shown = ", ".join(done.left[:3]) + (", ..." if len(done.left) > 3 else "")
         console.print(
-            f"Left out, in no {cell.name.upper()} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
+            f"Left out, in no {known.layer} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
             markup=False,
         )
     if len(done.stacks) > 1:
-        console.print(f"These are separate {cell.name.upper()}s. --stack combines them into one.")
+        console.print(f"These are separate {known.layer}s. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +15,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.ranges import COUNT, LAYERS, SIZE
-from gatewise.nn import GRU, LSTM
+from gatewise.nn import GRU, LSTM, RNN
 from gatewise.selection import AUTO
 from gatewise.selection.advice import advise, largest_batch
 from gatewise.selection.explain import explain as explain_call
@@ -24,7 +25,12 @@ app = typer.Typer(add_completion=False)
 app.command("nmt")(explain_nmt)
 
 _CALL, _WHERE = "The call", "Where"
-_LAYERS = {"lstm": LSTM, "gru": GRU}
+_LAYERS = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "rnn_tanh": functools.partial(RNN, nonlinearity="tanh"),
+    "rnn_relu": functools.partial(RNN, nonlinearity="relu"),
+}
 _DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -45,7 +51,7 @@ def explain(
         typer.Option("--input", metavar="T,B,I", help="Time steps, batch, input features.", rich_help_panel=_CALL),
     ] = "",
     hidden: Annotated[int, typer.Option(help="Hidden units.", show_default=False, rich_help_panel=_CALL)] = 0,
-    cell: Annotated[str, typer.Option(help=f"{' or '.join(_LAYERS)}.", rich_help_panel=_CALL)] = "lstm",
+    cell: Annotated[str, typer.Option(help=f"One of {', '.join(_LAYERS)}.", rich_help_panel=_CALL)] = "lstm",
     layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
     bidirectional: Annotated[
@@ -101,7 +107,7 @@ def explain(
     if cell not in _LAYERS:
         raise ArgumentError(sentence("--cell", f"one of {', '.join(_LAYERS)}", repr(cell)))
     if proj and cell != "lstm":
-        raise ArgumentError(sentence("--proj", f"0 for a {cell}", proj, "Only LSTMs have a projection."))
+        raise ArgumentError(sentence("--proj", f"0 with --cell {cell}", proj, "Only LSTMs have a projection."))
     decision = _decision(
         cell,
         _sizes(shape),

@@ -8,6 +8,7 @@ from typing import Any
 from gatewise.contract.criterion import Refusal
 from gatewise.contract.decision import Decision, Verdict, format_bytes, format_seconds
 from gatewise.contract.problem import Layout
+from gatewise.contract.pytorch import pytorch_layer
 from gatewise.kernels.cudnn.criteria import why_not_persistent
 from gatewise.selection.advice import Advice, memory
 from gatewise.selection.pytorch import decide_as_pytorch
@@ -23,7 +24,12 @@ def as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> 
         suggestions: The changes that would help.
         batch: The largest batch that fits; 0 if there is none.
     """
-    lines = [str(decision), "", f"torch.nn.{decision.problem.cell.name.upper()} would run", *_pytorch_lines(decision)]
+    lines = [
+        str(decision),
+        "",
+        f"torch.nn.{pytorch_layer(decision.problem.cell).name} would run",
+        *_pytorch_lines(decision),
+    ]
     lines += ["", "memory, predicted", *_memory_lines(decision, batch)]
     lines += ["", "what would help, predicted", *_advice_lines(decision, suggestions)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Conversion of LSTM and GRU weights from one layout to another, in memory."""
+"""Conversion of the weights of LSTMs, GRUs and RNNs from one layout to another, in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convert(
     pair: bool = False,
     stack: bool = False,
 ) -> dict[str, Tensor]:
-    """Convert the LSTM or GRU weights among named tensors to another layout.
+    """Convert the weights of LSTMs, GRUs or RNNs among named tensors to another layout.
 
     The numbers are moved and not changed, with two exceptions: two biases are added where the target has one, and a
     constant that one of the layouts adds to the forget gate at run time is added or subtracted.

@@ -15,6 +15,11 @@
 | `keras-cudnn-gru` | z r n | [I, 3H] in cuDNN's order in memory, [H, 3H] of transposed gates | one [6H] |
 | `flax-gru` | one tensor each | [I, H], [H, H] | one [H] each, and a second one of n |
 | `haste-gru` | z r n | [I, 3H], [H, 3H] | two [3H] |
+| `torch-rnn` | one | [H, I], [H, H] | two [H] |
+| `keras-rnn` | one | [I, H], [H, H] | one [H] |
+| `flax-rnn` | one | [I, H], [H, H] | one [H] |
+
+The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes.
 
 Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
@@ -25,8 +30,9 @@ import dataclasses
 import enum
 from typing import Literal, NamedTuple
 
-from gatewise.cells import GRU, LSTM, Cell
+from gatewise.cells import GRU, LSTM, RNN, Cell
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.pytorch import pytorch_layer
 
 
 class Form(enum.Enum):
@@ -145,9 +151,14 @@ class WeightLayout:
         return "".join(self.cell.gates)
 
     @property
+    def layer(self) -> str:
+        """The name of PyTorch's layer for the cell: "LSTM", "GRU" or "RNN"."""
+        return pytorch_layer(self.cell).name
+
+    @property
     def called(self) -> str:
-        """The cell's name in a sentence, with its article."""
-        return {"lstm": "an LSTM", "gru": "a GRU"}[self.cell.name]
+        """The layer's name in a sentence, with its article."""
+        return f"{'a' if self.layer == 'GRU' else 'an'} {self.layer}"
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -161,6 +172,7 @@ _KERAS_PLACES = Places(
     directions=("forward_layer", "backward_layer"),
 )
 _KERAS_GRU_PLACES = _KERAS_PLACES._replace(names=("gru", "bidirectional"))
+_KERAS_RNN_PLACES = _KERAS_PLACES._replace(names=("simple_rnn", "bidirectional"))
 _FLAX_PLACES = Places(
     "{name}/cell",
     "{name}/cell",
@@ -332,6 +344,38 @@ LAYOUTS: dict[str, WeightLayout] = {
             separator=".",
             refuses=_NORMALISED,
             cell=GRU(),
+        ),
+        WeightLayout(
+            name="torch-rnn",
+            system="torch.nn.RNN, gatewise.RNN",
+            gates="z",
+            input=Matrix("weight_ih", Form.ROWS, 0),
+            recurrent=Matrix("weight_hh", Form.ROWS, 0),
+            bias=Bias(("bias_ih", "bias_hh"), required=False),
+            places=Places("{name}", "{name}", "{name}", "{name}", names=("rnn", "bidirectional")),
+            suffix="_l{layer}{reverse}",
+            separator=".",
+            cell=RNN(),
+        ),
+        WeightLayout(
+            name="keras-rnn",
+            system="SimpleRNN of Keras 2 and 3",
+            gates="z",
+            input=Matrix("kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("recurrent_kernel", Form.COLUMNS, 1),
+            bias=Bias(("bias",), required=False),
+            places=_KERAS_RNN_PLACES,
+            cell=RNN(),
+        ),
+        WeightLayout(
+            name="flax-rnn",
+            system="SimpleCell of Flax linen without residual connection",
+            gates="z",
+            input=Matrix("i/kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("h/kernel", Form.COLUMNS, 1),
+            bias=Bias(("i/bias",)),
+            places=_FLAX_PLACES,
+            cell=RNN(),
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Search for the LSTMs or GRUs among named tensors, by the names and shapes of a layout."""
+"""Search for the recurrent layers of a cell among named tensors, by the names and shapes of a layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gatewise.interop.stacks import Stack, checked
 
 _DIRECTIONS = (re.compile(r"(forward|fw)(_.*)?"), re.compile(r"(backward|bw)(_.*)?"))
 _INNER_SCOPES = re.compile(
-    r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|gru_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
+    r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|gru_cell(_\d+)?|simple_rnn_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
 )
 _ANY_CELL = {"kernel", "bias", "b"}
 """The names that tensors of other layers have too."""
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     """The result of a search among named tensors.
 
     Attributes:
-        stacks: The LSTMs, or what else the layout is of, in the order of their tensors.
+        stacks: The layers of the layout's cell, in the order of their tensors.
         left: The names of the tensors that belong to none of them.
     """
 
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 
 def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
-    """Find every stack in a layout among named tensors: every LSTM, or every GRU, as the layout is.
+    """Find every stack of a layout's cell among named tensors.
 
     Args:
         tensors: The tensors by name; the parts of names are separated by "/" or ".".
@@ -117,7 +117,7 @@ def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
             direction = index
             parts.remove(found[-1])
     # TensorFlow numbers cells through the whole model, including those of the two directions of one layer.
-    if direction is not None and parts and (numbered := re.fullmatch(r"((?:lstm|gru)_cell)_\d+", parts[-1])):
+    if direction is not None and parts and (numbered := re.fullmatch(r"((?:lstm|gru|simple_rnn)_cell)_\d+", parts[-1])):
         parts[-1] = numbered[1]
     return _Place(tuple(parts), layer, direction, whole)
 
@@ -168,7 +168,7 @@ def _assembled(name: str, directions: Mapping[tuple[int, int], DirectionWeights]
         missing = [direction for direction in range(count) if (layer, direction) not in directions]
         if layer != expected or missing:
             part = "" if layer != expected else f"{('forward', 'reverse')[missing[0]]} direction in "
-            where = name or f"the {layout.cell.name.upper()}"
+            where = name or f"the {layout.layer}"
             raise CheckpointError(f"{where} has no {part}layer {expected}: it is truncated. Take another copy.")
         layers.append(tuple(directions[layer, direction] for direction in range(count)))
     return checked(Stack(name, tuple(layers), layout.cell))

@@ -1,6 +1,6 @@
-"""Stacked LSTMs and GRUs, independent of their names in a file, and their names in a layout.
+"""Stacked LSTMs, GRUs and RNNs, independent of their names in a file, and their names in a layout.
 
-A `Stack` holds the weights of one `torch.nn.LSTM` or `torch.nn.GRU`. Keras and others have one module per layer:
+A `Stack` holds the weights of one `torch.nn.LSTM`, `GRU` or `RNN`. Keras and others have one module per layer:
 each is found as a stack of one layer, and `joined` combines them.
 """
 
@@ -20,7 +20,7 @@ from gatewise.interop.packing import pack
 
 
 class Stack(NamedTuple):
-    """The weights of an LSTM or a GRU of one or more layers.
+    """The weights of an LSTM, a GRU or an RNN of one or more layers.
 
     Attributes:
         name: The name of its module; empty if the tensors had no prefix.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gatewise.cells import GRU, LSTM, Cell
+from gatewise.cells import Cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
+from gatewise.contract.pytorch import LAYERS, in_pytorch
 from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
 
@@ -41,9 +42,9 @@ class _OtherCell(Cell):
 
 IN_PYTORCH = Criterion(
     "cell",
-    allowed="lstm, gru",
+    allowed=", ".join(layer.cell.name for layer in LAYERS),
     actual=lambda problem, device: problem.cell.name,
-    holds=lambda problem, device: type(problem.cell) in (LSTM, GRU),
+    holds=lambda problem, device: in_pytorch(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_OtherCell(), proj_size=0), device),
 )
 

@@ -9,6 +9,7 @@ from gatewise.nn.cell import LSTMCell
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
+from gatewise.nn.rnn import RNN, RNNCell
 from gatewise.nn.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 __all__ = [
     "GRU",
     "LSTM",
+    "RNN",
     "Attention",
     "GRUCell",
     "LSTMCell",
+    "RNNCell",
     "Recurrent",
     "Swap",
     "Verification",

@@ -18,6 +18,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.cell import LSTMCell
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
+from gatewise.nn.rnn import RNN, RNNCell
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,6 +29,8 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTMCell: LSTMCell,
     nn.GRU: GRU,
     nn.GRUCell: GRUCell,
+    nn.RNN: RNN,
+    nn.RNNCell: RNNCell,
 }
 
 # Attributes in which torch.nn.LSTM stores references to its parameters; gatewise.LSTM looks them up in every call.
@@ -56,12 +59,12 @@ class Swap:
 
 
 def accelerate(model: Model, *, verbose: bool = True) -> Model:
-    """Replace every `torch.nn.LSTM` and `torch.nn.GRU` in a model with gatewise's, in place, and return the model.
+    """Replace the recurrent layers of PyTorch in a model with those of gatewise, in place, and return the model.
 
-    A `torch.nn.LSTMCell` or `torch.nn.GRUCell` is replaced too. The new layers hold the same Parameter objects, so
-    existing optimizers keep working and the `state_dict` is unchanged. The training flag, hooks, frozen parameters and
-    other attributes are kept as well, and a layer that is registered in two places stays one layer. If the model itself
-    is such a layer, a new module is returned. Calling the function again changes nothing.
+    Every `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` is replaced. The new layers hold the same
+    Parameter objects, so existing optimizers keep working and the `state_dict` is unchanged. The training flag, hooks,
+    frozen parameters and other attributes are kept as well, and a layer that is registered in two places stays one
+    layer. If the model itself is such a layer, a new module is returned. Calling the function again changes nothing.
 
     The following are not replaced: subclasses of these classes, and layers that have parametrizations or their own
     `forward`, are compiled, or are in TorchScript. One warning names all of them with the reasons, and `planned_swaps`
@@ -121,7 +124,7 @@ def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
     if not swaps:
         ours = [type(module).__name__ for module in model.modules() if isinstance(module, tuple(_OURS.values()))]
         already = ", ".join(f"{count} gatewise.{name}" for name, count in Counter(ours).items())
-        return f"accelerate: no torch.nn.LSTM or torch.nn.GRU to replace{f'; {already} already' if already else ''}"
+        return f"accelerate: no torch.nn.LSTM, GRU or RNN to replace{f'; {already} already' if already else ''}"
     replaced = Counter(_class_of(swap.module) for swap in swaps if not swap.obstacle)
     present = Counter(_class_of(swap.module) for swap in swaps)
     counts = ", ".join(f"{replaced[name]} of {count} torch.nn.{name}" for name, count in present.items())

@@ -37,11 +37,17 @@ def check_layer_options(
     check_memory(memory)
 
 
-def warn_of_idle_dropout(dropout: float, num_layers: int) -> None:
-    """Warn that the dropout of a layer's constructor drops nothing, where it does; the caller's caller is named."""
+def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -> None:
+    """Warn that the dropout of a layer's constructor drops nothing, where it does.
+
+    Args:
+        dropout: The probability of dropping an output between layers.
+        num_layers: L, the number of layers.
+        stacklevel: The number of calls from the warning up to the line that it names, as in `warnings.warn`.
+    """
     if dropout > 0 and num_layers == 1:
         advice = "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it."
-        warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=3)
+        warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=stacklevel)
 
 
 def refuse_input(input: object) -> NoReturn:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gatewise.contract.pytorch import MODES
 from gatewise.contract.weights import in_one_buffer
-
-_MODES = {"LSTM": 2, "GRU": 3}  # of cudnnRNNMode_t
 
 
 def flatten(layer: Any, mode: str, names: Sequence[str], per_direction: int) -> None:
@@ -20,8 +19,8 @@ def flatten(layer: Any, mode: str, names: Sequence[str], per_direction: int) -> 
     parametrised, tied to each other, of a tensor subclass or of several dtypes.
 
     Args:
-        layer: An LSTM or GRU layer.
-        mode: "LSTM" or "GRU".
+        layer: A layer for which PyTorch has one too.
+        mode: The `mode` of PyTorch's layer.
         names: The names of its parameters in PyTorch's flat order.
         per_direction: The parameters of one direction of one layer.
     """
@@ -41,7 +40,7 @@ def flatten(layer: Any, mode: str, names: Sequence[str], per_direction: int) -> 
             weights,
             per_direction,
             layer.input_size,
-            _MODES[mode],
+            MODES[mode].cudnn_mode,
             layer.hidden_size,
             layer.proj_size,
             layer.num_layers,

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import GRU as CELL
-from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.differentiable import recurrent
-from gatewise.nn.arguments import (
-    check_layer_options,
-    check_sizes,
-    check_state,
-    check_step,
-    refuse_input,
-    refuse_script,
-)
-from gatewise.nn.flat_weights import flatten
-from gatewise.nn.sequences import run_one, run_packed, time_first
-
-_CELL = CELL()
+from gatewise.nn import single_state
+from gatewise.nn.arguments import check_sizes, refuse_script
 
 
 class GRU(nn.RNNBase):
@@ -69,6 +56,9 @@ class GRU(nn.RNNBase):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
+    kernel: str
+    memory: str
+
     def __init__(
         self,
         input_size: int,
@@ -84,22 +74,21 @@ class GRU(nn.RNNBase):
         kernel: str = "auto",
         memory: str = NORMAL,
     ) -> None:
-        check_sizes(input_size, hidden_size, num_layers)
-        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
-        # Not a subclass of torch.nn.GRU: torch.compile refuses to trace its instances.
-        super().__init__(
+        single_state.initialise(
+            self,
             "GRU",
             input_size,
             hidden_size,
-            num_layers=num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=float(dropout),
-            bidirectional=bool(bidirectional),
-            device=device,
-            dtype=dtype,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            kernel,
+            memory,
         )
-        self.kernel, self.memory = kernel, memory
 
     def forward(  # type: ignore[override]
         self,
@@ -134,86 +123,13 @@ class GRU(nn.RNNBase):
                 sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
-        states = None
-        if hx is not None:
-            check_state(hx)
-            states = (hx,)
-        if isinstance(input, PackedSequence):
-            packed, (h_n,) = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
-            return packed, h_n
-        if not isinstance(input, Tensor):
-            refuse_input(input)
-        if input.dim() == 2:
-            y, (h_n,) = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
-            return y, h_n
-        if input.dim() != 3:
-            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
-            expectation = f"{arrangement}, or [T, I] for one sequence"
-            raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-        if resets is not None and self.batch_first:
-            resets = time_first(resets, input.shape[:2])
-        x = input.transpose(0, 1) if self.batch_first else input
-        y, (h_n,) = self._run(x, states, lengths=lengths, resets=resets)
-        return (y.transpose(0, 1) if self.batch_first else y), h_n
+        return single_state.run(self, input, hx, lengths, resets)
 
-    def _run(
-        self,
-        x: Tensor,
-        states: tuple[Tensor, ...] | None,
-        batch_sizes: Tensor | None = None,
-        *,
-        lengths: Tensor | Sequence[int] | None = None,
-        resets: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        state = None
-        if states is not None:
-            (h0,) = states
-            if h0.dim() != 3:
-                raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
-            state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
-        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        y, h_n, _ = recurrent(
-            x,
-            state,
-            tuple([getattr(self, name) for name in self._flat_weights_names]),
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout if self.training else 0.0,
-            kernel=self.kernel,
-            memory=self.memory,
-            resets=resets,
-            cell=_CELL,
-        )
-        return y, (h_n,)
-
-    def extra_repr(self) -> str:
-        """Return the sizes and every option that differs from its default."""
-        own = [
-            f"{name}={value}" for name in ("kernel", "memory") if (value := getattr(self, name)) not in ("auto", NORMAL)
-        ]
-        return ", ".join([super().extra_repr(), *own])
-
-    def flatten_parameters(self) -> None:
-        """Move the parameters into one buffer in cuDNN's order, which spares cuDNN a copy in every call.
-
-        Done by itself when the layer is made, moved, converted, copied or unpickled; worth calling after parameters
-        were replaced, as `load_state_dict(assign=True)` does. The Parameter objects and their values stay. Nothing
-        happens off CUDA, without cuDNN, or when weights are parametrised, tied to each other, of a tensor subclass or
-        of several dtypes.
-        """
-        flatten(self, "GRU", self._flat_weights_names, len(self._all_weights[0]))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"kernel": "auto", "memory": NORMAL, **state})
-        self.flatten_parameters()
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_script("GRU")
-
-    def _slow_forward(self, *given: object, **options: object) -> NoReturn:
-        # TorchScript's tracer calls this method instead of `forward`.
-        refuse_script("GRU", "trace")
+    extra_repr = single_state.extra_repr
+    flatten_parameters = single_state.flatten_parameters
+    __setstate__ = single_state.restore
+    __prepare_scriptable__ = single_state.refuse_scripting
+    _slow_forward = single_state.refuse_tracing
 
 
 class GRUCell(nn.GRUCell):
@@ -264,8 +180,8 @@ class GRUCell(nn.GRUCell):
             DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
             ArgumentError: `input` or `hx` is not a tensor.
         """
-        if hx is not None:
-            check_state(hx)
-        states = None if hx is None else (hx,)
-        check_step(input, states, self.input_size, self.hidden_size, self.weight_ih.dtype)
+        single_state.check_one_step(self, input, hx)
         return super().forward(input, hx)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script("GRUCell")

@@ -15,19 +15,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from gatewise.cells import GRU as GRU_CELL
-from gatewise.cells import LSTM as LSTM_CELL
-from gatewise.cells import Cell
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
+from gatewise.contract.pytorch import cell_of
 from gatewise.functional.plan import decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
+from gatewise.nn.rnn import RNN
 
 _COLUMNS = 80
+
+_OURS, _THEIRS = (LSTM, GRU, RNN, Recurrent), (nn.LSTM, nn.GRU, nn.RNN)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Verification:
 
     Attributes:
         layers: One entry for each layer and decision, in the order of the calls.
-        idle: The names of LSTM and GRU layers that the call did not use.
+        idle: The names of recurrent layers that the call did not use.
     """
 
     layers: tuple[LayerRun, ...]
@@ -110,9 +111,9 @@ class Verification:
 def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     """Run a model once under PyTorch's profiler, and check that every layer runs the kernel of its decision.
 
-    For each call of a `gatewise.LSTM` or `gatewise.GRU` in the model, or of PyTorch's, the profile shows the operators
-    and GPU kernels that ran in its forward pass and, if gradients are on, in its backward pass. They are
-    compared with the traces that each kernel states. The decision is that of `gatewise.explain` for the tensors of the
+    For each call of a recurrent layer of gatewise or PyTorch in the model, the profile shows the operators and GPU
+    kernels that ran in its forward pass and, if gradients are on, in its backward pass. They are compared with the
+    traces that each kernel states. The decision is that of `gatewise.explain` for the tensors of the
     call; for PyTorch's layers it is PyTorch's own choice.
 
     The call is a real one: hooks run, and buffers such as running means are updated. Parameters, their `.grad` and the
@@ -120,7 +121,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     because a compiled graph has no layers.
 
     Args:
-        model: Any module with LSTM or GRU layers, or such a layer.
+        model: Any module with recurrent layers, or such a layer.
         *inputs: The positional arguments of the call.
         **options: The keyword arguments of the call.
 
@@ -173,15 +174,11 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
     found: dict[str, nn.Module] = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, LSTM | GRU | Recurrent | nn.LSTM | nn.GRU)
+        name: layer for name, layer in model.named_modules() if isinstance(layer, _OURS + _THEIRS)
     }
     if not found:
         advice = "Only registered layers are found; functional calls are not."
-        raise ArgumentError(
-            sentence("model", "a module with LSTM or GRU layers of gatewise or PyTorch", "none", advice)
-        )
+        raise ArgumentError(sentence("model", "a module with recurrent layers of gatewise or PyTorch", "none", advice))
     return found
 
 
@@ -231,16 +228,10 @@ def _decision(
         dropout=layer.dropout if layer.training else 0.0,
         kernel=getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
-        by_pytorch=isinstance(layer, nn.LSTM | nn.GRU),
-        cell=_cell_of(layer),
+        by_pytorch=isinstance(layer, _THEIRS),
+        cell=cell_of(layer),  # type: ignore[arg-type] - these layers have one
         resets=resets,
     )
-
-
-def _cell_of(layer: nn.Module) -> Cell:
-    if isinstance(layer, Recurrent):
-        return layer.cell
-    return GRU_CELL() if isinstance(layer, GRU | nn.GRU) else LSTM_CELL()
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

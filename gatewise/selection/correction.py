@@ -8,6 +8,7 @@ far from them it goes back to their median (Rasmussen and Williams, Gaussian Pro
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,19 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gatewise.cells import LSTM
+from gatewise.cells import GRU, Cell
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import points
 
 _LEAST_POINTS = 4  # fewer say nothing of how estimates miss
-_SPREAD = 0.5  # of logarithms of misses, as a standard deviation
-_SLOPE = 0.15  # the same, of their change over a unit of distance, however far
-_NOISE = 0.05  # the same, of a measurement
-_REACH = 5.0  # distance over which misses are alike
 _BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
-_OTHER_GPU = 1.0  # distance of calls that were measured on another GPU of the same architecture
 _ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
 
 
@@ -69,25 +65,54 @@ def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factor
     found = _fitted(kernel, problem.needs_grad, device.name)
     if found is None or points.precision_of(problem) not in found.precisions:
         return Factors()
-    place = _place(work, problem, found.device)
+    place = _place(features(work, problem, found.device), found.settings)
     return Factors(found.busy.at(place), 1.0 if found.issue is None else found.issue.at(place))
 
 
 def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
     """Return whether calls of a kernel in a problem's precision and pass were measured on the device."""
-    plain = problem.proj_size == 0 and not problem.projected and type(problem.cell) is LSTM
+    plain = problem.proj_size == 0 and not problem.projected
     known = _fitted(kernel, problem.needs_grad, device.name)
-    return plain and known is not None and points.precision_of(problem) in known.precisions
+    return plain and known is not None and (problem.cell, points.precision_of(problem)) in known.measured
+
+
+class Settings(NamedTuple):
+    """The settings of the Gaussian process of a kernel, which `benchmarks/scales.py` fits to measured calls.
+
+    Attributes:
+        scales: For each of the `features`, the distance between calls that differ by 1 in it.
+        spread: The standard deviation of the logarithms of errors.
+        slope: The standard deviation of their change over a unit of distance, however far.
+        noise: The standard deviation of the logarithm of a measurement.
+    """
+
+    scales: np.ndarray
+    spread: float
+    slope: float
+    noise: float
+
+
+@functools.cache
+def settings_of(kernel: str) -> Settings:
+    """Return the settings of a kernel's Gaussian process; those of no kernel in particular for an unknown one."""
+    kernels = json.loads((points.packaged_folder() / "scales.json").read_text())["kernels"]
+    found = kernels.get(kernel, kernels["any"])
+    scales = np.array(list(found["scales"].values()), dtype=float)
+    return Settings(scales, found["spread"], found["slope"], found["noise"])
+
+
+def _place(found: dict[str, float], settings: Settings) -> np.ndarray:
+    return np.array(list(found.values()), dtype=float) * settings.scales
 
 
 class _Process:
     """The mean of a Gaussian process through known values."""
 
-    def __init__(self, places: np.ndarray, values: np.ndarray) -> None:
-        self._places = places
+    def __init__(self, places: np.ndarray, values: np.ndarray, settings: Settings) -> None:
+        self._places, self._settings = places, settings
         self._middle = float(np.median(values))
         self._range = float(values.min()) - _BEYOND, float(values.max()) + _BEYOND
-        covariance = self._covariance(places) + _NOISE**2 * np.eye(len(values))
+        covariance = self._covariance(places) + settings.noise**2 * np.eye(len(values))
         self._weights = _solved(covariance, values - self._middle)
 
     def at(self, place: np.ndarray) -> float:
@@ -100,9 +125,10 @@ class _Process:
 
     def _covariance(self, others: np.ndarray) -> np.ndarray:
         # Matern's function, once differentiable, and a plane.
-        squares = (others**2).sum(1)[:, None] + (self._places**2).sum(1) - 2 * others @ self._places.T
-        distance = np.sqrt(3 * np.maximum(squares, 0.0)) / _REACH
-        return _SPREAD**2 * (1 + distance) * np.exp(-distance) + _SLOPE**2 * (1 + others @ self._places.T)
+        inner = others @ self._places.T
+        squares = (others**2).sum(1)[:, None] + (self._places**2).sum(1) - 2 * inner
+        distance = np.sqrt(3 * np.maximum(squares, 0.0))
+        return self._settings.spread**2 * (1 + distance) * np.exp(-distance) + self._settings.slope**2 * (1 + inner)
 
 
 def _solved(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -123,7 +149,9 @@ class _Fitted(NamedTuple):
     busy: _Process
     issue: _Process | None
     device: Device
+    settings: Settings
     precisions: frozenset[str | None]
+    measured: frozenset[tuple[Cell, str | None]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,15 +165,21 @@ def _fitted(kernel: str, training: bool, device: str) -> _Fitted | None:
         for each in points.of_the_same_architecture(numbers)
         if each.kernel == kernel and each.problem.needs_grad == training
     ]
-    places = np.array([_place(each.work, each.problem, numbers) for each in known])
-    elsewhere = [_place(each.work, each.problem, each.record.device, _OTHER_GPU) for each in others]
+    settings = settings_of(kernel)
+    places = np.array([_place(features(each.work, each.problem, numbers), settings) for each in known])
+    elsewhere = [_place(features(each.work, each.problem, each.record.device, 1.0), settings) for each in others]
     every = np.vstack([places, *elsewhere])
     misses = np.array([math.log(each.graph / _estimated(each)) for each in (*known, *others)])
-    precisions = frozenset(points.precision_of(each.problem) for each in known)
-    return _Fitted(_Process(every, misses), _issue_process(known, places, numbers), numbers, precisions)
+    measured = frozenset((each.problem.cell, points.precision_of(each.problem)) for each in known)
+    precisions = frozenset(precision for _, precision in measured)
+    busy_process = _Process(every, misses, settings)
+    issue_process = _issue_process(known, places, numbers, settings)
+    return _Fitted(busy_process, issue_process, numbers, settings, precisions, measured)
 
 
-def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: Device) -> _Process | None:
+def _issue_process(
+    known: Sequence[points.Point], places: np.ndarray, numbers: Device, settings: Settings
+) -> _Process | None:
     """Fit the time of the CPU: known where a call waits for it, and bounded by the time of every other call."""
     timed = [(place, each) for place, each in zip(places, known, strict=True) if each.eager is not None]
     seen = np.array([(each.eager or 0.0) > _ISSUE_BOUND * each.graph for _, each in timed], dtype=bool)
@@ -153,17 +187,17 @@ def _issue_process(known: Sequence[points.Point], places: np.ndarray, numbers: D
         return None
     at = np.array([place for place, _ in timed])
     bounds = np.log([(each.eager or 0.0) / issue(each.work, numbers) for _, each in timed])
-    first = _Process(at[seen], bounds[seen])
+    first = _Process(at[seen], bounds[seen], settings)
     used = seen | (first.logarithms(at) > bounds)
-    return _Process(at[used], bounds[used])
+    return _Process(at[used], bounds[used], settings)
 
 
 def _estimated(point: points.Point) -> float:
     return estimated(point.work, point.problem, point.record.device)
 
 
-def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> np.ndarray:
-    """Return the coordinates of a call among others; their scales say how much a difference matters.
+def features(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> dict[str, float]:
+    """Return the numbers that describe a call among others, by name.
 
     Args:
         work: The work that the kernel states.
@@ -175,33 +209,33 @@ def _place(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> 
     steps = max(problem.time * problem.num_layers * problem.num_directions, 1)
     total = busy(work, problem, device) or 1.0
     single = problem.dtype in (torch.float32, torch.float64)
-    exact = single and (not problem.allow_tf32 or work.exact_flops > 0)
-    return np.array(
-        [
-            math.log(max(problem.time, 1)),
-            math.log(max(problem.batch, 1)),
-            math.log(hidden),
-            0.6 * math.log(features),
-            1.5 * math.log(problem.num_layers),
-            1.5 * problem.bidirectional,
-            0.8 * (problem.dtype == torch.float16),
-            1.6 * single,
-            1.6 * exact,
-            # Rows that do not begin at multiples of 16 bytes keep a library to slower products.
-            3.0 * (hidden * size % 16 > 0),
-            1.5 * (features * size % 16 > 0),
-            1.0 * (hidden * size % 128 > 0),
-            0.5 * (hidden % 8 > 0),
-            1.5 * (problem.batch == 1),
-            0.7 * (problem.batch % 8 > 0),
-            2.0 * (problem.time == 1),
-            2.0 * (problem.layout is not Layout.DENSE),
-            2.0 * problem.rebuilds_gates,
-            3.0 * (work.exchanges > 0),
-            0.7 * math.log(work.exchanges / steps) if work.exchanges else 0.0,
-            1.5 * work.launches * device.launch_seconds / total,
-            1.5 * work.resident_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) / total,
-            1.5 * work.cached_bytes / device.cache_bandwidth / total,
-            apart,
-        ]
-    )
+    return {
+        "log time": math.log(max(problem.time, 1)),
+        "log batch": math.log(max(problem.batch, 1)),
+        "log hidden size": math.log(hidden),
+        "log input size": math.log(features),
+        "log layers": math.log(problem.num_layers),
+        "two directions": problem.bidirectional,
+        "float16": problem.dtype == torch.float16,
+        "float32": single,
+        "exact float32": single and (not problem.allow_tf32 or work.exact_flops > 0),
+        # Rows that do not begin at multiples of 16 bytes keep a library to slower products.
+        "hidden rows not aligned to 16 bytes": hidden * size % 16 > 0,
+        "input rows not aligned to 16 bytes": features * size % 16 > 0,
+        "hidden rows not aligned to 128 bytes": hidden * size % 128 > 0,
+        "hidden size not a multiple of 8": hidden % 8 > 0,
+        "one row": problem.batch == 1,
+        "batch not a multiple of 8": problem.batch % 8 > 0,
+        "one step": problem.time == 1,
+        "lengths": problem.layout is not Layout.DENSE,
+        "checkpointed": problem.rebuilds_gates,
+        "GRU": type(problem.cell) is GRU,
+        "exchanges": work.exchanges > 0,
+        "log exchanges a step": math.log(work.exchanges / steps) if work.exchanges else 0.0,
+        "share of launches": work.launches * device.launch_seconds / total,
+        "share of resident products": (
+            work.resident_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) / total
+        ),
+        "share of the cache": work.cached_bytes / device.cache_bandwidth / total,
+        "another GPU": apart,
+    }

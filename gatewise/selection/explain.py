@@ -9,17 +9,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gatewise.cells import GRU, LSTM, Cell
+from gatewise.cells import Cell
 from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
+from gatewise.contract.pytorch import cell_of
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
-
-# The cell for each `mode` of PyTorch's layers; layers of gatewise without a `mode` are LSTMs.
-_CELLS = {"LSTM": LSTM(), "GRU": GRU()}
 
 
 @runtime_checkable
@@ -52,8 +50,8 @@ def explain(
     """Return which kernel a call would run, why the others would not, and the predicted time and memory; run nothing.
 
     Args:
-        module: A `gatewise.LSTM`, `gatewise.GRU` or `gatewise.Recurrent`, or an LSTM or GRU of PyTorch, for which the
-            decision is that after `gatewise.accelerate`.
+        module: A recurrent layer of gatewise, or one of PyTorch's, for which the decision is that after
+            `gatewise.accelerate`.
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
         lengths: The lengths of the sequences, or True for lengths on x's device.
         device: The device of the call: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
@@ -80,9 +78,9 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
-    cell = getattr(module, "cell", None) or _CELLS.get(getattr(module, "mode", "LSTM"))
+    cell = cell_of(module)
     if not isinstance(module, LSTMLike) or not isinstance(cell, Cell):
-        raise ArgumentError(sentence("module", "a layer of gatewise, an LSTM or GRU of PyTorch", type(module).__name__))
+        raise ArgumentError(sentence("module", "a recurrent layer of gatewise or PyTorch", type(module).__name__))
     weight = next(module.parameters())  # type: ignore[attr-defined]
     shape = _shape(x)
     if len(shape) not in (2, 3) or shape[-1] != module.input_size:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells import LSTM, cell_named
 from gatewise.contract.cache import cache_folder
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
@@ -197,6 +198,7 @@ def point_line(point: Point) -> str:
             "pass": "training" if problem.needs_grad else "inference",
             "sizes": [*sizes, problem.num_directions],
             **{name: 1 for name, value in flags.items() if value},
+            **({} if type(problem.cell) is LSTM else {"cell": problem.cell.name}),
             "graph_us": _short(point.graph * 1e6),
             **({} if point.eager is None else {"eager_us": _short(point.eager * 1e6)}),
             "work": stated(point.work),
@@ -207,7 +209,7 @@ def point_line(point: Point) -> str:
 
 
 def problem_of(fields: dict[str, Any]) -> Problem:
-    """Return the problem of a line: the LSTM of these sizes, in a CUDA graph."""
+    """Return the problem of a line: the layer of these sizes, in a CUDA graph."""
     time, batch, features, hidden, layers, directions = fields["sizes"]
     dtype, tf32 = PRECISIONS[fields["precision"]]
     return Problem(
@@ -224,6 +226,7 @@ def problem_of(fields: dict[str, Any]) -> Problem:
         lean=bool(fields.get("lean")),
         captured=True,
         announced=True,
+        cell=cell_named(fields.get("cell", LSTM.name)),
     )
 
 

@@ -31,6 +31,17 @@ def test_the_allowance_is_twice_the_largest_spread_and_one_rounding() -> None:
     assert not rival().beside((3.01, 2.0, 2.0)).agrees
 
 
+def test_the_rivals_own_distance_from_float64_is_allowed_twice_to_others() -> None:
+    losses = {None: (2.0, 2.0)}
+    asked = []
+    rival = Rival(lambda nudge: losses.get(nudge, (2.0, 2.0)), 0.0, 0.0, exact=lambda: asked.append(1) or (2.25, 2.0))
+    assert rival.beside((2.0, 2.0)).agrees
+    assert not asked
+    assert rival.beside((2.25, 2.5)).agrees
+    assert not rival.beside((2.51, 2.0)).agrees
+    assert not rival.beside((2.0, math.nan)).agrees
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_rival_that_is_no_number_allows_nothing(loss: float) -> None:
     broken = Rival(lambda nudge: (2.0, loss if nudge and nudge.seed == 3 else 2.0), ROUNDING, ROUNDING)

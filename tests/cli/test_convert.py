@@ -57,14 +57,32 @@ def test_two_layers_become_two_directions(gatewise, tmp_path):
     assert safetensors.load_file("one.safetensors").keys() == expected.keys()
 
 
-def test_a_gru_goes_to_pytorchs_layout_unless_another_is_named(gatewise, tmp_path):
-    layer = torch.nn.GRU(3, 2).state_dict()
-    safetensors.save_file(layer, "gru.safetensors")
-    there = gatewise("convert", "gru.safetensors", "gru.weights.h5", "--from", "torch-gru", "--to", "keras-gru")
+@pytest.mark.parametrize("cell", ["gru", "rnn"])
+def test_other_cells_go_to_pytorchs_layout_unless_another_is_named(gatewise, tmp_path, cell):
+    layer = {"gru": torch.nn.GRU, "rnn": torch.nn.RNN}[cell](3, 2)
+    if cell == "rnn":
+        torch.nn.init.zeros_(layer.bias_hh_l0)  # the layout has one bias
+    safetensors.save_file(layer.state_dict(), "there.safetensors")
+    of_keras = f"keras-{cell}"
+    there = gatewise("convert", "there.safetensors", "keras.weights.h5", "--from", f"torch-{cell}", "--to", of_keras)
     assert (there.status, there.err) == (0, "")
-    back = gatewise("convert", "gru.weights.h5", "back.safetensors", "--from", "keras-gru")
-    assert back.out.splitlines()[-1] == "Wrote back.safetensors in the layout torch-gru."
-    assert all(torch.equal(tensor, layer[name]) for name, tensor in safetensors.load_file("back.safetensors").items())
+    back = gatewise("convert", "keras.weights.h5", "back.safetensors", "--from", of_keras)
+    assert back.out.splitlines()[-1] == f"Wrote back.safetensors in the layout torch-{cell}."
+    found = safetensors.load_file("back.safetensors")
+    assert found.keys() == layer.state_dict().keys()
+    assert all(torch.equal(tensor, layer.state_dict()[name]) for name, tensor in found.items())
+
+
+def test_rnns_are_named_in_the_report(gatewise, tmp_path):
+    one, other = torch.nn.RNN(3, 2).state_dict(), torch.nn.RNN(2, 2).state_dict()
+    model = {f"one.{name}": tensor for name, tensor in one.items()}
+    model |= {f"other.{name}": tensor for name, tensor in other.items()} | {"head.weight": torch.zeros(3)}
+    safetensors.save_file(model, "model.safetensors")
+    lines = gatewise("convert", "model.safetensors", "rnn.npz", "--from", "torch-rnn").out.splitlines()
+    assert lines[2:4] == [
+        "Left out, in no RNN of the layout torch-rnn: 1 tensors (head.weight)",
+        "These are separate RNNs. --stack combines them into one.",
+    ]
 
 
 def test_what_is_left_out_is_named(gatewise, tmp_path):

@@ -72,10 +72,24 @@ def test_a_gru_is_beside_pytorchs_gru(gatewise, gpu, chosen):
     pytorch = section(answer.out, "torch.nn.GRU would run")
     if gpu == "h200":
         assert pytorch[0].startswith("  cudnn: STANDARD")
-        assert "    - cell is gru on sm_90, allowed: lstm; gru on sm_70" in pytorch
+        assert "    - cell is gru on sm_90, allowed: lstm, rnn; gru on sm_70" in pytorch
     else:
         assert pytorch[0].startswith("  cudnn: PERSIST_STATIC" if gpu == "v100" else "  aten: native loop")
         assert json.loads(gatewise(*words, "--json").out)["chosen"] == chosen
+
+
+@pytest.mark.parametrize("cell", ["rnn_tanh", "rnn_relu"])
+def test_an_rnn_is_beside_pytorchs_rnn_which_runs_on_cudnn(gatewise, cell):
+    words = ("explain", "--cell", cell, "--input", "100,64,512", "--hidden", 512, "--gpu", "h200")
+    answer = gatewise(*words)
+    assert (answer.status, answer.err) == (0, "")
+    assert max(map(len, answer.out.splitlines())) <= 80
+    pytorch = section(answer.out, "torch.nn.RNN would run")
+    assert pytorch[0].startswith("  cudnn: STANDARD")
+    assert "    - hidden_size is 512, allowed: at most 384 (forward), 256 (backward)" in pytorch
+    data = json.loads(gatewise(*words, "--dtype", "fp16", "--json").out)
+    assert data["chosen"] == "persistent"
+    assert data["pytorch"]["algorithm"] == "PERSIST_STATIC"
 
 
 def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
@@ -105,6 +119,7 @@ def test_pytorch_has_no_resets(gatewise):
         (("--tf32",), "TF32 allowed"),
         (("--layers", 3), "3 layers"),
         (("--cell", "gru"), "gru"),
+        (("--cell", "rnn_relu"), "rnn_relu"),
     ],
 )
 def test_every_option_reaches_the_problem(gatewise, option, expected):
@@ -148,6 +163,11 @@ def test_a_named_kernel_that_refuses_is_status_1_and_shows_what_would_make_it_ru
         (("--input", "5,2,4", "--hidden", 0), "`hidden_size` must be a positive integer, got 0"),
         (("--input", "5,2,4", "--hidden", 8, "--proj", 8), "`proj_size` must be"),
         (("--input", "5,2,4", "--hidden", 8, "--dtype", "int8"), "`--dtype` must be one of fp32"),
+        (("--input", "5,2,4", "--hidden", 8, "--cell", "rnn"), "`--cell` must be one of lstm, gru, rnn_tanh, rnn_relu"),
+        (
+            ("--input", "5,2,4", "--hidden", 8, "--cell", "rnn_relu", "--proj", 4),
+            "`--proj` must be 0 with --cell rnn_relu, got 4",
+        ),
         (("--input", "5,2,4", "--hidden", 8, "--gpu", "h2000"), "`device` must be one of h200, h100"),
         (("--input", "5,2,4", "--hidden", 8, "--kernel", "cuddn"), "got 'cuddn'"),
     ],

@@ -215,7 +215,7 @@ def test_another_layout_is_suggested_where_nothing_is_found():
         convert({}, "keras", "torch")
 
 
-@pytest.mark.parametrize("layout", ["torch", "torch-gru"])
+@pytest.mark.parametrize("layout", ["torch", "torch-gru", "torch-rnn"])
 def test_the_layers_of_a_layouts_cell_are_taken_out_of_a_model(layout):
     modules = {
         "lstm": torch.nn.LSTM(3, 2, 2, bidirectional=True),
@@ -225,7 +225,7 @@ def test_the_layers_of_a_layouts_cell_are_taken_out_of_a_model(layout):
     }
     model = {f"{name}.{key}": tensor for name, module in modules.items() for key, tensor in module.state_dict().items()}
     found = find_stacks(model, layout_named(layout))
-    of_cell = ["gru"] if layout == "torch-gru" else ["lstm", "narrow"]
+    of_cell = {"torch": ["lstm", "narrow"], "torch-gru": ["gru"], "torch-rnn": ["plain"]}[layout]
     assert [stack.name for stack in found.stacks] == of_cell
     assert all(stack.cell == layout_named(layout).cell for stack in found.stacks)
     assert set(found.left) == {name for name in model if name.partition(".")[0] not in of_cell}
@@ -239,6 +239,16 @@ def test_the_gru_cells_of_keras_models_are_found():
     assert tensors.keys() == torch.nn.GRU(3, 2, bidirectional=True).state_dict().keys()
     with pytest.raises(ArgumentError, match="are those of the layout keras-gru"):
         convert(under("gru", cell), "keras", "torch")
+
+
+def test_the_simple_rnn_cells_of_keras_models_are_found():
+    cell = {"kernel": torch.randn(3, 2), "recurrent_kernel": torch.randn(2, 2), "bias": torch.randn(2)}
+    model = under("bidirectional/forward_simple_rnn/simple_rnn_cell_1", cell)
+    model |= under("bidirectional/backward_simple_rnn/simple_rnn_cell_2", cell) | under("lstm/lstm_cell", keras())
+    tensors = convert(model, "keras-rnn", "torch-rnn")
+    assert tensors.keys() == torch.nn.RNN(3, 2, bidirectional=True).state_dict().keys()
+    with pytest.raises(ArgumentError, match="are those of the layout keras-rnn"):
+        convert(under("simple_rnn", cell), "keras-gru", "torch-gru")
 
 
 @pytest.mark.parametrize("module", [torch.nn.GRU(3, 2), torch.nn.RNN(3, 2)])

@@ -28,11 +28,16 @@ keras = keras_on_torch()
 SUFFIXES = (".safetensors", ".npz", ".keras", ".weights.h5", ".h5")
 
 
-LAYOUTS = {"LSTM": ("keras", "torch"), "GRU": ("keras-gru", "torch-gru")}
+LAYOUTS = {
+    "LSTM": ("keras", "torch"),
+    "GRU": ("keras-gru", "torch-gru"),
+    "SimpleRNN": ("keras-rnn", "torch-rnn"),
+}
+MODULES = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "SimpleRNN": torch.nn.RNN}
 
 
 def keras_model(layers=2, bidirectional=True, features=3, units=4, cell="LSTM"):
-    """Return a Keras model of stacked LSTM or GRU layers with random weights, biases too."""
+    """Return a Keras model of stacked recurrent layers with random weights, biases too."""
     model = keras.Sequential([keras.Input((None, features))])
     for _ in range(layers):
         layer = getattr(keras.layers, cell)(units, return_sequences=True)
@@ -44,7 +49,7 @@ def keras_model(layers=2, bidirectional=True, features=3, units=4, cell="LSTM"):
 
 def outputs_of(path, x, layers=2, bidirectional=True, cell="LSTM"):
     """Return what a module of PyTorch computes with the weights of a file."""
-    module = getattr(torch.nn, cell)(x.shape[-1], 4, layers, bidirectional=bidirectional, batch_first=True)
+    module = MODULES[cell](x.shape[-1], 4, layers, bidirectional=bidirectional, batch_first=True)
     module.load_state_dict(read_file(path))
     return module(torch.from_numpy(x))[0].detach().numpy()
 
@@ -84,7 +89,7 @@ def test_a_keras_gru_that_resets_before_its_product_is_refused(tmp_path, suffix)
 @pytest.mark.parametrize("cell", LAYOUTS)
 def test_keras_reads_what_is_written_and_computes_the_same(tmp_path, x, suffix, bidirectional, cell):
     torch.manual_seed(0)
-    module = getattr(torch.nn, cell)(3, 4, 2, bidirectional=bidirectional, batch_first=True)
+    module = MODULES[cell](3, 4, 2, bidirectional=bidirectional, batch_first=True)
     source, target = tmp_path / "torch.safetensors", tmp_path / f"model{suffix}"
     safetensors.save_file(module.state_dict(), source)
     convert_file(source, target, *reversed(LAYOUTS[cell]))

@@ -21,16 +21,19 @@ ONE_DIRECTION = ("systemml", "haste", "haste-gru")
 
 def pytorchs(layout):
     """Return the module of PyTorch that a layout is of, and the name of its layout."""
-    gru = LAYOUTS[layout].cell.name == "gru"
-    return (torch.nn.GRU, "torch-gru") if gru else (torch.nn.LSTM, "torch")
+    return {
+        "lstm": (torch.nn.LSTM, "torch"),
+        "gru": (torch.nn.GRU, "torch-gru"),
+        "rnn_tanh": (torch.nn.RNN, "torch-rnn"),
+    }[LAYOUTS[layout].cell.name]
 
 
 def loaded(tensors, directions=1):
-    """Return a torch.nn.LSTM or GRU that holds the tensors, sized by them."""
+    """Return a torch.nn.LSTM, GRU or RNN that holds the tensors, sized by them."""
     layers = 1 + max(int(name.split("_l")[1][0]) for name in tensors)
     rows, features = tensors["weight_ih_l0"].shape
     units = tensors["weight_hh_l0"].shape[1]
-    kind = {4: torch.nn.LSTM, 3: torch.nn.GRU}[rows // units]
+    kind = {4: torch.nn.LSTM, 3: torch.nn.GRU, 1: torch.nn.RNN}[rows // units]
     module = kind(features, units, layers, bias="bias_ih_l0" in tensors, bidirectional=directions == 2).to(
         tensors["weight_ih_l0"].dtype
     )
@@ -124,6 +127,24 @@ def test_a_converted_gru_computes_the_equations_of_its_system(layout, tensors_of
         h = z * h + (1 - z) * np.tanh(x_n + r * h_n)
         outputs.append(h)
     module = loaded(convert(tensors_of(kernel, recurrent, input_bias, recurrent_bias), layout, "torch-gru"))
+    np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), np.stack(outputs), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+@pytest.mark.parametrize("layout", ["keras-rnn", "flax-rnn"])
+def test_a_converted_rnn_computes_the_equations_of_its_system(layout, nonlinearity):
+    generator = np.random.default_rng(6)
+    kernel, recurrent, bias = (generator.standard_normal(shape) for shape in ((3, 2), (2, 2), (2,)))
+    x = generator.standard_normal((5, 2, 3))
+    h, outputs = np.zeros((2, 2)), []
+    for step in x:
+        total = step @ kernel + bias + h @ recurrent
+        h = np.tanh(total) if nonlinearity == "tanh" else np.maximum(total, 0)
+        outputs.append(h)
+    names = ("kernel", "recurrent_kernel", "bias") if layout == "keras-rnn" else ("i/kernel", "h/kernel", "i/bias")
+    converted = convert(dict(zip(names, (kernel, recurrent, bias), strict=True)), layout, "torch-rnn")
+    module = torch.nn.RNN(3, 2, nonlinearity=nonlinearity).double()
+    module.load_state_dict(converted)
     np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), np.stack(outputs), rtol=0, atol=1e-14)
 
 

@@ -1,15 +1,21 @@
-"""Stand-ins on the CPU for PyTorch's operators of cuDNN's LSTM and GRU, which run on NVIDIA's GPUs alone.
+"""Stand-ins on the CPU for PyTorch's operators of cuDNN's LSTM, GRU and RNN, which run on NVIDIA's GPUs alone.
 
 They demand of their arguments what ATen's cudnn/RNN.cpp demands, read the weights from the one buffer in cuDNN's order,
 and compute what PyTorch's modules compute. A reserve can be used once, as cuDNN's.
 """
 
+import functools
 import itertools
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-_MODULES = {2: torch.nn.LSTM, 3: torch.nn.GRU}  # by CUDNN_LSTM and CUDNN_GRU
+_MODULES = {  # by CUDNN_RNN_RELU, CUDNN_RNN_TANH, CUDNN_LSTM and CUDNN_GRU
+    0: functools.partial(torch.nn.RNN, nonlinearity="relu"),
+    1: torch.nn.RNN,
+    2: torch.nn.LSTM,
+    3: torch.nn.GRU,
+}
 
 
 class Operators:

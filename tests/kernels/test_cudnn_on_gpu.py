@@ -6,11 +6,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import gatewise
 from gatewise import functional
-from gatewise.cells import GRU, LSTM
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.execution import prepare
 from gatewise.kernels.cudnn import cudnn
+from gatewise.kernels.cudnn.criteria import CRITERIA, NOT_TRIED_ON_A_GPU
 
 pytestmark = pytest.mark.gpu
 FORMS = [
@@ -19,14 +20,28 @@ FORMS = [
     {"num_layers": 2, "bias": False},
     {"proj_size": 8, "num_layers": 2},
 ]
-CALLS = [(cell, form) for cell in ("LSTM", "GRU") for form in FORMS if cell == "LSTM" or "proj_size" not in form]
-CELLS = {"LSTM": LSTM(), "GRU": GRU()}
+CELLS = {"LSTM": LSTM(), "GRU": GRU(), "RNN_TANH": RNN("tanh"), "RNN_RELU": RNN("relu")}
+CALLS = [(cell, form) for cell in CELLS for form in FORMS if cell == "LSTM" or "proj_size" not in form]
+
+
+@pytest.fixture(autouse=True)
+def only_admitted(request):
+    cell = request.node.callspec.params.get("cell", "") if hasattr(request.node, "callspec") else ""
+    if cell.startswith("RNN") and NOT_TRIED_ON_A_GPU in CRITERIA:
+        pytest.skip(f"cudnn takes {NOT_TRIED_ON_A_GPU.allowed}; remove NOT_TRIED_ON_A_GPU from CRITERIA to run this")
+
+
+def layer(module, cell, *sizes, **options):
+    """Return a layer of a cell from `torch.nn` or `gatewise`, on the GPU."""
+    name, *nonlinearity = cell.split("_")
+    own = {"nonlinearity": nonlinearity[0].lower()} if nonlinearity else {}
+    return getattr(module, name)(*sizes, device="cuda", **own, **options)
 
 
 def make(form, dtype=torch.float32, cell="LSTM"):
     torch.manual_seed(0)
-    theirs = getattr(torch.nn, cell)(16, 32, device="cuda", dtype=dtype, **form)
-    ours = getattr(gatewise, cell)(16, 32, device="cuda", dtype=dtype, kernel="cudnn", **form)
+    theirs = layer(torch.nn, cell, 16, 32, dtype=dtype, **form)
+    ours = layer(gatewise, cell, 16, 32, dtype=dtype, kernel="cudnn", **form)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours, torch.randn(7, 5, 16, device="cuda", dtype=dtype, requires_grad=True)
 
@@ -123,7 +138,7 @@ def test_autocast_runs_in_its_own_dtype(dtype, cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_lengths_on_the_gpu_wait_for_nothing(cell):
-    module = getattr(gatewise, cell)(16, 32, num_layers=2, bidirectional=True, device="cuda")
+    module = layer(gatewise, cell, 16, 32, num_layers=2, bidirectional=True)
     x = torch.randn(7, 3, 16, device="cuda", requires_grad=True)
     lengths = torch.tensor([3, 7, 0], device="cuda")
     module(x, lengths=lengths)[0].sum().backward()
@@ -135,9 +150,10 @@ def test_lengths_on_the_gpu_wait_for_nothing(cell):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("cell", ["GRU", "RNN_TANH", "RNN_RELU"])
 @pytest.mark.parametrize("form", [{"num_layers": 2}, {"bidirectional": True}], ids=str)
-def test_a_packed_batch_is_pytorchs(form):
-    theirs, ours, x = make(form, torch.float64, "GRU")
+def test_a_packed_batch_is_pytorchs(form, cell):
+    theirs, ours, x = make(form, torch.float64, cell)
     packed = pack_padded_sequence(x, torch.tensor([7, 4, 4, 2, 1]))
     (found, h_n), (expected, expected_h) = ours(packed), theirs(packed)
     torch.testing.assert_close([found.data, h_n], [expected.data, expected_h], rtol=0, atol=0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, OutputGradients
@@ -12,7 +12,9 @@ from gatewise.kernels.cudnn import cudnn
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from tests.kernels.cudnn_operators import Operators
 
-CELLS = [LSTM(), GRU()]
+MODES = {LSTM(): 2, GRU(): 3, RNN("tanh"): 1, RNN("relu"): 0}  # of cudnnRNNMode_t
+CELLS = list(MODES)
+WITHOUT_CELL_STATE = CELLS[1:]
 CALLS = [
     pytest.param(case.problem(dtype=torch.float64).replace(cell=cell), id=f"{cell.name}-{case.name}")
     for case in testing.CASES
@@ -56,7 +58,7 @@ def test_results_and_gradients_are_the_oracles(problem, operators):
     found = testing.run_kernel(cudnn, problem, inputs, gradients)
     expected = testing.oracle(problem, inputs, gradients)
     torch.testing.assert_close(tensors(*found), tensors(*expected))
-    assert set(operators.modes) == {3 if type(problem.cell) is GRU else 2}
+    assert set(operators.modes) == {MODES[problem.cell]}
     assert operators.runs == {}
 
 
@@ -92,8 +94,9 @@ def test_absent_gradients_of_outputs_are_zero(cell, given, operators):
     torch.testing.assert_close(tensors(*found), tensors(*expected))
 
 
-def test_the_final_states_of_a_gru_are_no_views_of_the_initial_ones(operators):
-    problem, inputs, _ = small(GRU())
+@pytest.mark.parametrize("cell", WITHOUT_CELL_STATE, ids=repr)
+def test_absent_cell_states_are_no_views_of_the_initial_ones(cell, operators):
+    problem, inputs, _ = small(cell)
     result = cudnn.forward(problem, inputs)
     assert result.c_n.shape == inputs.c0.shape == (1, 3, 0)
     assert result.c_n is not inputs.c0
@@ -101,8 +104,9 @@ def test_the_final_states_of_a_gru_are_no_views_of_the_initial_ones(operators):
 
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}], ids=str)
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PACKED])
-def test_pytorchs_own_call_is_that_of_the_cell(form, layout):
-    problem, inputs, _ = small(GRU(), layout=layout, **form)
+@pytest.mark.parametrize("cell", WITHOUT_CELL_STATE, ids=repr)
+def test_pytorchs_own_call_is_that_of_the_cell(cell, form, layout):
+    problem, inputs, _ = small(cell, layout=layout, **form)
     assert cudnn.recorded(problem, inputs) is None  # PyTorch would lay out the weights anew in every call
     found = cudnn.recorded(problem, inputs._replace(weights=in_cudnns_buffer(problem, inputs.weights)))
     assert found is not None
@@ -110,12 +114,13 @@ def test_pytorchs_own_call_is_that_of_the_cell(form, layout):
     torch.testing.assert_close(found[:3], expected[:3])
 
 
-def test_a_gru_states_the_work_and_the_memory_of_its_own_gates():
+@pytest.mark.parametrize(("cell", "gates", "kept"), [(GRU(), 0.75, 0.8), (RNN(), 0.25, 0.2)], ids=repr)
+def test_other_cells_state_the_work_and_the_memory_of_their_own_gates(cell, gates, kept):
     lstm = Problem(100, 64, 512, 512, dtype=torch.bfloat16, needs_grad=True)
-    gru, device = lstm.replace(cell=GRU()), Device.named("h200")
-    of_lstm, of_gru = cudnn.work(lstm, device), cudnn.work(gru, device)
-    assert of_gru.matmul_flops == pytest.approx(0.75 * of_lstm.matmul_flops)
-    assert of_gru.bytes_moved < of_lstm.bytes_moved
-    assert of_gru.workspace_bytes < of_lstm.workspace_bytes
-    kept_by_lstm, kept_by_gru = (sum(spec.nbytes for spec in cudnn.kept(each, device)) for each in (lstm, gru))
-    assert kept_by_gru == 0.8 * kept_by_lstm
+    other, device = lstm.replace(cell=cell), Device.named("h200")
+    of_lstm, of_other = cudnn.work(lstm, device), cudnn.work(other, device)
+    assert of_other.matmul_flops == pytest.approx(gates * of_lstm.matmul_flops)
+    assert of_other.bytes_moved < of_lstm.bytes_moved
+    assert of_other.workspace_bytes < of_lstm.workspace_bytes
+    kept_by_lstm, kept_by_other = (sum(spec.nbytes for spec in cudnn.kept(each, device)) for each in (lstm, other))
+    assert kept_by_other == kept * kept_by_lstm

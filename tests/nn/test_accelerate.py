@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import gatewise
-from gatewise.nn import GRU, LSTM, GRUCell, LSTMCell, Swap, accelerate, planned_swaps
+from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, Swap, accelerate, planned_swaps
 
 
 class Tagger(nn.Module):
@@ -247,11 +247,9 @@ def test_that_nothing_was_exchanged_is_printed_too(model, capsys):
     accelerate(model)
     capsys.readouterr()
     accelerate(model)
-    assert capsys.readouterr().out == (
-        "accelerate: no torch.nn.LSTM or torch.nn.GRU to replace; 3 gatewise.LSTM already\n"
-    )
+    assert capsys.readouterr().out == ("accelerate: no torch.nn.LSTM, GRU or RNN to replace; 3 gatewise.LSTM already\n")
     accelerate(nn.Linear(3, 4))
-    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM or torch.nn.GRU to replace\n"
+    assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM, GRU or RNN to replace\n"
 
 
 def test_it_can_be_silent_but_not_about_what_it_left(model, capsys):
@@ -262,32 +260,30 @@ def test_it_can_be_silent_but_not_about_what_it_left(model, capsys):
 
 
 class Mixed(nn.Module):
-    """One layer of each class, and a subclass of a GRU."""
+    """One layer of each class."""
 
     def __init__(self):
         super().__init__()
         self.gru = nn.GRU(6, 4, num_layers=2, bidirectional=True, dropout=0.5)
         self.also = self.gru
         self.lstm = nn.LSTM(8, 4)
+        self.rnn = nn.RNN(4, 4, nonlinearity="relu")
         self.gru_cell, self.lstm_cell = nn.GRUCell(4, 4), nn.LSTMCell(4, 4)
+        self.rnn_cell = nn.RNNCell(4, 4, nonlinearity="relu")
 
     def forward(self, x):
         y, h = self.gru(x)
-        z, _ = self.lstm(y)
-        return self.lstm_cell(self.gru_cell(z[-1], h[0]))
+        z, _ = self.rnn(self.lstm(y)[0])
+        return self.lstm_cell(self.rnn_cell(self.gru_cell(z[-1], h[0])))
 
 
-def test_grus_and_cells_are_exchanged_and_results_stay(capsys):
+def test_all_layers_and_cells_are_exchanged_and_results_stay(capsys):
     model, x = Mixed().eval(), torch.randn(5, 3, 6)
     model.gru.weight_ih_l0.requires_grad_(False)
     expected, parameters, state = model(x), list(model.parameters()), model.state_dict()
     assert accelerate(model) is model
-    assert [type(part) for part in (model.gru, model.lstm, model.gru_cell, model.lstm_cell)] == [
-        GRU,
-        LSTM,
-        GRUCell,
-        LSTMCell,
-    ]
+    parts = model.gru, model.lstm, model.rnn, model.gru_cell, model.lstm_cell, model.rnn_cell
+    assert [type(part) for part in parts] == [GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell]
     assert model.also is model.gru
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert model.state_dict().keys() == state.keys()
@@ -295,13 +291,15 @@ def test_grus_and_cells_are_exchanged_and_results_stay(capsys):
     torch.testing.assert_close(model(x), expected)
     torch.testing.assert_close(pickle.loads(pickle.dumps(model))(x), expected)
     printed = capsys.readouterr().out.splitlines()
-    names = ("GRU", "LSTM", "GRUCell", "LSTMCell")
+    names = ("GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell")
     assert printed[0] == f"accelerate: {', '.join(f'1 of 1 torch.nn.{name}' for name in names)} replaced"
     assert printed[1] == "  gru, also: becomes gatewise.GRU"
     assert planned_swaps(model) == ()
+    assert (model.rnn.nonlinearity, model.rnn.mode, model.rnn_cell.nonlinearity) == ("relu", "RNN_RELU", "relu")
+    assert gatewise.explain(model.rnn, (5, 3, 4)).problem.cell.name == "rnn_relu"
 
 
-def test_state_dicts_of_grus_load_both_ways():
+def test_state_dicts_of_other_layers_load_both_ways():
     theirs, other = Mixed().eval(), Mixed().eval()
     ours, x = accelerate(Mixed(), verbose=False).eval(), torch.randn(5, 3, 6)
     ours.load_state_dict(theirs.state_dict())

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from gatewise.contract.weights import in_one_buffer
-from gatewise.nn import GRU, LSTM, accelerate, flat_weights
+from gatewise.nn import GRU, LSTM, RNN, accelerate, flat_weights
 
 OPTIONS = [
     {},
@@ -21,11 +21,12 @@ OPTIONS = [
 ]
 
 
-CALLS = [(kind, options) for kind in (LSTM, GRU) for options in OPTIONS if kind is LSTM or "proj_size" not in options]
-each_layer = pytest.mark.parametrize("kind", [LSTM, GRU])
+KINDS = (LSTM, GRU, RNN)
+CALLS = [(kind, options) for kind in KINDS for options in OPTIONS if kind is LSTM or "proj_size" not in options]
+each_layer = pytest.mark.parametrize("kind", KINDS)
 
 
-def flat(layer: LSTM | GRU) -> bool:
+def flat(layer: LSTM | GRU | RNN) -> bool:
     per_direction = 2 + 2 * layer.bias + (layer.proj_size > 0)
     return in_one_buffer([weight for direction in layer.all_weights for weight in direction], per_direction)
 
@@ -41,7 +42,7 @@ def test_the_operator_is_given_the_cell_and_the_sizes(kind, options, monkeypatch
     weights, per_direction, *sizes = calls[-1]
     assert all(one is other for one, other in zip(weights, layer.parameters(), strict=True))
     assert per_direction == 2 + 2 * layer.bias + (layer.proj_size > 0)
-    mode = 2 if kind is LSTM else 3
+    mode = {LSTM: 2, GRU: 3, RNN: 1}[kind]
     assert sizes == [16, mode, 8, layer.proj_size, layer.num_layers, True, layer.bidirectional]
     calls.clear()
     copied = pickle.loads(pickle.dumps(layer))
@@ -113,7 +114,7 @@ def test_replaced_parameters_are_flat_again_on_request(kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_accelerate_does_not_move_parameters_that_are_flat_already(kind):
     theirs = kind(16, 8, num_layers=2).cuda()
     pointers = [parameter.data_ptr() for parameter in theirs.parameters()]

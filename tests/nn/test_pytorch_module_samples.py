@@ -1,4 +1,4 @@
-"""PyTorch's own samples of LSTM, GRU and their cells, from its module database, checked as its tests do."""
+"""PyTorch's own samples of LSTM, GRU, RNN and their cells, from its module database, checked as its tests do."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ OURS = {
     nn.LSTMCell: gatewise.nn.LSTMCell,
     nn.GRU: gatewise.nn.GRU,
     nn.GRUCell: gatewise.nn.GRUCell,
+    nn.RNN: gatewise.nn.RNN,
+    nn.RNNCell: gatewise.nn.RNNCell,
 }
 ENTRIES = [entry for entry in module_db if entry.module_cls in OURS]
 DTYPES = [torch.float32, torch.float64]

@@ -13,7 +13,7 @@ from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError
 from tests.pairwise import pairwise
 
 T, B, F, H, L = 7, 4, 3, 5, 2
-KINDS = {"lstm": (gatewise.LSTM, nn.LSTM), "gru": (gatewise.GRU, nn.GRU)}
+KINDS = {"lstm": (gatewise.LSTM, nn.LSTM), "gru": (gatewise.GRU, nn.GRU), "rnn": (gatewise.RNN, nn.RNN)}
 RESETS = torch.zeros(T, B, dtype=torch.bool)
 for step, row in ((2, 0), (5, 0), (0, 1), (4, 1), (6, 1), (1, 2), (2, 2), (4, 2), (6, 2)):
     RESETS[step, row] = True  # the last row is one episode
@@ -34,7 +34,7 @@ def drawn(layer):
     """Return an input [T, B, F] and initial states, all of them leaves."""
     torch.manual_seed(1)
     rows, dtype = layer.num_layers * (1 + layer.bidirectional), next(layer.parameters()).dtype
-    sizes = [layer.proj_size or H, *([] if isinstance(layer, nn.GRU | gatewise.GRU) else [H])]
+    sizes = [layer.proj_size or H, *([] if not isinstance(layer, nn.LSTM | gatewise.LSTM) else [H])]
     x = torch.randn(T, B, F, dtype=dtype, requires_grad=True)
     return x, [torch.randn(rows, B, size, dtype=dtype, requires_grad=True) for size in sizes]
 
@@ -252,7 +252,7 @@ def test_second_derivatives(kind):
 
     def call(x, w_hh, *states):
         given = weights | {"weight_hh_l0": w_hh}
-        hx = states[0] if kind == "gru" else states
+        hx = states if kind == "lstm" else states[0]
         y, _ = torch.func.functional_call(ours, given, (x, hx), {"resets": RESETS[:4, :2]})
         return y
 

@@ -68,12 +68,15 @@ def test_the_report_fits_80_columns(x):
         assert words in text
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", ["aten", "eager"])
 @pytest.mark.parametrize("form", ["dense", "packed", "single", "first"])
 def test_every_way_of_calling_a_layer(kernel, dtype, form, cell):
-    layer = getattr(gatewise, cell)(4, 8, kernel=kernel, dtype=dtype, batch_first=form == "first")
+    name, *nonlinearity = cell.split("_")
+    layer = getattr(gatewise, name.upper())(
+        4, 8, 1, *nonlinearity, kernel=kernel, dtype=dtype, batch_first=form == "first"
+    )
     sequences = [torch.randn(steps, 4, dtype=dtype) for steps in (5, 3)]
     inputs = {
         "dense": torch.stack([sequences[0]] * 2, 1),
@@ -83,7 +86,7 @@ def test_every_way_of_calling_a_layer(kernel, dtype, form, cell):
     }
     report = verify(layer, inputs[form])
     assert report.layers[0].decision.problem.time == 5
-    assert report.layers[0].decision.problem.cell.name == cell.lower()
+    assert report.layers[0].decision.problem.cell.name == cell
     assert set(report.layers[0].forward.kernels) == set(report.layers[0].backward.kernels) == {kernel}
 
 
@@ -104,6 +107,14 @@ def test_grus_beside_lstms(x):
     assert report.layers[0].decision.chosen == "eager"
     assert report.layers[2].decision.reason == "torch.nn.GRU without cuDNN"
     assert verify(nn.GRU(4, 8), x[0], torch.zeros(1, 8)).agrees
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_pytorchs_rnn(x, nonlinearity):
+    report = verify(nn.RNN(4, 8, 2, nonlinearity), x)
+    assert report.layers[0].decision.problem.cell.name == f"rnn_{nonlinearity}"
+    assert report.layers[0].decision.reason == "torch.nn.RNN without cuDNN"
+    assert set(report.layers[0].forward.kernels) == set(report.layers[0].backward.kernels) == {"aten"}
 
 
 def test_every_output_of_the_model_starts_the_backward_pass(x):
@@ -212,7 +223,7 @@ def test_an_empty_sequence_needs_no_kernel():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(4, 4), r"`model` must be a module with LSTM or GRU layers of gatewise or PyTorch, got none"),
+        (nn.Linear(4, 4), r"`model` must be a module with recurrent layers of gatewise or PyTorch, got none"),
         ([], r"`model` must be a torch.nn.Module, got list"),
         (nn.ModuleDict({"unused": nn.LSTM(4, 4)}), "NotImplementedError"),
     ],
@@ -252,7 +263,7 @@ def test_every_kernel_on_a_gpu(kernel, dtype, form, cell):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_pytorchs_own_layer_on_a_gpu(kind):
     layer = kind(64, 256, device="cuda")
     x = torch.randn(6, 8, 64, device="cuda")

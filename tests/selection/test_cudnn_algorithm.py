@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gatewise.cells import GRU
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cudnn.criteria import PERSISTENT_CRITERIA, algorithm, why_not_persistent
@@ -33,6 +33,18 @@ PERSISTENT, SMALL, STANDARD = "PERSIST_STATIC", "PERSIST_STATIC_SMALL_H", "STAND
         ({"layout": Layout.PACKED}, STANDARD),
         ({"cell": GRU()}, STANDARD),
         ({"cell": GRU(), "hidden_size": 192}, SMALL),
+        ({"cell": RNN()}, PERSISTENT),
+        ({"cell": RNN("relu"), "hidden_size": 384, "dtype": torch.float32}, SMALL),
+        ({"cell": RNN("relu"), "hidden_size": 385, "dtype": torch.float32}, STANDARD),
+        ({"cell": RNN(), "hidden_size": 256, "dtype": torch.float32, "needs_grad": True}, SMALL),
+        (
+            {"cell": RNN(), "hidden_size": 257, "dtype": torch.float32, "needs_grad": True},
+            f"{SMALL} forward, {STANDARD} backward",
+        ),
+        ({"cell": RNN(), "hidden_size": 896, "batch": 88}, PERSISTENT),
+        ({"cell": RNN(), "hidden_size": 896, "batch": 96}, STANDARD),
+        ({"cell": RNN(), "hidden_size": 768, "batch": 128}, PERSISTENT),
+        ({"hidden_size": 896, "batch": 96}, PERSISTENT),
     ],
 )
 def test_on_an_h200(changes, expected):
@@ -66,8 +78,10 @@ def test_volta_has_a_table_of_its_own(time, batch, expected):
     assert algorithm(HALF.replace(time=time, batch=batch), Device.named("v100")) == expected
 
 
-def test_on_volta_a_gru_runs_on_what_an_lstm_does():
-    assert algorithm(HALF.replace(cell=GRU()), Device.named("v100")) == PERSISTENT
+@pytest.mark.parametrize("cell", [GRU(), RNN()], ids=repr)
+def test_on_volta_other_cells_run_on_what_an_lstm_does(cell):
+    assert algorithm(HALF.replace(cell=cell), Device.named("v100")) == PERSISTENT
+    assert algorithm(HALF.replace(cell=RNN(), hidden_size=1024, batch=96), Device.named("v100")) == PERSISTENT
 
 
 def test_each_unmet_demand_of_a_persistent_algorithm_is_named():
@@ -86,10 +100,20 @@ def test_nothing_is_unmet_where_a_persistent_algorithm_runs():
     assert why_not_persistent(half_of_it.replace(needs_grad=False), Device.named("h200")) == {}
 
 
+def test_the_limits_of_an_rnn_are_named():
+    problem = HALF.replace(cell=RNN(), hidden_size=896, batch=96, needs_grad=True)
+    unmet = why_not_persistent(problem, Device.named("h200"))
+    assert [str(one) for one in unmet[SMALL]] == ["hidden_size is 896, allowed: at most 384 (forward), 256 (backward)"]
+    assert [one.quantity for one in unmet[PERSISTENT]] == ["batch"]
+    assert "below 96 for an rnn from 896 units" in unmet[PERSISTENT][0].allowed
+
+
+@pytest.mark.parametrize("cell", [LSTM(), RNN()], ids=repr)
 @pytest.mark.parametrize("name", [SMALL, PERSISTENT])
-def test_breaking_any_one_demand_loses_the_algorithm(name):
+def test_breaking_any_one_demand_loses_the_algorithm(name, cell):
     device = Device.named("h200")
     problem = HALF if name == PERSISTENT else HALF.replace(dtype=torch.float32, hidden_size=64)
+    problem = problem.replace(cell=cell)
     assert algorithm(problem, device) == name
     for criterion in PERSISTENT_CRITERIA[name]:
         assert criterion.check(problem, device) is None

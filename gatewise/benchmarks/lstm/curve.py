@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from gatewise.benchmarks.curve import Curve, Nudge, Rival, descent
 from gatewise.benchmarks.lstm.side import Side
 
 
-def rival(side: Side, rounding: float) -> Rival:
+def rival(side: Side, rounding: float, exact: Callable[[], Side]) -> Rival:
     """Return the losses of PyTorch's layer from the weights of a case, with which others are compared.
 
     Args:
         side: The side of PyTorch's layer.
         rounding: The rounding unit of the precision, relative to a number.
+        exact: A function that returns the same layer in float64.
     """
-    return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding)
+    return Rival(lambda nudge: losses(side, nudge=nudge), rounding, rounding, exact=lambda: losses(exact()))
 
 
 def losses(side: Side, *, replayed: bool = False, nudge: Nudge | None = None) -> Curve:

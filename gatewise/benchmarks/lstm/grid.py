@@ -150,7 +150,7 @@ class _Cell:
             if side is not None:
                 sides[kernel] = side
         if training:
-            rows, sides = self._learning(rows, sides, rival, precision)
+            rows, sides = self._learning(rows, sides, call, rival, precision)
         if sides:
             measured = self._measured(rival, sides, training)
             bound = self._floor(call, precision, training, products)
@@ -206,11 +206,11 @@ class _Cell:
         return row, side if finding.agrees else None
 
     def _learning(
-        self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], rival: Side, precision: Precision
+        self, rows: dict[str, LayerRecord], sides: Mapping[str, Side], call: Call, rival: Side, precision: Precision
     ) -> tuple[dict[str, LayerRecord], dict[str, Side]]:
         """Return the rows, and the sides whose losses agree with PyTorch's, eager and replayed."""
         learning: dict[str, Side] = {}
-        theirs = curve.rival(rival, precision.rounding) if sides else None
+        theirs = curve.rival(rival, precision.rounding, lambda: rival_side(call, torch.float64)) if sides else None
         for kernel, side in sides.items():
             assert theirs is not None
             try:

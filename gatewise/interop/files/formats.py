@@ -34,12 +34,14 @@ class FileKind(NamedTuple):
     layouts: tuple[str, ...] | None = None
 
 
+_KERAS = ("keras", "keras-gru", "keras-rnn")
+
 KINDS = (
     FileKind(".safetensors", arrays.read_safetensors, arrays.write_safetensors),
     FileKind(".npz", arrays.read_npz, arrays.write_npz),
-    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, ("keras", "keras-gru")),
-    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, ("keras", "keras-gru")),
-    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, ("keras", "keras-cudnn", "keras-gru", "keras-cudnn-gru")),
+    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, _KERAS),
+    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, _KERAS),
+    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, (*_KERAS, "keras-cudnn", "keras-cudnn-gru")),
     FileKind(".ckpt", tensorflow.read_checkpoint, tensorflow.write_checkpoint),
 )
 """All kinds of files; the first one whose suffix matches applies. A TensorFlow checkpoint may have any name."""
@@ -67,7 +69,7 @@ def convert_file(
     pair: bool = False,
     stack: bool = False,
 ) -> Conversion:
-    """Convert the LSTM or GRU weights of a file to another file and layout.
+    """Convert the weights of LSTMs, GRUs or RNNs in a file to another file and layout.
 
     The kind of a file is recognised by its name: `.safetensors`, `.npz`, `.keras`, `.weights.h5`, `.h5`, and TensorFlow
     checkpoints (`.ckpt`, or any name for which an `.index` file exists). The new file is written atomically; no file

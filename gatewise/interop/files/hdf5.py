@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
@@ -26,16 +27,17 @@ from gatewise.interop.stacks import Stack
 
 _RECURRENT = ("kernel", "recurrent_kernel", "bias")
 _DIRECTIONS = ("forward", "backward")
+_NAMES = {"LSTM": "lstm", "GRU": "gru", "RNN": "simple_rnn"}
 
 
 class KerasLayer(NamedTuple):
-    """One layer in the form of Keras: `LSTM` or `GRU`, or `Bidirectional` around one.
+    """One layer in the form of Keras: `LSTM`, `GRU` or `SimpleRNN`, or `Bidirectional` around one.
 
     Attributes:
-        kind: "lstm", "gru" or "bidirectional".
+        kind: "lstm", "gru", "simple_rnn" or "bidirectional".
         name: The name of the layer.
         directions: The weights of one or two directions.
-        cell: "lstm" or "gru".
+        cell: "lstm", "gru" or "simple_rnn".
     """
 
     kind: str
@@ -50,13 +52,14 @@ def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
     layers = []
     for stack in stacks:
         for directions in stack.layers:
-            kind = stack.cell.name if len(directions) == 1 else "bidirectional"
+            cell = _NAMES[pytorch_layer(stack.cell).name]
+            kind = cell if len(directions) == 1 else "bidirectional"
             number = counts[kind] = counts.get(kind, -1) + 1
             numbered = f"{kind}_{number}" if number else kind
             own = stack.name.replace("/", "_") if len(stack.layers) == 1 else ""
             taken = {layer.name for layer in layers}
             name = own if own and own not in taken else numbered
-            layers.append(KerasLayer(kind, name, directions, stack.cell.name))
+            layers.append(KerasLayer(kind, name, directions, cell))
     return layers
 
 

@@ -19,6 +19,7 @@ from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, joined
 
 _WEIGHTS = "model.weights.h5"
+_CLASSES = {"lstm": "LSTM", "gru": "GRU", "simple_rnn": "SimpleRNN"}
 
 
 def read_keras(path: Path) -> dict[str, Tensor]:
@@ -51,10 +52,9 @@ def _sequential(stack: Stack) -> dict[str, Any]:
     dtype = str(stack.layers[0][0].w_ih.dtype).removeprefix("torch.")
     shape = [None, None, stack.input_size]
     entry = _entry("InputLayer", {"batch_shape": shape, "dtype": dtype, "name": "input"})
-    layers = [_layer(layer, dtype) for layer in keras_layers([stack])]
-    return _entry(
-        "Sequential", {"name": stack.cell.name, "layers": [entry, *layers], "build_input_shape": shape}, "keras"
-    )
+    found = keras_layers([stack])
+    layers = [entry, *(_layer(layer, dtype) for layer in found)]
+    return _entry("Sequential", {"name": found[0].cell, "layers": layers, "build_input_shape": shape}, "keras")
 
 
 def _layer(layer: KerasLayer, dtype: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _layer(layer: KerasLayer, dtype: str) -> dict[str, Any]:
         "use_bias": first.b_ih is not None,
         "return_sequences": True,
     }
-    cell = layer.cell.upper()
+    cell = _CLASSES[layer.cell]
     if cell == "GRU":
         config["reset_after"] = True
     if layer.kind == layer.cell:

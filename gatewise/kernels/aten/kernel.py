@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gatewise.cells import GRU
+from gatewise.cells import GRU, RNN
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
@@ -29,14 +29,20 @@ _TRACEABLE = Criterion(
 )
 
 # The loop adds to the gradients of weights and biases at each step, in the dtype of the computation. Sums in 16 bits
-# lose what is smaller than their last bit: 2 % of the gradient of a bias over 1,135 steps. torch.nn.GRU runs on cuDNN,
-# which adds in float32.
+# lose what is smaller than their last bit: 2 % of the gradient of a bias over 1,135 steps of a GRU. torch.nn.GRU and
+# torch.nn.RNN run on cuDNN, which adds in float32.
 _SUMMED_IN_FULL = Criterion(
     "dtype",
-    allowed="float32 or float64 in training of a GRU on a GPU, because the loop sums gradients of weights in the dtype",
+    allowed=(
+        "float32 or float64 in training of a GRU or an RNN on a GPU, because the loop sums gradients of weights in the "
+        "dtype"
+    ),
     actual=lambda problem, device: f"{problem.dtype}".replace("torch.", ""),
     holds=lambda problem, device: (
-        not (device.kind == "cuda" and problem.needs_grad and type(problem.cell) is GRU and problem.element_bytes == 2)
+        device.kind != "cuda"
+        or not problem.needs_grad
+        or problem.element_bytes != 2
+        or type(problem.cell) not in (GRU, RNN)
     ),
     violation=lambda problem, device: (
         problem.replace(cell=GRU(), proj_size=0, dtype=torch.bfloat16, needs_grad=True),
@@ -46,14 +52,15 @@ _SUMMED_IN_FULL = Criterion(
 
 
 class _Aten:
-    """PyTorch's own LSTM without cuDNN, as one kernel with two algorithms."""
+    """PyTorch's own layers without cuDNN, as one kernel with two algorithms."""
 
     name = "aten"
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     sets_up_in_captures = False
     # In this order: oneDNN; the fused cell of the native loop on a GPU; the split into gates, which is the only
-    # operator that identifies the native loop on a CPU.
+    # operator that identifies the native loop on a CPU; the product and the nonlinearity of an RNN, whose loop has
+    # neither a fused cell nor gates.
     traces = Traces(
         frozenset(
             {
@@ -61,6 +68,7 @@ class _Aten:
                 "aten::_thnn_fused_lstm_cell",
                 "aten::_thnn_fused_gru_cell",
                 "aten::unsafe_chunk",
+                "aten::linear",
             }
         ),
         frozenset(
@@ -69,6 +77,8 @@ class _Aten:
                 "aten::_thnn_fused_lstm_cell_backward",
                 "aten::_thnn_fused_gru_cell_backward",
                 "UnsafeSplitBackward0",
+                "TanhBackward0",
+                "ReluBackward0",
             }
         ),
     )
@@ -89,21 +99,23 @@ class _Aten:
         passes = 3 if problem.needs_grad else 1
         layers = problem.num_layers * problem.num_directions
         tokens = problem.time * problem.batch
-        traffic = passes * layers * tokens * 12 * problem.hidden_size * problem.element_bytes
+        sums = len(problem.cell.sums)
+        traffic = passes * layers * tokens * 3 * sums * problem.hidden_size * problem.element_bytes
         flops = passes * problem.matmul_flops
         if onednn.takes(problem, device):
             steps = layers * problem.time * passes
             return Work(matmul_flops=flops, bytes_moved=traffic, launches=steps, operators=10 * layers * passes)
         steps = layers * problem.time
         # The products of the input, every step's output, what a step makes of them. (Autograd's graph is what is kept.)
-        once = problem.time * problem.batch * problem.num_directions * 5 + 6 * problem.batch
+        once = problem.time * problem.batch * problem.num_directions * (sums + 1) + 6 * problem.batch
         stored = 0 if problem.needs_grad else once * problem.hidden_size * problem.element_bytes
         if device.kind != "cuda":
-            # A cell is about ten operators, which PyTorch issues from C++.
+            # A gated cell is about ten operators, which PyTorch issues from C++; the cell of an RNN is a product, an
+            # addition and the nonlinearity.
             return Work(
                 matmul_flops=flops,
                 bytes_moved=2 * traffic,
-                launches=10 * steps * passes,
+                launches=(3 if type(problem.cell) is RNN else 10) * steps * passes,
                 operators=10 * layers * passes,
                 workspace_bytes=stored,
             )
@@ -134,17 +146,18 @@ class _Aten:
 
 
 def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:
-    # A fused cell beside the recurrent product; in backward two products, and the sum of the weights' gradients over
-    # all steps is read and written at each.
+    # A fused cell beside the recurrent product, or the addition and the nonlinearity of an RNN; in backward two
+    # products, and the sum of the weights' gradients over all steps is read and written at each.
     train, layers = problem.needs_grad, problem.num_layers * problem.num_directions
     steps = layers * problem.time
-    matrix = 4 * problem.hidden_size * problem.state_size * problem.element_bytes
+    unfused = type(problem.cell) is RNN
+    matrix = problem.gate_rows * problem.state_size * problem.element_bytes
     weights = problem.parameter_count * problem.element_bytes * (4 if train else 1)
     work = dataclasses.replace(
         whole,
         bytes_moved=whole.bytes_moved + weights,
-        launches=(6 if train else 2) + steps * (7 if train else 2),
-        operators=5 + steps * (12 if train else 4),
+        launches=(6 if train else 2) + steps * ((7 if train else 2) + unfused),
+        operators=5 + steps * ((12 if train else 4) + unfused),
     )
     work += read_again(matrix, (2 if train else 1) * steps, device)
     return work + read_again(matrix, 3 * (steps - layers), device) if train else work

@@ -1,7 +1,7 @@
-"""PyTorch's operators `torch.lstm` and `torch.gru` without cuDNN, with an autograd graph for the backward pass.
+"""PyTorch's operators of whole layers without cuDNN, with an autograd graph for the backward pass.
 
-In inference on a CPU, PyTorch may run them on oneDNN. Otherwise they are its native loop: on a GPU, one matrix product
-and one fused cell for every step.
+In inference on a CPU, PyTorch may run `torch.lstm` on oneDNN. Otherwise they are its native loop: on a GPU, one matrix
+product and one fused cell for every step of an LSTM or a GRU.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gatewise.cells import GRU
+from gatewise.cells import RNN
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.kernels import stack
+from gatewise.kernels import operators, stack
 from gatewise.kernels.aten import onednn
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
-    """Return an estimate of the tensors in the graph: gates, cell states and hidden states of every step."""
+    """Return an estimate of the tensors in the graph: gates and states of every step; of an RNN, the hidden states."""
     tokens = problem.time * problem.batch * problem.num_layers * problem.num_directions
-    return (TensorSpec((tokens, 7 * problem.hidden_size), problem.dtype, exact=False),)
+    values = 1 if type(problem.cell) is RNN else 7
+    return (TensorSpec((tokens, values * problem.hidden_size), problem.dtype, exact=False),)
 
 
 def forward(problem: Problem, inputs: Inputs) -> Result:
@@ -44,23 +45,13 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
 
 def recorded(problem: Problem, inputs: Inputs) -> Result:
     """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it."""
-    options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    x, h0, c0, weights, _, batch_sizes, *_ = inputs
-    if x.is_cuda and torch._C._get_cudnn_enabled():
+    if inputs.x.is_cuda and torch._C._get_cudnn_enabled():
         with _switched_off(torch._C._set_cudnn_enabled):
             return recorded(problem, inputs)
     if onednn.is_slower(problem) and torch._C._get_mkldnn_enabled():
         with _switched_off(torch._C._set_mkldnn_enabled):
             return recorded(problem, inputs)
-    dense = batch_sizes is None
-    if type(problem.cell) is GRU:
-        found = (
-            torch.gru(x, h0, weights, *options, False) if dense else torch.gru(x, batch_sizes, h0, weights, *options)
-        )
-        return Result(*found, c0.clone())
-    if dense:
-        return Result(*torch.lstm(x, (h0, c0), weights, *options, False))
-    return Result(*torch.lstm(x, batch_sizes, (h0, c0), weights, *options))
+    return operators.call(problem, inputs)
 
 
 def backward(

@@ -1,4 +1,4 @@
-"""cuDNN's LSTM and GRU, through PyTorch's own operators."""
+"""cuDNN's LSTM, GRU and RNN, through PyTorch's own operators."""
 
 from gatewise.kernels.cudnn.kernel import cudnn
 

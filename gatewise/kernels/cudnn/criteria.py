@@ -1,4 +1,4 @@
-"""When PyTorch runs an LSTM or a GRU on cuDNN, and which of cuDNN's algorithms it asks for.
+"""When PyTorch runs an LSTM, a GRU or an RNN on cuDNN, and which of cuDNN's algorithms it asks for.
 
 Source: the conditions in ATen's cudnn/RNN.cpp (`use_cudnn`, `get_algo`, `use_persist_common_heuristics`,
 `use_rnn_persist_small_h`).
@@ -6,9 +6,11 @@ Source: the conditions in ATen's cudnn/RNN.cpp (`use_cudnn`, `get_algo`, `use_pe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from gatewise.cells import GRU
+from gatewise.cells import GRU, LSTM, RNN, Cell
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
@@ -16,8 +18,17 @@ from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, N
 
 _BF16_SINCE = 91300
 
+NOT_TRIED_ON_A_GPU = Criterion(
+    "cell",
+    allowed="lstm, gru, whose results on cuDNN have been compared with PyTorch's on a GPU",
+    actual=lambda problem, device: problem.cell.name,
+    holds=lambda problem, device: type(problem.cell) is not RNN,
+    violation=lambda problem, device: (problem.replace(cell=RNN(), proj_size=0), device),
+)
+"""A criterion of gatewise that PyTorch does not have: `torch.nn.RNN` runs on cuDNN."""
 
 CRITERIA = (
+    NOT_TRIED_ON_A_GPU,  # to be removed once the tests of RNNs in tests/kernels/test_cudnn_on_gpu.py have passed
     Criterion(
         "device",
         allowed="a CUDA GPU",
@@ -53,9 +64,9 @@ CRITERIA = (
     IN_PYTORCH,
     Criterion(
         "proj_size",
-        allowed="0 for a gru",
+        allowed="0 unless the cell is lstm",
         actual=lambda problem, device: str(problem.proj_size),
-        holds=lambda problem, device: type(problem.cell) is not GRU or problem.proj_size == 0,
+        holds=lambda problem, device: type(problem.cell) is LSTM or problem.proj_size == 0,
         violation=lambda problem, device: (
             problem.replace(cell=GRU(), proj_size=1, hidden_size=max(2, problem.hidden_size)),
             device,
@@ -71,7 +82,34 @@ CRITERIA = (
 
 STANDARD, SMALL, PERSISTENT = "STANDARD", "PERSIST_STATIC_SMALL_H", "PERSIST_STATIC"
 
-FORWARD_SMALL, BACKWARD_SMALL = 192, 128  # hidden units up to which SMALL is asked for
+
+class _Units(NamedTuple):
+    """The numbers of hidden units up to which PyTorch requests SMALL."""
+
+    forward: int
+    backward: int
+
+
+_OF_RNN, _OF_OTHERS = _Units(384, 256), _Units(192, 128)
+
+
+def _small_units(problem: Problem) -> _Units:
+    return _OF_RNN if type(problem.cell) is RNN else _OF_OTHERS
+
+
+def _at_most(units: _Units, cell: Cell) -> Criterion:
+    """Return the criterion for the hidden units of the cells that have these limits, such as `cell`."""
+    return Criterion(
+        "hidden_size",
+        allowed=f"at most {units.forward} (forward), {units.backward} (backward)",
+        actual=lambda problem, device: str(problem.hidden_size),
+        holds=lambda problem, device: (
+            _small_units(problem) != units
+            or problem.hidden_size <= (units.backward if problem.needs_grad else units.forward)
+        ),
+        violation=lambda problem, device: (problem.replace(cell=cell, hidden_size=units.forward + 1), device),
+    )
+
 
 _NO_PROJECTION = Criterion(
     "proj_size",
@@ -99,15 +137,8 @@ PERSISTENT_CRITERIA = {
             holds=lambda problem, device: problem.dtype != torch.float64,
             violation=lambda problem, device: (problem.replace(dtype=torch.float64), device),
         ),
-        Criterion(
-            "hidden_size",
-            allowed=f"at most {FORWARD_SMALL} (forward), {BACKWARD_SMALL} (backward)",
-            actual=lambda problem, device: str(problem.hidden_size),
-            holds=lambda problem, device: (
-                problem.hidden_size <= (BACKWARD_SMALL if problem.needs_grad else FORWARD_SMALL)
-            ),
-            violation=lambda problem, device: (problem.replace(hidden_size=FORWARD_SMALL + 1), device),
-        ),
+        _at_most(_OF_OTHERS, LSTM()),
+        _at_most(_OF_RNN, RNN()),
     ),
     PERSISTENT: (
         _NO_PROJECTION,
@@ -149,7 +180,7 @@ PERSISTENT_CRITERIA = {
         ),
         Criterion(
             "cell",
-            allowed="lstm; gru on sm_70",
+            allowed="lstm, rnn; gru on sm_70",
             actual=lambda problem, device: f"{problem.cell.name} on {device.architecture}",
             holds=lambda problem, device: type(problem.cell) is not GRU or device.capability == (7, 0),
             violation=lambda problem, device: (problem.replace(cell=GRU()), device.replace(capability=(8, 0))),
@@ -163,7 +194,7 @@ PERSISTENT_CRITERIA = {
         ),
         Criterion(
             "batch",
-            allowed="multiples of 8 up to 128 (sm_70: of 16, with steps enough)",
+            allowed="multiples of 8 up to 128, below 96 for an rnn from 896 units (sm_70: of 16, with steps enough)",
             actual=lambda problem, device: str(problem.batch),
             holds=lambda problem, device: _batch_served(problem, device),
             violation=lambda problem, device: (problem.replace(batch=60), device),
@@ -174,7 +205,7 @@ PERSISTENT_CRITERIA = {
 
 def algorithm(problem: Problem, device: Device) -> str:
     """Name the algorithm that PyTorch asks cuDNN for, forward and backward."""
-    forward, backward = _algorithm(problem, device, FORWARD_SMALL), _algorithm(problem, device, BACKWARD_SMALL)
+    forward, backward = (_algorithm(problem, device, units) for units in _small_units(problem))
     if not problem.needs_grad or forward == backward:
         return forward
     return f"{forward} forward, {backward} backward"
@@ -183,14 +214,17 @@ def algorithm(problem: Problem, device: Device) -> str:
 def runs_persistent(problem: Problem, device: Device) -> bool:
     """Whether one kernel runs through all steps, instead of two launches for each."""
     # Asked for a persistent kernel in bfloat16, cuDNN 9.19 takes as long a step as without: 10.4 us at H 128, training.
-    # So it does in float16 between 128 and 192 units: 5.9 us at H 192, B 16, inference.
-    small = FORWARD_SMALL if problem.dtype == torch.float32 and not problem.needs_grad else BACKWARD_SMALL
+    # So it does in float16 between 128 and 192 units: 5.9 us at H 192, B 16, inference. For RNNs the same is assumed
+    # between their limits.
+    units = _small_units(problem)
+    small = units.forward if problem.dtype == torch.float32 and not problem.needs_grad else units.backward
     return problem.dtype != torch.bfloat16 and _algorithm(problem, device, small) != STANDARD
 
 
 def why_not_persistent(problem: Problem, device: Device) -> dict[str, tuple[Refusal, ...]]:
     """Return each persistent algorithm's unmet demands; empty once both passes run on one of them."""
-    if _algorithm(problem, device, BACKWARD_SMALL if problem.needs_grad else FORWARD_SMALL) != STANDARD:
+    units = _small_units(problem)
+    if _algorithm(problem, device, units.backward if problem.needs_grad else units.forward) != STANDARD:
         return {}
     return {
         name: tuple(refusal for criterion in criteria if (refusal := criterion.check(problem, device)) is not None)
@@ -218,7 +252,9 @@ def _batch_served(problem: Problem, device: Device) -> bool:
         aligned = (batch % 16 == 0 and batch not in (80, 112)) or batch == 8
         long_enough = (time >= 40 and batch <= 128) or (time >= 20 and batch <= 96) or (time >= 10 and batch <= 32)
         return aligned and long_enough
-    return batch % 8 == 0 and batch <= 128
+    return (
+        batch % 8 == 0 and batch <= 128 and (type(problem.cell) is not RNN or batch < 96 or problem.hidden_size < 896)
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

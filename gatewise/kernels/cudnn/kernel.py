@@ -7,25 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import GRU, LSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.weights import in_one_buffer
-from gatewise.kernels import stack
+from gatewise.kernels import operators, stack
 from gatewise.kernels.cudnn import criteria
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from gatewise.kernels.stack import Layer, LayerGradients
 
-_MODES = {LSTM: 2, GRU: 3}  # CUDNN_LSTM, CUDNN_GRU
 _PRODUCT_BYTES = 8 << 20
 _STRETCH = 256
 
 
 class _Cudnn:
-    """cuDNN's LSTM and GRU.
+    """cuDNN's LSTM, GRU and RNN.
 
     The whole stack is one call, except that explicit passes with dropout call the layers one by one and apply the masks
     between them: cuDNN would draw from a state of its own, which no other kernel could repeat.
@@ -108,31 +107,17 @@ class _Cudnn:
         # draws from a state of cuDNN's, which no seed resets.
         if problem.dropout and torch.are_deterministic_algorithms_enabled():
             return None
-        return _call(problem, inputs) if in_one_buffer(inputs.weights, problem.weights_per_direction) else None
-
-
-def _call(problem: Problem, inputs: Inputs) -> Result:
-    options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    x, h0, c0, weights, _, batch_sizes, *_ = inputs
-    h0, c0 = h0.contiguous(), c0.contiguous()  # cuDNN takes no other
-    if type(problem.cell) is GRU:
-        found = (
-            torch.gru(x, h0, weights, *options, False)
-            if batch_sizes is None
-            else torch.gru(x, batch_sizes, h0, weights, *options)
-        )
-        return Result(*found, c0.clone())
-    state = h0, c0
-    if batch_sizes is None:
-        return Result(*torch.lstm(x, state, weights, *options, False))
-    return Result(*torch.lstm(x, batch_sizes, state, weights, *options))
+        if not in_one_buffer(inputs.weights, problem.weights_per_direction):
+            return None
+        inputs = inputs._replace(h0=inputs.h0.contiguous(), c0=inputs.c0.contiguous())  # cuDNN takes no other
+        return operators.call(problem, inputs)
 
 
 def _workspace_bytes(problem: Problem, device: Device) -> int:
     # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run beside
     # each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200 (record of
-    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %. For a GRU
-    # the gates are counted; nothing else is known of its workspace.
+    # `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within 3 %. For other
+    # cells the gates are counted; nothing else is known of their workspace.
     tokens = problem.time * problem.batch * problem.num_directions
     layers = problem.num_layers * problem.num_directions
     if criteria.runs_persistent(problem, device):
@@ -174,7 +159,7 @@ def _forward(problem: Problem, inputs: Inputs, num_layers: int) -> Result:
         weight_buffer(inputs.weights, problem.weights_per_direction),
         inputs.h0.contiguous(),
         _cell_state(problem, inputs.c0),
-        _MODES[type(problem.cell)],
+        pytorch_layer(problem.cell).cudnn_mode,
         problem.hidden_size,
         problem.proj_size,
         num_layers,
@@ -213,7 +198,7 @@ def _backward(
         dy,
         gradients.h_n,
         dc_n,
-        _MODES[type(problem.cell)],
+        pytorch_layer(problem.cell).cudnn_mode,
         problem.hidden_size,
         problem.proj_size,
         num_layers,
@@ -235,7 +220,7 @@ def _backward(
 
 
 def _cell_state(problem: Problem, c0: Tensor) -> Tensor | None:
-    # cuDNN's cells but the LSTM have none, and the operators refuse one for them.
+    # Only cuDNN's LSTM has a cell state; the operators refuse one for other cells.
     return c0.contiguous() if problem.cell.states else None
 
 

@@ -113,10 +113,10 @@ class _Layer:
 
     def _state(self) -> Any:
         state = self._tensors.state
-        return state[0] if state is not None and self._setting.cell == "gru" else state
+        return state[0] if state is not None and not self._setting.has_c else state
 
     def _states_of(self, found: tuple) -> tuple:
-        if self._setting.cell != "gru":
+        if self._setting.has_c:
             return found
         y, h_n = found
         return y, (h_n, h_n.new_zeros(*h_n.shape[:2], 0))

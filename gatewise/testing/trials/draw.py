@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from gatewise.cells import SHIPPED
 from gatewise.testing.trials.setting import Setting
 
 _T = TypeVar("_T")
@@ -17,6 +18,8 @@ _LONGEST = {"cuda": 2000, "cpu": 60}
 _LARGEST_BATCH = {"cuda": 600, "cpu": 20}
 _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
+_OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm" and len(cell.states) <= 1)
+_LOOPS = ("coupled_lstm", "capped_lstm")  # cells whose reference is a loop over steps in Python
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 
 
@@ -73,7 +76,8 @@ def _drawn(
     hidden = generator.choice(sizes.widths)
     time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
     kernel = rarely("auto", generator.choice(kernels), 0.4)
-    if kernel in _SLOW:
+    cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.25)
+    if kernel in _SLOW or cell in _LOOPS:
         time = min(time, _LONGEST_OF_SLOW)
     dtype = generator.choice(dtypes)
     halves = [name for name in ("bfloat16", "float16") if name in dtypes or device == "cuda"]
@@ -112,7 +116,7 @@ def _drawn(
         changes=rarely(True, False, 0.3),
         calls=generator.choice((3, 3, 4, 5)),
         seed=generator.randrange(2**31),
-        cell=rarely("gru", "lstm"),
+        cell=cell,
         resets=rarely(generator.choice(("bool", "bool", "uint8", "int64")), "", 0.1),
     )
 
@@ -124,11 +128,13 @@ def _settled(setting: Setting) -> Setting:
         nonlocal setting
         setting = dataclasses.replace(setting, **options)
 
-    if setting.cell == "gru":
-        outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
-        change(proj_size=0, dropout=0.0, above=" ".join(outputs))
+    if setting.cell != "lstm":
+        change(proj_size=0, dropout=0.0)
         if setting.mode == "explicit":
             change(mode="eager")
+    if not setting.has_c:
+        outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
+        change(above=" ".join(outputs))
     if setting.packed:
         change(lengths="", x="dense", batch_first=False, poison="nowhere", resets="")
     if setting.resets:

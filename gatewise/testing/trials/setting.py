@@ -1,4 +1,4 @@
-"""The settings of trials: a call of `gatewise.LSTM` with all of its options, as data."""
+"""The settings of trials: a call of a layer with all of its options, as data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from gatewise.cells import cell_named
 from gatewise.contract.problem import NORMAL
 
 
@@ -50,7 +51,7 @@ class Setting:
         changes: Whether all values are overwritten in place after two calls, as by an optimizer and a data loader.
         calls: The number of calls.
         seed: The seed of all values.
-        cell: "lstm" or "gru".
+        cell: The name of a cell in `gatewise.cells`.
         resets: The dtype of the resets, as a name, or empty for none.
     """
 
@@ -93,6 +94,11 @@ class Setting:
         """The dtype of the computation."""
         given = getattr(torch, self.dtype)
         return getattr(torch, self.autocast) if self.autocast and given != torch.float64 else given
+
+    @property
+    def has_c(self) -> bool:
+        """Whether the cell has a state beside the hidden state."""
+        return bool(cell_named(self.cell).states)
 
     @property
     def training(self) -> bool:

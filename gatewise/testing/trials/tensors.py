@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.cells import cell_named
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
-from gatewise.nn import GRU, LSTM
+from gatewise.nn import GRU, LSTM, Recurrent
 from gatewise.testing.trials.memory import laid_out, walled
 from gatewise.testing.trials.setting import Setting
 
@@ -33,7 +33,7 @@ class Tensors(NamedTuple):
         resets: The resets [T, B] in the dtype of the setting, or None.
     """
 
-    layer: LSTM | GRU
+    layer: LSTM | GRU | Recurrent
     input: Tensor | PackedSequence
     x: Tensor
     state: tuple[Tensor, Tensor] | None
@@ -163,7 +163,9 @@ def _problem(setting: Setting) -> Problem:
     )
 
 
-def _layer(setting: Setting, device: torch.device, dtype: torch.dtype, normal: Callable[..., Tensor]) -> LSTM | GRU:
+def _layer(
+    setting: Setting, device: torch.device, dtype: torch.dtype, normal: Callable[..., Tensor]
+) -> LSTM | GRU | Recurrent:
     sizes = setting.input_size, setting.hidden_size, setting.num_layers
     options: dict[str, Any] = {
         "bias": setting.bias,
@@ -175,11 +177,18 @@ def _layer(setting: Setting, device: torch.device, dtype: torch.dtype, normal: C
         "kernel": setting.kernel,
         "memory": setting.memory,
     }
-    layer = GRU(*sizes, **options) if setting.cell == "gru" else LSTM(*sizes, **options, proj_size=setting.proj_size)
+    match setting.cell:
+        case "lstm":
+            layer = LSTM(*sizes, **options, proj_size=setting.proj_size)
+        case "gru":
+            layer = GRU(*sizes, **options)
+        case name:
+            layer = Recurrent(cell_named(name), *sizes, **options)
     names = [name for name, _ in layer.named_parameters()]
     for number, name in enumerate(names):
         own = getattr(layer, name)
-        spread = 0.3 if own.dim() == 1 else setting.hidden_size**-0.5
+        # Without an activation function that is bounded, larger weights make sequences grow beyond all dtypes.
+        spread = 0.3 if own.dim() == 1 else (0.5 if setting.cell == "rnn_relu" else 1.0) * setting.hidden_size**-0.5
         value = normal(*own.shape, deviation=spread)
         if setting.weights == "flat":
             with torch.no_grad():

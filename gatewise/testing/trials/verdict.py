@@ -33,6 +33,7 @@ class Judge:
         self._reference: tuple[Result, InputGradients | None] | None = None
         self._exact: dict[str, Tensor] = {}
         self._sizes: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
         self._allowed: dict[str, float] = {}
         self._nudges = 0
 
@@ -52,7 +53,7 @@ class Judge:
         lines = [f"{name}: {_said(errors[name], there[name], allowed)}" for name, allowed in wrong.items()]
         lines += [f"{name}: missing" for name in missing]
         for name, value in there.items():
-            dtype = self._setting.computes_in if name in _OUTPUTS else getattr(torch, self._setting.dtype)
+            dtype = self._dtype_of(name)
             if value.shape != self._exact[name].shape or value.dtype != dtype:
                 expected = f"{list(self._exact[name].shape)} {dtype}"
                 lines.append(f"{name}: {list(value.shape)} {value.dtype}, expected {expected}")
@@ -60,7 +61,7 @@ class Judge:
 
     @property
     def unjudged(self) -> int:
-        """The number of tensors that cannot be checked, because PyTorch's error in the same precision is infinite."""
+        """The number of tensors that cannot be checked, because PyTorch's error or the result itself is infinite."""
         return sum(math.isinf(allowed) for allowed in self._allowed.values())
 
     def _beyond(self, errors: dict[str, float], found: dict[str, Tensor]) -> dict[str, float]:
@@ -74,8 +75,11 @@ class Judge:
         problem, inputs, above, _ = self._asked
         self._reference = oracle(problem, inputs, above, self._setting.device)
         self._exact = named(problem, *self._asked.to_user(*self._reference))
-        sizes = torch.stack([value.nan_to_num(nan=0.0).norm() for value in self._exact.values()])
+        values = list(self._exact.values())
+        sizes = torch.stack([value.nan_to_num(nan=0.0).norm() for value in values])
         self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
+        largest = [value.nan_to_num(nan=0.0).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values]
+        self._largest = dict(zip(self._exact, torch.stack(largest).tolist(), strict=True))
         self._allow(_NUDGES[0])
 
     def _allow(self, nudges: int) -> None:
@@ -92,7 +96,12 @@ class Judge:
                 oracles=self._setting.device,
                 nudges=nudges,
             )
+        beyond = {name for name, largest in self._largest.items() if largest > torch.finfo(self._dtype_of(name)).max}
+        self._allowed |= dict.fromkeys(beyond, math.inf)  # the exact result is not finite in the dtype of the result
         self._nudges = nudges
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return self._setting.computes_in if name in _OUTPUTS else getattr(torch, self._setting.dtype)
 
 
 @contextlib.contextmanager
@@ -112,7 +121,7 @@ def _operators_of(setting: Setting) -> Iterator[None]:
 
 def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
     """Return the names of the tensors that a call must return, among those of the reference."""
-    outputs = [name for name in _OUTPUTS if setting.cell == "lstm" or name != "c_n"]
+    outputs = [name for name in _OUTPUTS if setting.has_c or name != "c_n"]
     if not setting.training:
         return outputs
     weights = names[len(_OUTPUTS) + len(_STATES) + 1 :]
@@ -120,7 +129,7 @@ def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
         states, learned = list(_STATES), list(weights)
     else:
         states = list(_STATES) if setting.states == "learned" else []
-        if setting.cell == "gru":
+        if not setting.has_c:
             states = [name for name in states if name != "dc0"]
         learned = list(weights[: max(0, len(weights) - setting.frozen)])
         if not {"y", "h", "sum"} & set(setting.above.split()):

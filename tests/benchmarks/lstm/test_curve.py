@@ -18,7 +18,9 @@ RAGGED = LSTMCase("uneven_ragged", 6, 5, 7, num_layers=2, directions=2, ragged=T
 
 def findings(case, side, precision="fp32"):
     chosen = LAYER_PRECISIONS[precision]
-    rival = curve.rival(rival_side(draw(case, CPU), chosen.dtype), chosen.rounding)
+    rival = curve.rival(
+        rival_side(draw(case, CPU), chosen.dtype), chosen.rounding, lambda: rival_side(draw(case, CPU), torch.float64)
+    )
     return rival.beside(curve.losses(side))
 
 
@@ -72,7 +74,7 @@ def test_weights_are_as_before_afterwards():
 
 def test_the_rival_beside_itself_agrees():
     side = rival_side(draw(PLAIN, CPU), torch.float32)
-    rival = curve.rival(side, 2.0**-23)
+    rival = curve.rival(side, 2.0**-23, lambda: side)
     assert rival.beside(curve.losses(side)).agrees
 
 
@@ -84,6 +86,8 @@ def test_the_rival_beside_itself_agrees():
 def test_kernels_learn_on_a_gpu(precision, replayed, kernel, hidden):
     call = draw(LSTMCase("gpu", 12, 9, hidden, num_layers=2), torch.device("cuda"))
     with precision.applied():
-        rival = curve.rival(rival_side(call, precision.dtype), precision.rounding)
+        rival = curve.rival(
+            rival_side(call, precision.dtype), precision.rounding, lambda: rival_side(call, torch.float64)
+        )
         found = rival.beside(curve.losses(gatewise_side(call, precision.dtype, kernel), replayed=replayed))
     assert found.agrees, str(found)

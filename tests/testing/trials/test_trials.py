@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 
+from gatewise.contract.saved import OutputGradients
 from gatewise.kernels.eager import eager
 from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials, verdict
+from gatewise.testing.trials.call import call_of, rounding_of
 from gatewise.testing.trials.run import outcomes_of
 from gatewise.testing.trials.session import run_session
+from gatewise.testing.trials.tensors import make
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
 SEEDS = range(6)
@@ -214,6 +217,22 @@ def test_tensors_that_cannot_be_judged_are_counted(budgets_of):
     assert outcome.unjudged == len(["y", "h_n", "c_n", "dx", "dh0", "dc0"]) + 4
 
 
+def test_gradients_beyond_the_dtype_of_a_parameter_cannot_be_judged():
+    setting = Setting(time=9, batch=3, hidden_size=6, dtype="float16", autocast="bfloat16", kernel="eager", calls=1)
+    tensors, asked = make(setting)
+    call = call_of(setting, tensors)
+    with rounding_of(setting):
+        result, gradients, masks = call.backward(call.forward())
+    factor = 1e6
+    above = OutputGradients(*(None if each is None else each.double() * factor for each in asked.above))
+    judge = verdict.Judge(setting, asked._replace(above=above))
+    weights = tuple((each.double() * factor).half() for each in gradients.weights)
+    assert all(each.isinf().any() for each in weights)
+    found = gradients._replace(x=(gradients.x.double() * factor).half(), weights=weights)
+    assert judge.complaints((result, found, masks)) == []
+    assert judge.unjudged == len(["dx", "dh0", "dc0", *weights])
+
+
 def test_the_program_that_is_printed_shows_the_failure():
     program = Setting(kernel="persistent", dtype="float64").program()
     with pytest.raises(Refused):
@@ -225,7 +244,9 @@ def test_the_command_counts_and_records(tmp_path, capsys):
 
     record = tmp_path / "trials.jsonl"
     assert main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
-    assert "3 settings, 0 wrong" in capsys.readouterr().out
+    count, sentence = capsys.readouterr().out.split(" ", 1)
+    assert int(count) >= 3  # settings that were begun together are all tried
+    assert sentence.startswith("settings, 0 wrong")
     assert record.read_text().count('"wrong": 0') == 1
 
 

@@ -1,4 +1,4 @@
-"""The GRU layer and its cell are drop-ins for PyTorch's: classes, weights, calls, options and bad input."""
+"""The GRU and RNN layers and their cells are drop-ins for PyTorch's: classes, weights, calls, options, bad input."""
 
 import copy
 import io
@@ -8,16 +8,25 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import gatewise
+from gatewise.kernels.cudnn.criteria import CRITERIA, NOT_TRIED_ON_A_GPU
 
 FORMS = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}, {"batch_first": True}]
+KINDS = {"gru": ("GRU", {}), "rnn_tanh": ("RNN", {}), "rnn_relu": ("RNN", {"nonlinearity": "relu"})}
 
 
-def pair(**form):
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Return the name of a layer's class and the options that make it a layer of the cell."""
+    return KINDS[request.param]
+
+
+def pair(kind, **form):
     """Return a layer of PyTorch, and one of gatewise with its weights."""
+    name, options = kind
     torch.manual_seed(0)
-    theirs = torch.nn.GRU(4, 5, **form)
+    theirs = getattr(torch.nn, name)(4, 5, **options, **form)
     torch.manual_seed(0)
-    ours = gatewise.GRU(4, 5, **form)
+    ours = getattr(gatewise, name)(4, 5, **options, **form)
     return theirs, ours, torch.randn(3, 3, 4)
 
 
@@ -27,25 +36,25 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_it_is_pytorchs_layer_with_the_same_seed(form):
-    theirs, ours, x = pair(**form)
+def test_it_is_pytorchs_layer_with_the_same_seed(kind, form):
+    theirs, ours, x = pair(kind, **form)
     assert isinstance(ours, torch.nn.RNNBase)
-    assert ours.mode == "GRU"
+    assert ours.mode == theirs.mode
     assert_same(ours.parameters(), theirs.parameters())
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     assert_same(ours(x), theirs(x))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_gradients_of_a_training_step(form):
-    theirs, ours, x = pair(**form)
+def test_gradients_of_a_training_step(kind, form):
+    theirs, ours, x = pair(kind, **form)
     for layer in (theirs, ours):
         (layer(x)[0].square().sum() + layer(x)[1].sum()).backward()
     assert_same([weight.grad for weight in ours.parameters()], [weight.grad for weight in theirs.parameters()])
 
 
-def test_packed_batches_keep_their_order():
-    theirs, ours, x = pair()
+def test_packed_batches_keep_their_order(kind):
+    theirs, ours, x = pair(kind)
     packed = pack_padded_sequence(x, torch.tensor([1, 3, 2]), enforce_sorted=False)
     h0 = torch.randn(1, 3, 5)
     (found, h_n), (expected, expected_h) = ours(packed, h0), theirs(packed, h0)
@@ -53,21 +62,21 @@ def test_packed_batches_keep_their_order():
     assert_same([found.data, h_n], [expected.data, expected_h])
 
 
-def test_lengths_are_those_of_a_packed_batch():
-    theirs, ours, x = pair(bidirectional=True)
+def test_lengths_are_those_of_a_packed_batch(kind):
+    theirs, ours, x = pair(kind, bidirectional=True)
     packed, expected_h = theirs(pack_padded_sequence(x, torch.tensor([1, 3, 2]), enforce_sorted=False))
     y, h_n = ours(x, lengths=[1, 3, 2])
     assert_same([y, h_n], [pad_packed_sequence(packed)[0], expected_h])
 
 
-def test_one_sequence():
-    theirs, ours, x = pair(num_layers=2)
+def test_one_sequence(kind):
+    theirs, ours, x = pair(kind, num_layers=2)
     h0 = torch.randn(2, 5)
     assert_same(ours(x[:, 0], h0), theirs(x[:, 0], h0))
 
 
-def test_weights_are_looked_up_in_every_call():
-    _, ours, x = pair()
+def test_weights_are_looked_up_in_every_call(kind):
+    _, ours, x = pair(kind)
     before = ours(x)[0]
     weights = {name: torch.zeros_like(weight) for name, weight in ours.named_parameters()}
     assert float(torch.func.functional_call(ours, weights, (x,))[0].abs().sum()) == 0
@@ -76,26 +85,18 @@ def test_weights_are_looked_up_in_every_call():
     assert not torch.equal(ours(x)[0], before)
 
 
-def test_copies_and_files_keep_options():
-    ours = gatewise.GRU(4, 5, kernel="eager", memory="lean")
+def test_copies_and_files_keep_options(kind):
+    _, ours, _ = pair(kind)
+    ours.kernel, ours.memory = "eager", "lean"
     file = io.BytesIO()
     torch.save(ours, file)
     file.seek(0)
     for other in (copy.deepcopy(ours), torch.load(file, weights_only=False)):
         assert (other.kernel, other.memory) == ("eager", "lean")
         assert "kernel=eager, memory=lean" in repr(other)
+        assert ("nonlinearity=relu" in repr(other)) == (other.mode == "RNN_RELU")
         x = torch.randn(3, 2, 4)
         assert_same(other(x), ours(x))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_it_compiles_to_one_graph(form):
-    theirs, ours, x = pair(**form)
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    assert_same(compiled(x), theirs(x))
-    for layer in (compiled, theirs):
-        layer(x)[0].square().sum().backward()
-    assert_same([weight.grad for weight in ours.parameters()], [weight.grad for weight in theirs.parameters()])
 
 
 @pytest.fixture
@@ -103,6 +104,17 @@ def fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_it_compiles_to_one_graph(kind, form):
+    theirs, ours, x = pair(kind, **form)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_same(compiled(x), theirs(x))
+    for layer in (compiled, theirs):
+        layer(x)[0].square().sum().backward()
+    assert_same([weight.grad for weight in ours.parameters()], [weight.grad for weight in theirs.parameters()])
 
 
 def outputs_and_gradients(call, layer, *given):
@@ -113,9 +125,10 @@ def outputs_and_gradients(call, layer, *given):
     return [*outputs, x.grad, *(weight.grad.clone() for weight in layer.parameters())]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("extra", ["state", "lengths", "one sequence"])
-def test_compiled_with_a_state_and_lengths(extra):
-    _, ours, x = pair(num_layers=2, bidirectional=True)
+def test_compiled_with_a_state_and_lengths(kind, extra):
+    _, ours, x = pair(kind, num_layers=2, bidirectional=True)
     given = {
         "state": (x, torch.randn(4, 3, 5)),
         "lengths": (x, None, torch.tensor([1, 3, 2])),
@@ -134,10 +147,13 @@ def test_compiled_with_a_state_and_lengths(extra):
     ids=str,
 )
 @pytest.mark.parametrize("extra", ["nothing", "state", "lengths"])
-def test_on_a_gpu_compiled_and_not_it_is_pytorchs(dtype, options, extra, monkeypatch):
+def test_on_a_gpu_compiled_and_not_it_is_pytorchs(kind, dtype, options, extra, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    layer = gatewise.GRU(24, 32, device="cuda", dtype=dtype, **options)
-    exact = torch.nn.GRU(24, 32, layer.num_layers, bidirectional=layer.bidirectional).double()
+    name, own = kind
+    if name == "RNN" and options.get("kernel") == "cudnn" and NOT_TRIED_ON_A_GPU in CRITERIA:
+        pytest.skip(NOT_TRIED_ON_A_GPU.allowed)
+    layer = getattr(gatewise, name)(24, 32, device="cuda", dtype=dtype, **own, **options)
+    exact = getattr(torch.nn, name)(24, 32, layer.num_layers, bidirectional=layer.bidirectional, **own).double()
     exact.load_state_dict(layer.state_dict())
     x = torch.randn(9, 5, 24, device="cuda", dtype=dtype)
     rows = layer.num_layers * (1 + layer.bidirectional)
@@ -161,27 +177,35 @@ def test_on_a_gpu_compiled_and_not_it_is_pytorchs(dtype, options, extra, monkeyp
             torch.testing.assert_close(mine.cpu().double(), theirs, rtol=tolerance, atol=bound)
 
 
-def test_dropout_acts_in_training_only():
-    layer, x = gatewise.GRU(4, 5, 2, dropout=0.5), torch.randn(3, 2, 4)
+def test_dropout_acts_in_training_only(kind):
+    _, layer, x = pair(kind, num_layers=2, dropout=0.5)
     assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
     assert torch.equal(layer(x)[0], layer(x)[0])
 
 
-def test_the_decision_names_the_cell():
-    layer = gatewise.GRU(4, 5)
-    decision = gatewise.explain(layer, (7, 3, 4), device="h200")
-    assert decision.problem.cell.name == "gru"
+def test_dropout_that_drops_nothing_is_warned_of_once(kind):
+    with pytest.warns(UserWarning, match="`dropout` must be 0 when num_layers is 1") as caught:
+        layer = getattr(gatewise, kind[0])(4, 5, dropout=0.5, **kind[1])
+    assert [warning.filename for warning in caught] == [__file__]
+    assert layer.dropout == 0.5
+
+
+@pytest.mark.parametrize("cell", KINDS)
+def test_the_decision_names_the_cell(cell):
+    theirs, ours, _ = pair(KINDS[cell])
+    decision = gatewise.explain(ours, (7, 3, 4), device="h200")
+    assert decision.problem.cell.name == cell
     assert decision.chosen == "persistent"
-    assert all(decision.verdict(kernel).accepted for kernel in ("cudnn", "stepwise", "eager"))
-    assert gatewise.explain(torch.nn.GRU(4, 5), (7, 3, 4)).chosen == "aten"
-    with pytest.raises(gatewise.ArgumentError, match="an LSTM or GRU of PyTorch"):
-        gatewise.explain(torch.nn.RNN(4, 5), (7, 3, 4))
+    assert all(decision.verdict(kernel).accepted for kernel in ("aten", "stepwise", "eager"))
+    assert decision.verdict("cudnn").accepted == (cell == "gru" or NOT_TRIED_ON_A_GPU not in CRITERIA)
+    assert gatewise.explain(theirs, (7, 3, 4)).chosen == gatewise.explain(ours, (7, 3, 4)).chosen == "aten"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_no_loop_that_sums_gradients_in_sixteen_bits_trains_on_a_gpu(dtype):
-    layer = gatewise.GRU(34, 16, dtype=dtype)
+def test_no_loop_that_sums_gradients_in_sixteen_bits_trains_on_a_gpu(kind, dtype):
+    name, options = kind
+    layer = getattr(gatewise, name)(34, 16, dtype=dtype, **options)
     trained = gatewise.explain(layer, (1135, 52, 34), device="h200", training=True)
     assert trained.chosen != "aten"
     (refusal,) = trained.verdict("aten").refusals
@@ -192,55 +216,65 @@ def test_no_loop_that_sums_gradients_in_sixteen_bits_trains_on_a_gpu(dtype):
     assert gatewise.explain(layer, (1135, 52, 34), device="h200", training=True).verdict("aten").accepted
 
 
-def test_a_named_kernel_runs_or_refuses():
-    x = torch.randn(3, 2, 4)
-    assert gatewise.GRU(4, 5, kernel="eager")(x)[0].shape == (3, 2, 5)
+def test_a_named_kernel_runs_or_refuses(kind):
+    _, layer, x = pair(kind)
+    layer.kernel = "eager"
+    assert layer(x)[0].shape == (3, 3, 5)
+    layer.kernel = "stepwise"
     with pytest.raises(gatewise.KernelRefused, match="device is CPU"):
-        gatewise.GRU(4, 5, kernel="stepwise")(x)
+        layer(x)
 
 
+@pytest.mark.parametrize("name", ["GRU", "RNN"])
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (lambda: gatewise.GRU(0, 5), "`input_size` must be a positive integer"),
-        (lambda: gatewise.GRU(4, 5, kernel="foo"), "foo"),
-        (lambda: gatewise.GRU(4, 5, memory="little"), "`memory`"),
-        (lambda: gatewise.GRU(4, 5, dropout=2), "`dropout`"),
-        (lambda: gatewise.GRU(4, 5)([1.0]), "`input` must be a tensor"),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(4)), "`input` must be"),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(3, 2, 6)), "4 features"),
+        (lambda layer, cell: layer(0, 5), "`input_size` must be a positive integer"),
+        (lambda layer, cell: layer(4, 5, kernel="foo"), "foo"),
+        (lambda layer, cell: layer(4, 5, memory="little"), "`memory`"),
+        (lambda layer, cell: layer(4, 5, dropout=2), "`dropout`"),
+        (lambda layer, cell: layer(4, 5)([1.0]), "`input` must be a tensor"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(4)), "`input` must be"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 6)), "4 features"),
         (
-            lambda: gatewise.GRU(4, 5)(torch.zeros(3, 2, 4), (torch.zeros(1, 2, 5),) * 2),
+            lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), (torch.zeros(1, 2, 5),) * 2),
             "`hx` must be None or a tensor",
         ),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 5)), "`hx` must be"),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 2, 6)), "`h0` must be"),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(3, 4), torch.zeros(1, 1, 5)), "`hx` must be"),
-        (lambda: gatewise.GRU(4, 5)(torch.zeros(3, 4), lengths=[3]), "`lengths` must be None"),
-        (lambda: gatewise.GRUCell(4, 5)(torch.zeros(2, 3)), "4 features"),
-        (lambda: gatewise.GRUCell(4, 5)(torch.zeros(2, 4), torch.zeros(2, 4)), "`hx` must be of shape"),
-        (lambda: gatewise.GRUCell(4, 5)(torch.zeros(2, 4, dtype=torch.float64)), "float32"),
-        (lambda: gatewise.GRUCell(4, -5), "`hidden_size` must be a positive integer"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 5)), "`hx` must be"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 2, 6)), "`h0` must be"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 4), torch.zeros(1, 1, 5)), "`hx` must be"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 4), lengths=[3]), "`lengths` must be None"),
+        (lambda layer, cell: cell(4, 5)(torch.zeros(2, 3)), "4 features"),
+        (lambda layer, cell: cell(4, 5)(torch.zeros(2, 4), torch.zeros(2, 4)), "`hx` must be of shape"),
+        (lambda layer, cell: cell(4, 5)(torch.zeros(2, 4, dtype=torch.float64)), "float32"),
+        (lambda layer, cell: cell(4, -5), "`hidden_size` must be a positive integer"),
     ],
 )
-def test_bad_input_is_named(call, what):
+def test_bad_input_is_named(name, call, what):
     with pytest.raises(gatewise.GatewiseError) as raised:
-        call()
+        call(getattr(gatewise, name), getattr(gatewise, f"{name}Cell"))
     assert what in str(raised.value)
 
 
 @pytest.mark.parametrize("way", [torch.jit.script, lambda layer: torch.jit.trace(layer, torch.zeros(3, 2, 4))])
-def test_torchscript_is_refused(way):
-    with pytest.raises(gatewise.ArgumentError, match=r"torch\.nn\.GRU"):
-        way(gatewise.GRU(4, 5))
+def test_torchscript_is_refused(kind, way):
+    with pytest.raises(gatewise.ArgumentError, match=rf"torch\.nn\.{kind[0]}\."):
+        way(pair(kind)[1])
+
+
+def test_torchscript_of_a_cell_is_refused(kind):
+    name, options = f"{kind[0]}Cell", kind[1]
+    with pytest.raises(gatewise.ArgumentError, match=rf"torch\.nn\.{name}\."):
+        torch.jit.script(getattr(gatewise, name)(4, 5, **options))
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_cell_is_pytorchs(bias):
+def test_the_cell_is_pytorchs(kind, bias):
+    name, options = f"{kind[0]}Cell", kind[1]
     torch.manual_seed(0)
-    theirs = torch.nn.GRUCell(4, 5, bias)
+    theirs = getattr(torch.nn, name)(4, 5, bias, **options)
     torch.manual_seed(0)
-    ours = gatewise.GRUCell(4, 5, bias)
-    assert isinstance(ours, torch.nn.GRUCell)
+    ours = getattr(gatewise, name)(4, 5, bias, **options)
+    assert isinstance(ours, getattr(torch.nn, name))
     for x, h in ((torch.randn(2, 4), torch.randn(2, 5)), (torch.randn(4), None)):
         assert_same([ours(x, h)], [theirs(x, h)])
