@@ -250,11 +250,14 @@ def test_the_command_counts_and_records(tmp_path, capsys):
     assert record.read_text().count('"wrong": 0') == 1
 
 
-def test_settings_of_another_seed_can_have_the_same_sizes():
+def test_settings_of_another_seed_can_have_the_same_sizes(monkeypatch):
+    from gatewise.testing.trials import run
     from gatewise.testing.trials.draw import sizes
 
+    monkeypatch.setattr(run, "outcomes_of", lambda settings: [run.Outcome(setting) for setting in settings])
+
     def widths(seed, of_sizes):
-        return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 9, of_sizes)}
+        return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 60, of_sizes)}
 
     assert widths(1, 7) <= set(sizes(7, "cpu").widths)
     assert not widths(1, 8) <= set(sizes(7, "cpu").widths)
