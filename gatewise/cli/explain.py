@@ -63,6 +63,9 @@ def explain(
     lengths: Annotated[
         bool, typer.Option("--lengths", help="Padded sequences with lengths.", rich_help_panel=_CALL)
     ] = False,
+    resets: Annotated[
+        bool, typer.Option("--resets", help="Episodes that begin inside sequences.", rich_help_panel=_CALL)
+    ] = False,
     inference: Annotated[bool, typer.Option("--inference", help="No backward pass.", rich_help_panel=_CALL)] = False,
     graph: Annotated[
         bool, typer.Option("--graph", help="In a CUDA graph: only the device's time.", rich_help_panel=_CALL)
@@ -119,6 +122,7 @@ def explain(
         | ({"proj_size": proj} if proj else {}),
         dtype=_dtype(dtype),
         lengths=lengths,
+        resets=resets,
         training=not inference,
         captured=graph,
         tf32=tf32,
@@ -165,6 +169,7 @@ def _decision(
     options: dict[str, Any],
     dtype: torch.dtype,
     lengths: bool,
+    resets: bool,
     training: bool,
     captured: bool,
     tf32: bool | None,
@@ -180,4 +185,4 @@ def _decision(
         allow_tf32=library.allow_tf32 if tf32 is None else tf32,
     ):
         options = {"dtype": dtype, "training": training, "captured": captured and device.kind == "cuda"}
-        return explain_call(layer, shape, lengths=lengths, device=device, kernel=kernel, **options)
+        return explain_call(layer, shape, lengths=lengths, resets=resets, device=device, kernel=kernel, **options)

@@ -71,6 +71,7 @@ class Problem:
         announced: Whether the warm-up calls of the capture choose their kernel in the same way
             (`gatewise.for_cuda_graph`), so that the chosen kernel has been initialised before the capture.
         cell: The cell, which states the equations of one step.
+        resets: Whether the states are reset to zero before the steps that the caller marks.
     """
 
     time: int
@@ -92,6 +93,7 @@ class Problem:
     captured: bool = False
     announced: bool = False
     cell: Cell = LSTM()  # noqa: RUF009  cells are immutable
+    resets: bool = False
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -178,6 +180,7 @@ class Problem:
             "" if self.bias else "no bias",
             "input products given" if self.projected else "",
             self.layout.value if self.layout is not Layout.DENSE else "",
+            "resets" if self.resets else "",
             f"dropout {self.dropout:g}" if self.dropout else "",
             str(self.dtype).removeprefix("torch."),
             "TF32 allowed" if self.allow_tf32 and self.dtype == torch.float32 else "",

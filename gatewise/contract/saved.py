@@ -30,6 +30,8 @@ class Inputs(NamedTuple):
         masks: The dropout masks between the layers: L - 1 boolean tensors of the shape of a layer's output ([T, B,
             D*R], or [N, D*R] if packed), True where an output is kept; empty without dropout. Outputs that are kept are
             scaled by 1 / (1 - dropout).
+        resets: The steps at which episodes begin [T, B], bool, contiguous, on x's device; None without resets. A step
+            that is set reads zeros for all states before it. The reverse direction reads zeros at the step before that.
     """
 
     x: Tensor
@@ -39,6 +41,7 @@ class Inputs(NamedTuple):
     lengths: Tensor | None = None
     batch_sizes: Tensor | None = None
     masks: tuple[Tensor, ...] = ()
+    resets: Tensor | None = None
 
 
 class Result(NamedTuple):

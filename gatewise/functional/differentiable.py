@@ -34,6 +34,7 @@ def lstm(
     dropout: float = 0.0,
     kernel: str = AUTO,
     memory: str = NORMAL,
+    resets: Tensor | None = None,
 ) -> Output:
     """Compute an LSTM, differentiable with respect to x, state and weights, any number of times.
 
@@ -54,6 +55,8 @@ def lstm(
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" (gradient checkpointing within
             the layer) keeps the cell states and nothing that can be computed again from them, x and the outputs; see
             the page on memory.
+        resets: The steps at which episodes begin [T, B], bool or integers, on the device of x; None for one episode in
+            each sequence. Where it is set, the states before the step are zero; see the page on resets.
 
     Returns:
         `Output(y, State(h, c))`: y [T, B, D*R] ([N, D*R] when packed), and the final state, shaped as the initial one.
@@ -84,6 +87,7 @@ def lstm(
         dropout=dropout,
         kernel=kernel,
         memory=memory,
+        resets=resets,
     )
     return Output(y, State(h_n, c_n))
 
@@ -100,6 +104,7 @@ def recurrent(
     kernel: str,
     memory: str,
     cell: Cell = _CELL,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a recurrent stack of any shipped cell, as `lstm` does; x, state and weights must be tensors.
 
@@ -114,6 +119,7 @@ def recurrent(
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
         cell: The cell.
+        resets: The steps at which episodes begin [T, B], or None.
 
     Returns:
         y, h_n and c_n, the final states shaped as the initial ones.
@@ -122,7 +128,8 @@ def recurrent(
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
     compute = traced if compiling or x.is_meta else execute
-    return compute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell)
+    options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
+    return compute(x, state, flat, *options, resets)
 
 
 def _as_autocast(

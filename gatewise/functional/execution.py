@@ -26,6 +26,7 @@ from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, plan_of
+from gatewise.functional.resets import copied_resets
 from gatewise.functional.weights import form_of
 from gatewise.selection import Preference, kernel_named, preference
 
@@ -53,6 +54,7 @@ def execute(
     kernel: str,
     memory: str,
     cell: Cell,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`."""
     grad_enabled = torch.is_grad_enabled()
@@ -61,9 +63,8 @@ def execute(
         or (state is not None and (state[0].requires_grad or state[1].requires_grad))
         or True in map(_requires_grad, flat)
     )
-    plan, inputs = prepare(
-        x, state, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
-    )
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
+    plan, inputs = prepare(x, state, flat, *options, resets=resets)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
     if found is None:
         if plan.problem.dropout:
@@ -90,6 +91,7 @@ def prepare(
     memory: str,
     cell: Cell,
     particulars: Particulars = _NONE,
+    resets: Tensor | None = None,
 ) -> tuple[Plan, Inputs]:
     """Check the arguments of a call and return its plan, and its inputs without dropout masks.
 
@@ -105,18 +107,22 @@ def prepare(
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
         cell: The cell.
-        particulars: The properties that few calls have; those of `lengths` and `batch_sizes` are added here.
+        particulars: The properties that few calls have; those of `lengths`, `batch_sizes` and `resets` are added here.
+        resets: The steps at which episodes begin [T, B], or None.
 
     Raises:
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on devices that do not go together.
-        ArgumentError: An option has a value that it cannot have, or both `lengths` and `batch_sizes` are given.
+        ArgumentError: An option has a value that it cannot have, or `batch_sizes` is given with `lengths` or `resets`.
         KernelRefused: The kernel that was named cannot run this call.
         OutOfMemoryPredicted: No kernel keeps to the memory budget.
     """
     if lengths is not None or batch_sizes is not None:
         particulars, batch_sizes = _with_layout(particulars, x, lengths, batch_sizes)
+    if resets is not None:
+        resets = copied_resets(resets, x.shape, x.device, packed=batch_sizes is not None)
+        particulars = particulars._replace(resets=True)
     # While a graph was traced, the preference was read already: `use_kernel` around the compiled call comes too late.
     wanted = Preference(kernel, "predict", "") if particulars.traced else preference(kernel)
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
@@ -155,14 +161,14 @@ def prepare(
     else:
         h0, c0 = state
     if lengths is None:
-        return plan, Inputs(x, h0, c0, flat, None, batch_sizes)
+        return plan, Inputs(x, h0, c0, flat, None, batch_sizes, resets=resets)
     row_lengths, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
     if problem.layout is Layout.DEVICE_LENGTHS:
         row_lengths, h0 = bounded(row_lengths, problem.time, h0)
     elif longest == 0 and not particulars.empty:
         options = None, bidirectional, dropout, needs_grad, kernel, memory, cell
-        return prepare(x, state, flat, row_lengths, *options, particulars._replace(empty=True))
-    return plan, Inputs(x, h0, c0, flat, row_lengths)
+        return prepare(x, state, flat, row_lengths, *options, particulars._replace(empty=True), resets)
+    return plan, Inputs(x, h0, c0, flat, row_lengths, resets=resets)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -178,7 +184,8 @@ class _Recurrence(torch.autograd.Function):
         # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
         # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
         ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
-        ctx.call = (plan, inputs.lengths, inputs.batch_sizes, len(weights), len(inputs.masks))
+        ragged = inputs.lengths, inputs.batch_sizes, inputs.resets
+        ctx.call = (plan, ragged, len(weights), len(inputs.masks))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -186,11 +193,11 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, lengths, batch_sizes, count, gaps = ctx.call
+        plan, (lengths, batch_sizes, resets), count, gaps = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
         y, *rest = others[count:]
         masks, kept = tuple(rest[:gaps]), rest[gaps:]
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks)
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)

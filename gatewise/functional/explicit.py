@@ -63,6 +63,7 @@ def forward(
     projected: bool = False,
     memory: str = NORMAL,
     memory_budget: float | None = None,
+    resets: Tensor | None = None,
 ) -> tuple[Output, Saved]:
     """Run the forward pass outside autograd and return what the backward pass needs as one opaque value.
 
@@ -92,6 +93,8 @@ def forward(
             the page on memory.
         memory_budget: The bytes that the call may take beyond x and weights, by prediction; "auto" chooses among the
             kernels that need no more. None for no limit. A kernel that was named is not held to it.
+        resets: The steps at which episodes begin [T, B], bool or integers, on the device of x; None for one episode in
+            each sequence. Where it is set, the states before the step are zero; see the page on resets.
 
     Returns:
         The output and the final state, and the `Saved` value for `backward`.
@@ -116,7 +119,7 @@ def forward(
     options = lengths, batch_sizes, bidirectional, dropout, keep, kernel, memory, _CELL
     particulars = Particulars(projected=projected, memory_budget=memory_budget)
     with torch.no_grad():
-        plan, inputs = prepare(x, state, flat, *options, particulars)
+        plan, inputs = prepare(x, state, flat, *options, particulars, resets)
         inputs = with_masks(plan.problem, _with_version_counters(inputs))
         result = plan.passes.forward(plan.problem, inputs)
         y, h_n, c_n, _ = result

@@ -22,6 +22,7 @@ from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars, Plan, chosen_for_graph, probed
+from gatewise.functional.resets import check_resets, refuse_packed
 from gatewise.functional.weights import Structure, structure_while_traced
 from gatewise.selection import kernel_named, preference
 
@@ -37,9 +38,14 @@ def traced(
     kernel: str,
     memory: str,
     cell: Cell,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Put the call into the graph as an operator; the user's preference among kernels is read while it is traced."""
     check_options(bidirectional, dropout, memory)
+    if batch_sizes is not None:
+        refuse_packed(resets)
+    elif resets is not None:
+        check_resets(resets, x.shape[:2], "[T, B]")
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
     if state is None:
@@ -50,9 +56,8 @@ def traced(
     else:
         h0, c0 = state
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
-    y, h_n, c_n, _ = lstm_forward(
-        x, h0, c0, flat, lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory, cell.name
-    )
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory, cell.name, resets
+    y, h_n, c_n, _ = lstm_forward(x, h0, c0, flat, *options)
     return y, h_n, c_n
 
 
@@ -79,14 +84,15 @@ def lstm_forward(
     kernel: str,
     memory: str,
     cell: str,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
-    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     inputs = with_masks(plan.problem, inputs)
     result = plan.passes.forward(plan.problem, inputs)
     kept = [*inputs.masks, *result.kept] if needs_grad else []
-    found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes])
+    found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes, resets])
     return found[0], found[1], found[2], found[3:]
 
 
@@ -104,6 +110,7 @@ def _lstm_forward_fake(
     kernel: str,
     memory: str,
     cell: str,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     stated = cell_named(cell)
     found = structure_while_traced(weights, bidirectional, len(stated.gates), len(stated.parameters))
@@ -113,7 +120,7 @@ def _lstm_forward_fake(
     output = (*x.shape[:-1], (1 + bidirectional) * (found.proj_size or found.hidden_size))
     kept: list[Tensor] = []
     if needs_grad and x.device.type != "meta":
-        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated)
+        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated, resets is not None)
         device = probed(x.device)
         name = chosen_for_graph(problem, device, kernel)
         masks = found.num_layers - 1 if dropped else 0
@@ -142,16 +149,17 @@ def lstm_backward(
     kernel: str,
     memory: str,
     cell: str,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the backward pass of the kernel that `lstm_forward` chose."""
-    options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell
+    options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     masks = plan.problem.num_layers - 1 if plan.problem.dropout else 0
     inputs = inputs._replace(masks=tuple(kept[:masks]))
     # The initial states stand in the place of the final ones, which no backward pass reads.
     result = Result(y, h0, c0, tuple(kept[masks:]))
     found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())
-    given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept]
+    given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept, resets]
     dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
     return dx, dh0, dc0, dweights
 
@@ -172,21 +180,21 @@ def _lstm_backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell = inputs
+    x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets = inputs
     y, _, _, kept = output
     if not needs_grad:
         return
     ctx.set_materialize_grads(False)
     # On a CPU y is the caller's to change in place, as in `execution`.
-    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, y if y.is_cuda else y.clone(), *weights, *kept)
+    ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, resets, y if y.is_cuda else y.clone(), *weights, *kept)
     ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory, cell)
 
 
 def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, dkept: object) -> tuple:
-    x, h0, c0, lengths, batch_sizes, y, *rest = ctx.saved_tensors
+    x, h0, c0, lengths, batch_sizes, resets, y, *rest = ctx.saved_tensors
     weights, kept = rest[: ctx.count], rest[ctx.count :]
-    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options)
-    return (*gradients, *[None] * 8)
+    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options, resets)
+    return (*gradients, *[None] * 9)
 
 
 lstm_forward.register_autograd(_backward, setup_context=_setup_context)
@@ -222,11 +230,12 @@ def _prepared(
     kernel: str,
     memory: str,
     cell: str,
+    resets: Tensor | None,
 ) -> tuple[Plan, Inputs]:
     flat = tuple(weights)
     check_tensors(x, (h0, c0), flat)
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell_named(cell)
-    return prepare(x, (h0, c0), flat, *options, Particulars(traced=True))
+    return prepare(x, (h0, c0), flat, *options, Particulars(traced=True), resets)
 
 
 def _fake_problem(
@@ -238,6 +247,7 @@ def _fake_problem(
     dropout: float,
     memory: str,
     cell: Cell,
+    resets: bool,
 ) -> Problem:
     layout = Layout.DENSE
     if batch_sizes is not None:
@@ -261,4 +271,5 @@ def _fake_problem(
         traced=True,
         lean=memory == LEAN,
         cell=cell,
+        resets=resets,
     )

@@ -44,6 +44,7 @@ class Particulars(NamedTuple):
         memory_budget: The bytes that the call may take by prediction; None for no limit.
         traced: Whether the call is an operator of a compiled graph.
         empty: Whether every length is 0.
+        resets: Whether resets are given.
     """
 
     packed: tuple[int, int] | None = None
@@ -52,6 +53,7 @@ class Particulars(NamedTuple):
     memory_budget: float | None = None
     traced: bool = False
     empty: bool = False
+    resets: bool = False
 
 
 class Plan(NamedTuple):
@@ -119,7 +121,7 @@ def plan_of(
         OutOfMemoryPredicted: No kernel keeps to the memory budget.
         TypeError: An option cannot be hashed.
     """
-    packed, lengths, projected, memory_budget, traced, empty = particulars
+    packed, lengths, projected, memory_budget, traced, empty, resets = particulars
     if projected:
         x = without_features(x, weights)
     problem = described(
@@ -129,6 +131,8 @@ def plan_of(
         problem = _with_lengths(problem, lengths, empty)
     if projected:
         problem = problem.replace(projected=True)
+    if resets:
+        problem = problem.replace(resets=True)
     if transformed:
         _check_transformable(wanted)
         return Plan(problem, REFERENCE.name, PlainPyTorch(), records=True, single_use=False)
@@ -192,6 +196,7 @@ def decision_of(
     memory: str = NORMAL,
     by_pytorch: bool = False,
     cell: Cell = LSTM(),  # noqa: B008  an immutable statement
+    resets: Tensor | None = None,
 ) -> Decision:
     """Return the decision that `gatewise.functional.lstm` would make for these arguments here and now.
 
@@ -209,6 +214,7 @@ def decision_of(
         memory: "normal" or "lean".
         by_pytorch: Whether PyTorch's layer makes the call, by its own rule.
         cell: The cell.
+        resets: The steps at which episodes begin, or None.
     """
     flat = flattened(weights)
     tensors = (x, *flat, *(state if state is not None else ()))
@@ -237,6 +243,8 @@ def decision_of(
         found, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
         layout = Layout.DEVICE_LENGTHS if found.is_cuda else Layout.HOST_LENGTHS
         problem = _with_lengths(problem, layout, longest == 0)
+    if resets is not None:
+        problem = problem.replace(resets=True)
     device = probed(x.device)
     return decide_as_pytorch(problem, device) if by_pytorch else decide(problem, device, kernel)
 

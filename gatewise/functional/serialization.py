@@ -36,7 +36,7 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
     saved.check_unmodified()
     inputs, result = saved.inputs, saved.result
     kept = () if any(tensor.requires_grad for tensor in result.kept) else result.kept
-    tensors = {name: getattr(inputs, name) for name in ("x", "h0", "c0", "lengths", "batch_sizes")}
+    tensors = {name: getattr(inputs, name) for name in ("x", "h0", "c0", "lengths", "batch_sizes", "resets")}
     tensors |= {name: getattr(result, name) for name in ("y", "h_n", "c_n")}
     for name, group in (("weight", inputs.weights), ("mask", inputs.masks), ("kept", kept)):
         tensors |= {f"{name}.{index}": tensor for index, tensor in enumerate(group)}
@@ -85,6 +85,7 @@ def rebuild(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
         tensors.get("lengths"),
         tensors.get("batch_sizes"),
         groups["mask"],
+        tensors.get("resets"),
     )
     result = Result(tensors["y"], tensors["h_n"], tensors["c_n"], groups["kept"])
     elsewhere = dict(facts["made_by"]) != _made_by(inputs.x.device)

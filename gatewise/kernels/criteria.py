@@ -116,3 +116,12 @@ LENGTHS_READABLE = Criterion(
     violation=lambda problem, device: (problem.replace(layout=Layout.DEVICE_LENGTHS), device),
     advice="pass lengths.cpu() if one synchronization with the GPU per batch is acceptable",
 )
+
+NO_RESETS = Criterion(
+    "resets",
+    allowed="none",
+    actual=lambda problem, device: "given" if problem.resets else "none",
+    holds=lambda problem, device: not problem.resets,
+    violation=lambda problem, device: (problem.replace(resets=True), device),
+    advice="the kernel `eager` computes them",
+)

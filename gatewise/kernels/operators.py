@@ -11,7 +11,7 @@ from gatewise.contract.saved import Inputs, Result
 
 def call(problem: Problem, inputs: Inputs) -> Result:
     """Call the operator that computes all layers of a problem; autograd records the call if it is on."""
-    x, h0, c0, weights, _, batch_sizes, _ = inputs
+    x, h0, c0, weights, _, batch_sizes, *_ = inputs
     operator = getattr(torch, pytorch_layer(problem.cell).mode.lower())
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     state = (h0, c0) if problem.cell.states else h0

@@ -30,6 +30,7 @@ class Layer(NamedTuple):
         batch_sizes: The batch sizes of packed sequences, as in `Inputs`.
         ends_in_zeros: Whether x is known to be zero after the end of each sequence, as the output of another layer is;
             otherwise, x may contain any values there.
+        resets: The steps at which episodes begin, as in `Inputs`.
     """
 
     x: Tensor
@@ -39,6 +40,7 @@ class Layer(NamedTuple):
     lengths: Tensor | None
     batch_sizes: Tensor | None
     ends_in_zeros: bool = False
+    resets: Tensor | None = None
 
 
 class LayerGradients(NamedTuple):
@@ -138,7 +140,8 @@ def backward(
 def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
     # Most problems have one layer, for which slicing would cost as much CPU time as the rest of this module.
     weights = by_direction(inputs.weights, problem.weights_per_direction, len(problem.cell.parameters))
-    return Layer(inputs.x, inputs.h0, inputs.c0, weights, inputs.lengths, inputs.batch_sizes)
+    ragged = inputs.lengths, inputs.batch_sizes
+    return Layer(inputs.x, inputs.h0, inputs.c0, weights, *ragged, resets=inputs.resets)
 
 
 def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem, Inputs], Result]) -> Result:
@@ -184,6 +187,7 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
         inputs.lengths,
         inputs.batch_sizes,
         ends_in_zeros=first > 0,
+        resets=inputs.resets,
     )
 
 

@@ -95,6 +95,7 @@ class GRU(nn.RNNBase):
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the layers over a batch of sequences.
 
@@ -104,6 +105,11 @@ class GRU(nn.RNNBase):
             lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end. Lengths on the GPU are never copied to the CPU.
+            resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
+                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
+                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
+                across the border either. At the first step, it sets the initial states of the forward direction to
+                zero.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final hidden state of every
@@ -113,11 +119,11 @@ class GRU(nn.RNNBase):
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
-            ArgumentError: `input` or `hx` is not a tensor, or `lengths` is given with a `PackedSequence` or with one
-                sequence.
+            ArgumentError: `input` or `hx` is not a tensor, `lengths` is given with a `PackedSequence` or with one
+                sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
-        return single_state.run(self, input, hx, lengths)
+        return single_state.run(self, input, hx, lengths, resets)
 
     extra_repr = single_state.extra_repr
     flatten_parameters = single_state.flatten_parameters

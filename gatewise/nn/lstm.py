@@ -22,7 +22,7 @@ from gatewise.nn.arguments import (
     warn_of_idle_dropout,
 )
 from gatewise.nn.flat_weights import flatten
-from gatewise.nn.sequences import run_one, run_packed
+from gatewise.nn.sequences import run_one, run_packed, time_first
 
 # Attributes that are missing in modules pickled by older versions, and the values that they had implicitly.
 _DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL}
@@ -117,6 +117,7 @@ class LSTM(nn.Module):
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
         """Run the layers over a batch of sequences.
 
@@ -127,6 +128,11 @@ class LSTM(nn.Module):
             lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end. Lengths on the GPU are never copied to the CPU.
+            resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
+                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
+                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
+                across the border either. At the first step, it sets the initial states of the forward direction to
+                zero.
 
         Returns:
             The output of the last layer, [T, B, D*R] in the arrangement of `input`, and the final states of every layer
@@ -136,29 +142,31 @@ class LSTM(nn.Module):
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
-            ArgumentError: `input` is not a tensor, `hx` is not a pair of tensors, or `lengths` is given with a
-                `PackedSequence` or with one sequence.
+            ArgumentError: `input` is not a tensor, `hx` is not a pair of tensors, `lengths` is given with a
+                `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
         if hx is not None:
             check_pair(hx)
         if isinstance(input, PackedSequence):
-            packed, (h_n, c_n) = run_packed(self._run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]")
+            packed, (h_n, c_n) = run_packed(self._run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
             return packed, (h_n, c_n)
         if not isinstance(input, Tensor):
             refuse_input(input)
         rank = input.dim()
         if rank == 2:
-            y, (h_n, c_n) = run_one(self._run, input, hx, lengths, "[L*D, R] and [L*D, H]")
+            y, (h_n, c_n) = run_one(self._run, input, hx, lengths, "[L*D, R] and [L*D, H]", resets)
             return y, (h_n, c_n)
         if rank != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
             raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
+        if resets is not None and self.batch_first:
+            resets = time_first(resets, input.shape[:2])
         if self.batch_first:
-            y, state = self._run(input.transpose(0, 1), hx, lengths=lengths)
+            y, state = self._run(input.transpose(0, 1), hx, lengths=lengths, resets=resets)
             return y.transpose(0, 1), state
-        return self._run(input, hx, lengths=lengths)
+        return self._run(input, hx, lengths=lengths, resets=resets)
 
     def _run(
         self,
@@ -167,6 +175,7 @@ class LSTM(nn.Module):
         batch_sizes: Tensor | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         found = self._parameters
@@ -184,6 +193,7 @@ class LSTM(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             kernel=self.kernel,
             memory=self.memory,
+            resets=resets,
         )
         return y, (h_n, c_n)
 

@@ -21,7 +21,7 @@ from gatewise.nn.arguments import (
     refuse_script,
     warn_of_idle_dropout,
 )
-from gatewise.nn.sequences import run_one, run_packed
+from gatewise.nn.sequences import run_one, run_packed, time_first
 
 States = Tensor | tuple[Tensor, ...]
 """The states of a layer: h [L*D, B, H]; with other states of the cell a tuple of h and of them, in the cell's order."""
@@ -123,6 +123,7 @@ class Recurrent(nn.Module):
         input: Tensor | PackedSequence,
         hx: States | None = None,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, States]:
         """Run the layers over a batch of sequences.
 
@@ -134,6 +135,11 @@ class Recurrent(nn.Module):
             lengths: The number of valid steps of each sequence: B integers in [0, T], in any order, on any device. The
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end.
+            resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
+                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
+                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
+                across the border either. At the first step, it sets the initial states of the forward direction to
+                zero.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final states of every layer
@@ -143,25 +149,28 @@ class Recurrent(nn.Module):
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
-            ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, or `lengths` is given
-                with a `PackedSequence` or with one sequence.
+            ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, `lengths` is given
+                with a `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
         states = None if hx is None else self._checked(hx)
         if isinstance(input, PackedSequence):
-            packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]")
+            packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
             return packed, self._returned(finals)
         if not isinstance(input, Tensor):
             refuse_input(input)
         if input.dim() == 2:
-            y, finals = run_one(self._run, input, states, lengths, "[L*D, H]")
+            y, finals = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
             return y, self._returned(finals)
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
             raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-        y, finals = self._run(input.transpose(0, 1) if self.batch_first else input, states, lengths=lengths)
+        if resets is not None and self.batch_first:
+            resets = time_first(resets, input.shape[:2])
+        x = input.transpose(0, 1) if self.batch_first else input
+        y, finals = self._run(x, states, lengths=lengths, resets=resets)
         return (y.transpose(0, 1) if self.batch_first else y), self._returned(finals)
 
     def _checked(self, hx: object) -> tuple[Tensor, ...]:
@@ -188,6 +197,7 @@ class Recurrent(nn.Module):
         batch_sizes: Tensor | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         given = None
         if states is not None:
@@ -212,6 +222,7 @@ class Recurrent(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             kernel=self.kernel,
             memory=self.memory,
+            resets=resets,
             cell=self.cell,
         )
         return y, (h_n, *(others_n.split(self.hidden_size, -1) if self.cell.states else ()))

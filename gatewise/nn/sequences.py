@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.functional.resets import check_resets, refuse_packed
 
 States = tuple[Tensor, ...]
 """The initial or final states of a layer: the hidden state, and the cell state of an LSTM."""
 
-Run = Callable[[Tensor, States | None, Tensor | None], tuple[Tensor, States]]
-"""The call of a layer: x [T, B, I] or [N, I], initial states and batch sizes; returns output and final states."""
+
+class Run(Protocol):
+    """The call of a layer."""
+
+    def __call__(
+        self, x: Tensor, states: States | None, batch_sizes: Tensor | None, /, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, States]:
+        """Return output and final states, given x [T, B, I] or [N, I], initial states, batch sizes and resets."""
+        ...
+
+
+def time_first(resets: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the resets [B, T] of a layer with `batch_first` as [T, B].
+
+    Args:
+        resets: The user's argument `resets`.
+        shape: B and T.
+
+    Raises:
+        GatewiseError: The resets do not fit; the errors are those of `check_resets`.
+    """
+    check_resets(resets, shape, "[B, T]")
+    return resets.transpose(0, 1)
 
 
 def run_one(
-    run: Run, x: Tensor, states: States | None, lengths: Tensor | Sequence[int] | None, form: str
+    run: Run,
+    x: Tensor,
+    states: States | None,
+    lengths: Tensor | Sequence[int] | None,
+    form: str,
+    resets: Tensor | None,
 ) -> tuple[Tensor, States]:
     """Run a layer over one sequence.
 
@@ -27,10 +55,11 @@ def run_one(
         states: The initial states without a batch dimension, or None.
         lengths: The user's argument `lengths`, which must be None.
         form: The expected shape of the states, for the error.
+        resets: The user's argument `resets` [T], or None.
 
     Raises:
         ArgumentError: `lengths` is given.
-        ShapeError: A state has the wrong rank.
+        ShapeError: A state has the wrong rank, or the resets have another shape.
     """
     if lengths is not None:
         advice = "Cut the sequence instead: input[:length]."
@@ -38,12 +67,20 @@ def run_one(
     if states is not None:
         _check_states(states, 2, f"{form} like the input without a batch")
         states = tuple(state.unsqueeze(1) for state in states)
-    y, finals = run(x.unsqueeze(1), states, None)
+    if resets is not None:
+        check_resets(resets, x.shape[:1], "[T]")
+        resets = resets.unsqueeze(1)
+    y, finals = run(x.unsqueeze(1), states, None, resets=resets)
     return y.squeeze(1), tuple(state.squeeze(1) for state in finals)
 
 
 def run_packed(
-    run: Run, packed: PackedSequence, states: States | None, lengths: Tensor | Sequence[int] | None, form: str
+    run: Run,
+    packed: PackedSequence,
+    states: States | None,
+    lengths: Tensor | Sequence[int] | None,
+    form: str,
+    resets: Tensor | None,
 ) -> tuple[PackedSequence, States]:
     """Run a layer over a packed batch; the states are in the order of the batch before sorting.
 
@@ -53,11 +90,13 @@ def run_packed(
         states: The initial states, or None.
         lengths: The user's argument `lengths`, which must be None.
         form: The expected shape of the states, for the error.
+        resets: The user's argument `resets`, which must be None.
 
     Raises:
-        ArgumentError: `lengths` is given.
+        ArgumentError: `lengths` or `resets` is given.
         ShapeError: A state has the wrong rank or batch size.
     """
+    refuse_packed(resets)
     if lengths is not None:
         advice = "The packed batch has its own lengths; give the padded tensor to use others."
         raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))

@@ -29,7 +29,7 @@ from gatewise.nn.arguments import (
     warn_of_idle_dropout,
 )
 from gatewise.nn.flat_weights import flatten
-from gatewise.nn.sequences import run_one, run_packed
+from gatewise.nn.sequences import run_one, run_packed, time_first
 
 
 def initialise(
@@ -88,7 +88,11 @@ def initialise(
 
 
 def run(
-    layer: Any, input: Tensor | PackedSequence, hx: Tensor | None, lengths: Tensor | Sequence[int] | None
+    layer: Any,
+    input: Tensor | PackedSequence,
+    hx: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+    resets: Tensor | None,
 ) -> tuple[Tensor | PackedSequence, Tensor]:
     """Run the layers over a batch of sequences; the arguments and results are those of `forward`."""
     run_layers, states = functools.partial(_run, layer), None
@@ -96,18 +100,21 @@ def run(
         check_state(hx)
         states = (hx,)
     if isinstance(input, PackedSequence):
-        packed, (h_n,) = run_packed(run_layers, input, states, lengths, "[L*D, B, H]")
+        packed, (h_n,) = run_packed(run_layers, input, states, lengths, "[L*D, B, H]", resets)
         return packed, h_n
     if not isinstance(input, Tensor):
         refuse_input(input)
     if input.dim() == 2:
-        y, (h_n,) = run_one(run_layers, input, states, lengths, "[L*D, H]")
+        y, (h_n,) = run_one(run_layers, input, states, lengths, "[L*D, H]", resets)
         return y, h_n
     if input.dim() != 3:
         arrangement = "[B, T, I]" if layer.batch_first else "[T, B, I]"
         expectation = f"{arrangement}, or [T, I] for one sequence"
         raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-    y, (h_n,) = run_layers(input.transpose(0, 1) if layer.batch_first else input, states, lengths=lengths)
+    if resets is not None and layer.batch_first:
+        resets = time_first(resets, input.shape[:2])
+    x = input.transpose(0, 1) if layer.batch_first else input
+    y, (h_n,) = run_layers(x, states, lengths=lengths, resets=resets)
     return (y.transpose(0, 1) if layer.batch_first else y), h_n
 
 
@@ -118,6 +125,7 @@ def _run(
     batch_sizes: Tensor | None = None,
     *,
     lengths: Tensor | Sequence[int] | None = None,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor]]:
     state = None
     if states is not None:
@@ -136,6 +144,7 @@ def _run(
         dropout=layer.dropout if layer.training else 0.0,
         kernel=layer.kernel,
         memory=layer.memory,
+        resets=resets,
         cell=MODES[layer.mode].cell,
     )
     return y, (h_n,)

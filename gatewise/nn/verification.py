@@ -206,6 +206,7 @@ def _decision(
     input: Tensor | PackedSequence,
     hx: tuple[Tensor, Tensor] | Tensor | None = None,
     lengths: Any = None,
+    resets: Any = None,
 ) -> Decision:
     """Return the decision for a call of a layer, from the arguments of its `forward`."""
     batch_sizes = None
@@ -229,6 +230,7 @@ def _decision(
         memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, _THEIRS),
         cell=cell_of(layer),  # type: ignore[arg-type] - these layers have one
+        resets=resets,
     )
 
 

@@ -116,7 +116,7 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
     weights: list[Tensor] = []
     for layer in range(problem.num_layers):
         for _ in range(problem.num_directions):
-            gates = 4 * problem.hidden_size
+            gates = problem.gate_rows
             weights += [random(gates, problem.layer_input_size(layer)), random(gates, problem.state_size)]
             weights += [random(gates), random(gates)] if problem.bias else []
             weights += [random(problem.proj_size, problem.hidden_size)] if problem.proj_size else []
@@ -128,11 +128,12 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
     return Inputs(
         random(*sequence, problem.x_size),
         random(rows, batch, problem.state_size),
-        random(rows, batch, problem.hidden_size),
+        random(rows, batch, problem.states_size),
         tuple(weights),
         torch.full((batch,), time, device=where) if ragged else None,
         torch.full((time,), batch, device="cpu") if packed else None,
         tuple(masks) if problem.dropout else (),
+        torch.zeros(time, batch, dtype=torch.bool, device=where) if problem.resets else None,
     )
 
 

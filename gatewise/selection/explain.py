@@ -45,6 +45,7 @@ def explain(
     training: bool | None = None,
     kernel: str | None = None,
     captured: bool | None = None,
+    resets: Tensor | bool | None = None,
 ) -> Decision:
     """Return which kernel a call would run, why the others would not, and the predicted time and memory; run nothing.
 
@@ -60,6 +61,7 @@ def explain(
         kernel: The kernel, as in the argument of a call. Default: the module's own.
         captured: Whether the call is captured in a CUDA graph inside `gatewise.for_cuda_graph`, so that only the
             device's time counts. Default: the current state; False for a device given by name.
+        resets: The steps at which episodes begin, as in a call, or True for some. Default: none.
 
     Returns:
         The `Decision`, which can be printed. `decision.chosen` is None if the named kernel refuses.
@@ -114,6 +116,7 @@ def explain(
         cell=cell,
         captured=capture != "",
         announced=capture == "announced",
+        resets=resets is not None and resets is not False,
     )
     wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
     # A device that is only described cannot be measured, whatever the policy is.

@@ -19,7 +19,7 @@ def decide_as_pytorch(problem: Problem, device: Device) -> Decision:
         problem: The description of the call; lengths become a packed batch, the only form that PyTorch takes.
         device: The device of the call.
     """
-    problem = problem.replace(lean=False)  # torch.nn.LSTM has no such option
+    problem = problem.replace(lean=False, resets=False)  # torch.nn.LSTM has no such options
     if problem.layout is not Layout.DENSE:
         problem = problem.replace(layout=Layout.PACKED)
     layer = f"torch.nn.{pytorch_layer(problem.cell).name}"

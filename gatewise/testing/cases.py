@@ -34,6 +34,7 @@ def _case(name: str, time: int, batch: int, input_size: int, hidden_size: int, *
     return Case(name, Problem(time, batch, input_size, hidden_size, **options))  # type: ignore[arg-type]
 
 
+_RESET_RATE = 0.3
 _HOST, _DEVICE, _PACKED = Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS, Layout.PACKED
 
 CASES: tuple[Case, ...] = (
@@ -56,10 +57,15 @@ CASES: tuple[Case, ...] = (
     _case("lengths-all", 7, 5, 3, 31, layout=_HOST, num_layers=2, bidirectional=True, proj_size=3, dropout=0.3),
     _case("device-lengths", 7, 5, 5, 31, layout=_DEVICE),
     _case("device-lengths-all", 7, 5, 3, 31, layout=_DEVICE, num_layers=2, bidirectional=True, proj_size=3),
+    _case("resets", 7, 3, 5, 31, resets=True),
+    _case(
+        "resets-all", 7, 5, 3, 31, resets=True, layout=_HOST, num_layers=2, bidirectional=True, proj_size=3, dropout=0.3
+    ),
+    _case("resets-device-lengths", 7, 5, 3, 31, resets=True, layout=_DEVICE, bidirectional=True),
     _case("packed", 7, 4, 5, 31, layout=_PACKED),
     _case("packed-all", 7, 4, 3, 31, layout=_PACKED, num_layers=2, bidirectional=True, dropout=0.3),
 )
-"""Problems with odd sizes, sizes of one, every option, and every layout of lengths."""
+"""Problems with odd sizes, sizes of one, every option, every layout of lengths, and resets."""
 
 
 def lengths_of(problem: Problem) -> tuple[int, ...]:
@@ -88,7 +94,7 @@ def make_inputs(
     All tensors are normally distributed with mean zero: x and states with standard deviation 1, weights with
     1 / sqrt(H), biases and parameters of cells with 0.3. (With all-positive data the gates saturate and gradients
     vanish, so that a wrong backward pass would go unnoticed.) Only normalisers of an sLSTM are positive. Padding is
-    random, too.
+    random, too. With resets, an episode begins at three steps in ten.
 
     Args:
         problem: The problem, which determines shapes, dtype and layout.
@@ -128,7 +134,7 @@ def make_inputs(
     if type(problem.cell) is SLSTM:
         c, n, m = c0.chunk(3, -1)
         c0 = torch.cat([c, 1 + n.abs(), m], -1)
-    return Inputs(
+    inputs = Inputs(
         x=x,
         h0=h0,
         c0=c0,
@@ -137,6 +143,9 @@ def make_inputs(
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,
         masks=masks,
     )
+    if not problem.resets:
+        return inputs
+    return inputs._replace(resets=(torch.rand(*tokens, generator=generator) < _RESET_RATE).to(device))
 
 
 def make_gradients(problem: Problem, inputs: Inputs, *, seed: int = 1) -> OutputGradients:

@@ -1,10 +1,12 @@
 """The float64 oracle: PyTorch's own layer of a cell, one at a time, with ragged batches as `PackedSequence`.
 
 It uses none of gatewise's own mathematics. For cells that PyTorch does not have it is a loop over the cell's statement.
+With resets, every episode is a sequence of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,14 +115,17 @@ def _modules(
 def _stack(
     problem: Problem, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, modules: Sequence[_Module]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = None if problem.layout is Layout.DENSE else _rows(inputs)
+    rows = None if problem.layout is Layout.DENSE and inputs.resets is None else _rows(inputs)
     finals = []
     for index, module in enumerate(modules):
         there = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
         if index and inputs.masks:
             scale = 1 / (1 - problem.dropout) if problem.dropout < 1 else 0.0
             x = x * inputs.masks[index - 1].to(x.device) * scale
-        x, final = _layer(module, x, h0[there], c0[there], rows)
+        if rows is None or inputs.resets is None:
+            x, final = _layer(module, x, h0[there], c0[there], rows)
+        else:
+            x, final = _by_episode(module, x, h0[there], c0[there], rows, inputs.resets)
         finals.append(final)
     return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
 
@@ -158,6 +163,42 @@ def _layer(
     return y.view(*x.shape[:-1], output_size), (h0.index_copy(1, there, h), c0.index_copy(1, there, c))
 
 
+def _by_episode(
+    module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]], resets: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    begins = resets.flatten().tolist()
+    episodes: list[list[int]] = []
+    ends: list[tuple[int, int] | None] = []  # each row's first and last episode; None for a row without steps
+    for own in rows:
+        starts = [place for place, token in enumerate(own) if place == 0 or begins[token]]
+        ends.append((len(episodes), len(episodes) + len(starts) - 1) if own else None)
+        episodes += [own[start:stop] for start, stop in itertools.pairwise([*starts, len(own)])]
+    if not episodes:
+        return _layer(module, x, h0, c0, rows)
+
+    def initial(states: Tensor) -> Tensor:
+        # The forward direction enters a row at its first episode, unless that is a reset, the reverse one at its last.
+        found = [[states.new_zeros(states.shape[2])] * len(episodes) for _ in states]
+        for row, of_row in enumerate(ends):
+            for direction, own in enumerate(found):
+                if of_row is not None and (direction == 1 or not begins[rows[row][0]]):
+                    own[of_row[direction]] = states[direction, row]
+        return torch.stack([torch.stack(own) for own in found])
+
+    def final(after: Tensor, before: Tensor, direction: int, row: int) -> Tensor:
+        of_row = ends[row]
+        return before[direction, row] if of_row is None else after[direction, of_row[1 - direction]]
+
+    def finals(after: Tensor, before: Tensor) -> Tensor:
+        directions, batch = range(before.shape[0]), range(before.shape[1])
+        return torch.stack(
+            [torch.stack([final(after, before, direction, row) for row in batch]) for direction in directions]
+        )
+
+    y, (h_n, c_n) = _layer(module, x, initial(h0), initial(c0), episodes)
+    return y, (finals(h_n, h0), finals(c_n, c0))
+
+
 def _rows(inputs: Inputs) -> list[list[int]]:
     # For each sequence, the indices of its steps in the flattened input.
     if inputs.batch_sizes is not None:
@@ -168,6 +209,6 @@ def _rows(inputs: Inputs) -> list[list[int]]:
                 rows[row].append(token)
                 token += 1
         return rows
-    assert inputs.lengths is not None
-    batch = inputs.x.shape[1]
-    return [[step * batch + row for step in range(length)] for row, length in enumerate(inputs.lengths.tolist())]
+    time, batch = inputs.x.shape[:2]
+    lengths = [time] * batch if inputs.lengths is None else inputs.lengths.tolist()
+    return [[step * batch + row for step in range(length)] for row, length in enumerate(lengths)]

@@ -97,6 +97,13 @@ def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn (packed): STANDARD")
 
 
+def test_pytorch_has_no_resets(gatewise):
+    words = "explain", "--input", "100,64,512", "--hidden", 512, "--gpu", "h200"
+    out = gatewise(*words, "--resets").out
+    assert "chosen   eager (the only kernel that accepts)" in out
+    assert section(out, "torch.nn.LSTM would run") == section(gatewise(*words).out, "torch.nn.LSTM would run")
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -105,6 +112,7 @@ def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
         (("--no-bias",), "no bias"),
         (("--dropout", 0.5), "dropout 0.5"),
         (("--lengths",), "lengths on the GPU"),
+        (("--resets",), "resets"),
         (("--inference",), "inference"),
         (("--memory", "lean"), "lean memory"),
         (("--dtype", "bf16"), "bfloat16"),

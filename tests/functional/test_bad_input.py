@@ -21,6 +21,7 @@ from gatewise.contract.errors import (
 WEIGHTS = torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True).all_weights
 FLAT = [tensor.detach() for direction in WEIGHTS for tensor in direction]
 X = torch.randn(5, 3, 4)
+RESETS = torch.zeros(5, 3, dtype=torch.bool)
 
 
 def run(x=X, state=None, weights=WEIGHTS, **options):
@@ -141,6 +142,41 @@ BAD += [
         lambda: run(lengths=torch.tensor([5, 3, 1], device="meta")),
     ),
     (ArgumentError, "`lengths` must be a dense tensor", lambda: run(lengths=torch.tensor([5, 3, 1]).to_sparse())),
+    *[
+        (ArgumentError, f"`resets` must be a tensor, got {kind}.", lambda given=given: run(resets=given))
+        for given, kind in ((True, "bool"), ([[0, 1, 0]] * 5, "list"), (np.zeros((5, 3), bool), "ndarray"))
+    ],
+    (
+        ArgumentError,
+        "`resets` must be a dense tensor, got one of torch.sparse_coo",
+        lambda: run(resets=RESETS.to_sparse()),
+    ),
+    *[
+        (
+            DtypeError,
+            f"`resets` must be bool, or integers that are 0 or 1, got {dtype}. Convert it with .bool().",
+            lambda dtype=dtype: explicit(resets=RESETS.to(dtype)),
+        )
+        for dtype in (torch.float32, torch.complex64)
+    ],
+    *[
+        (
+            ShapeError,
+            f"`resets` must be one value for each step, [T, B] = [5, 3], got {list(shape)}",
+            lambda shape=shape: run(resets=torch.zeros(shape, dtype=torch.bool)),
+        )
+        for shape in ((3, 5), (5,), (5, 3, 1), (6, 3))
+    ],
+    (
+        DeviceError,
+        "`resets` must be on cpu like x, got one on meta. Move it with .to(x.device).",
+        lambda: run(resets=RESETS.to("meta")),
+    ),
+    (
+        ArgumentError,
+        "`resets` must be None for a packed batch, got Tensor. Give the padded batch with `lengths` and `resets`.",
+        lambda: run(torch.randn(5, 4), batch_sizes=torch.tensor([3, 2]), resets=RESETS),
+    ),
     (ArgumentError, "`x` must be a tensor, got list", lambda: run(X.tolist())),
     (ArgumentError, "`x` must be a tensor, got ndarray", lambda: explicit(X.numpy())),
     (ArgumentError, "`x` must be a dense tensor, got one of torch.sparse_coo", lambda: run(X.to_sparse())),

@@ -101,13 +101,16 @@ def test_the_fakes_agree_with_the_operators(case):
         "eager",
         "normal",
         "lstm",
+        None,
     )
     torch.library.opcheck(lstm_forward, arguments)
     detached = [tensor.detach() for tensor in (x, *state)]
     plain = [weight.detach() for weight in weights]
     y, h, c, kept = lstm_forward(*detached, plain, *arguments[4:])
     backward = (*map(torch.ones_like, (y, h, c)), *detached, plain, lengths, None, y, kept)
-    torch.library.opcheck(lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager", "normal", "lstm"))
+    torch.library.opcheck(
+        lstm_backward, (*backward, case.get("bidirectional", False), 0.0, "eager", "normal", "lstm", None)
+    )
 
 
 def test_export_keeps_one_operator():

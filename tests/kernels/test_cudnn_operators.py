@@ -19,7 +19,8 @@ CALLS = [
     pytest.param(case.problem(dtype=torch.float64).replace(cell=cell), id=f"{cell.name}-{case.name}")
     for case in testing.CASES
     for cell in CELLS
-    if case.shape.layout is not Layout.DEVICE_LENGTHS and (cell == LSTM() or not case.shape.proj_size)
+    if case.shape.layout is not Layout.DEVICE_LENGTHS and not case.shape.resets
+    if cell == LSTM() or not case.shape.proj_size
 ]
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import autotune, decide, use_kernel
@@ -45,6 +46,16 @@ def test_neighbouring_batch_sizes_share_a_measurement(cache, monkeypatch):
     autotune.measured(Problem(3, 5, 4, 5), CPU)
     monkeypatch.setattr(autotune, "_time", lambda *_: pytest.fail("measured again"))
     autotune.measured(Problem(4, 8, 4, 5), CPU)
+
+
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("resets", [False, True], ids=["plain", "resets"])
+def test_every_cell_can_be_measured(cell, resets):
+    problem = Problem(3, 2, 4, 5, num_layers=2, needs_grad=True, cell=cell, resets=resets)
+    assert autotune._time("eager", problem, CPU) > 0
+    decision = autotune.measured(problem, CPU)
+    compared = [verdict.measured for verdict in decision.verdicts if verdict.accepted]
+    assert compared in ([False], [True, True])  # a single kernel is not measured
 
 
 @pytest.mark.parametrize("layout", [Layout.PACKED, Layout.HOST_LENGTHS])

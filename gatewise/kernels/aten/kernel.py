@@ -15,7 +15,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.aten import native, onednn
-from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _TRACEABLE = Criterion(
     "compiled call",
@@ -87,7 +87,8 @@ class _Aten:
         return False
 
     def criteria(self) -> Sequence[Criterion]:
-        return (IN_PYTORCH, NOT_EMPTY, NOT_PROJECTED, NOT_LEAN, LENGTHS_READABLE, _TRACEABLE, _SUMMED_IN_FULL)
+        shared = IN_PYTORCH, NOT_EMPTY, NOT_PROJECTED, NOT_LEAN, NO_RESETS, LENGTHS_READABLE
+        return (*shared, _TRACEABLE, _SUMMED_IN_FULL)
 
     def algorithm(self, problem: Problem, device: Device) -> str:
         if onednn.takes(problem, device):

@@ -14,7 +14,7 @@ from gatewise.cells import GRU, LSTM, RNN, Cell
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _BF16_SINCE = 91300
 
@@ -75,6 +75,7 @@ CRITERIA = (
     NOT_EMPTY,
     NOT_PROJECTED,
     NOT_LEAN,
+    NO_RESETS,
     LENGTHS_READABLE,
 )
 

@@ -23,7 +23,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import before, refusal_of, traced
-from gatewise.kernels.eager.reading_order import ReadingOrder
+from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
 # The coefficients of the adjoint are computed for a block of steps at once, in a buffer that the next block overwrites.
@@ -61,6 +61,7 @@ def backward(
     needs: Needs = Needs(),  # noqa: B008  an immutable tuple
     projected: bool = False,
     over_tokens: OverTokens | None = None,
+    resets: Tensor | None = None,
 ) -> Gradients:
     """Return the gradients of the inputs and weights of one direction of one layer.
 
@@ -81,8 +82,9 @@ def backward(
         projected: Whether x contains the input products, as in `unroll.forward`; the gradient of x is then the gradient
             of these products.
         over_tokens: The function that computes matrix products over all tokens; None for `torch.mm`.
+        resets: The steps at which episodes begin [T, B], or None, as in `unroll.forward`.
     """
-    order, over_tokens = ReadingOrder.of(x, lengths, reverse), over_tokens or in_plain_torch
+    order, over_tokens = ReadingOrder.of(x, lengths, reverse, resets), over_tokens or in_plain_torch
     loop = _BackwardLoop(cell, order, weights, kept, y, h0)
     dh = _hidden_gradient(order, y, dy, dh_n)
     dstates0 = loop.run([order.initial_state(state) for state in states0], dh, dstates_n)
@@ -115,7 +117,7 @@ def backward_workspace(problem: Problem, device: str) -> int:
     coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
     rows = _rows(cell) * tokens * problem.hidden_size
     state_bytes = state_dtype(problem.dtype).itemsize
-    copies = 2 * tokens * problem.state_size + tokens * problem.input_size
+    copies = (2 + problem.resets) * tokens * problem.state_size + tokens * problem.input_size
     if state_bytes != problem.element_bytes or cell.apart:
         copies += len(cell.gates) * tokens * problem.hidden_size * (1 + bool(cell.apart))
     return (coefficients + rows) * state_bytes + copies * problem.element_bytes
@@ -146,9 +148,10 @@ class _BackwardLoop:
     Attributes:
         rows: The gradients of the sums of each step, of the states before it, and of the parameters through it
             [T, B, rows, H], in the order of `Adjoint.rows`.
-        first: The gradients of the recurrent sums of the first step [B, G*H]; None if there are no steps.
+        first: The gradients of the recurrent sums of the first step [B, G*H], zero in the rows where it begins an
+            episode, because the state before it is not read there; None if there are no steps.
         direct: The gradient of the initial hidden state through element-wise operations, which is added to the gradient
-            through the recurrent product [B, H]; None if the cell has no such operations.
+            through the recurrent product [B, H], zero in the same rows; None if the cell has no such operations.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class _BackwardLoop:
     @functools.cached_property
     def hidden(self) -> Tensor:
         """The hidden state before each step, in reading order [T, B, R]."""
-        return _previous(self.order.reordered(self._y), self.order.initial_state(self._h0))
+        return self.order.before_steps(self.order.reordered(self._y), self.order.initial_state(self._h0))
 
     def run(self, states0: Sequence[Tensor], dh: Tensor, dstates_n: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute `rows`, and return the gradients of the initial states other than the hidden state.
@@ -185,14 +188,15 @@ class _BackwardLoop:
         above = [
             self.rows.new_zeros(batch, size) if given is None else given.to(inner, copy=True) for given in dstates_n
         ]
+        carried_at = self.order.carried_at(time)
         block = min(max(1, time), block_steps(self.cell, batch, size, self.rows.device.type))
         memory = [self.rows.new_empty(block, batch, count, size) for _ in range(1 + len(starts))]
         for stop in range(time, 0, -block):
             start = max(0, stop - block)
             here = [column[: stop - start] for column in memory]
             self._coefficients(starts, start, stop, here)
-            steps = zip(range(start, stop), *[column.unbind(0) for column in here], strict=True)
-            for t, of_hidden, *of_states in reversed(list(steps)):
+            steps = zip(range(start, stop), carried_at[start:stop], *[column.unbind(0) for column in here], strict=True)
+            for t, carries, of_hidden, *of_states in reversed(list(steps)):
                 total = dh[t] if self.first is None else dh[t].addmm_(self.first, self.weights.w_hh)
                 if self.weights.w_hr is not None:
                     total = torch.mm(total, self.weights.w_hr)
@@ -202,9 +206,9 @@ class _BackwardLoop:
                 found = torch.mul(total.unsqueeze(-2), of_hidden, out=None if of_states else row)
                 for given, column in zip(above, of_states, strict=True):
                     found = torch.addcmul(found, given.unsqueeze(-2), column, out=row)
-                above = [row[:, place] for place in self._of_states]
-                self.first = self._recurrent(row).to(dh.dtype)
-                self.direct = None if self._of_hidden is None else row[:, self._of_hidden]
+                above = [carried(row[:, place], carries) for place in self._of_states]
+                self.first = carried(self._recurrent(row), carries).to(dh.dtype)
+                self.direct = None if self._of_hidden is None else carried(row[:, self._of_hidden], carries)
         return [one.clone() for one in above]
 
     def of_inputs(self) -> Tensor:
@@ -231,6 +235,8 @@ class _BackwardLoop:
             history[start - 1 : stop - 1] if start else torch.cat([state0.unsqueeze(0), here[:-1]])
             for history, here, state0 in zip(self.kept.states, after, starts, strict=True)
         ]
+        if self.order.carries is not None:
+            earlier = [torch.where(self.order.carries[start:stop], history, 0) for history in earlier]
         inner = self.rows.dtype
         hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
         sums = self.kept.sums[start:stop].to(inner)
@@ -243,10 +249,6 @@ class _BackwardLoop:
             column.masked_fill_(padding, 0)
         for place, column in zip(self._of_states, out[1:], strict=True):
             column[:, :, place].masked_fill_(padding.squeeze(2), 1)
-
-
-def _previous(states: Tensor, initial: Tensor) -> Tensor:
-    return torch.cat([initial.unsqueeze(0), states])[: states.shape[0]]
 
 
 def _hidden_gradient(order: ReadingOrder, y: Tensor, dy: Tensor | None, dh_n: Tensor | None) -> Tensor:
@@ -297,7 +299,7 @@ def _weight_gradients(
     if weights.w_hr is not None:
         inner = loop.rows.dtype
         earlier = [
-            _previous(history, order.initial_state(state0).to(inner))
+            order.before_steps(history, order.initial_state(state0).to(inner))
             for history, state0 in zip(kept.states, states0, strict=True)
         ]
         again = pointwise_of(cell).hidden

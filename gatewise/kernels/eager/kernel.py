@@ -29,6 +29,7 @@ from gatewise.kernels.eager import adjoint, unroll
 _FORWARD_LAUNCHES, _FORWARD_VIEWS = 7, 4
 _BACKWARD_LAUNCHES, _BACKWARD_VIEWS = 3, 8
 _LAYER_OPERATORS = 12
+# With resets, each pass selects the hidden state and every other state, or their gradients, at every step.
 
 
 # Its operators depend on the cell, so a profile shows the passes by these names.
@@ -70,7 +71,8 @@ class _Eager:
         half = unroll.state_dtype(problem.dtype) != problem.dtype
         projected = problem.proj_size > 0
         state_bytes = unroll.state_dtype(problem.dtype).itemsize
-        launches = _FORWARD_LAUNCHES + 2 * half + projected
+        selected = problem.resets * (1 + len(problem.cell.states))
+        launches = _FORWARD_LAUNCHES + 2 * half + projected + selected
         flops = problem.matmul_flops
         matrix = problem.gate_rows * problem.state_size * problem.element_bytes
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
@@ -83,7 +85,7 @@ class _Eager:
         forward += read_again(matrix, steps, device)
         if not problem.needs_grad:
             return forward
-        launches = _BACKWARD_LAUNCHES + half + projected
+        launches = _BACKWARD_LAUNCHES + half + projected + selected
         block = adjoint.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
         blocks = -(-problem.time // block) * layers
         bulk = blocks * adjoint.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
@@ -202,6 +204,7 @@ def _run(
         keep=keep,
         projected=products is not None,
         over_tokens=_over_tokens,
+        resets=layer.resets,
     )
 
 
@@ -247,6 +250,7 @@ def _layer_backward(
             needs=needs,
             projected=products is not None,
             over_tokens=_over_tokens,
+            resets=layer.resets,
         )
         for direction, weights in enumerate(layer.weights)
     ]

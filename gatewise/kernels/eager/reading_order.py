@@ -4,6 +4,10 @@ The reverse direction is computed as a forward direction over sequences that are
 reordered before the recurrence and y after it, so that one loop serves both directions. The loop needs no masks: in
 either direction the padding is at the end of every sequence, its steps compute with zeros, and their results are not
 used. Nothing here synchronizes with the device.
+
+Resets divide a sequence into episodes, and neither direction carries a state from one into another. A reset at step t
+is a border between the steps t - 1 and t. In the reverse direction, the state that crosses it is the one that step t
+passes to step t - 1, so that the border belongs to step t - 1, the later one in reading order.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class ReadingOrder:
         last_index: The index of each sequence's last step [B], 0 for an empty sequence; None if all have T steps.
         permutation: For each position in reading order, the flat index of the step that is read there [T * B]; None
             unless `reverse` is true and lengths are given.
+        carries: A mask [T, B, 1], bool, in reading order, that is false where a step begins an episode, so that the
+            states before it are zero; None without resets.
     """
 
     reverse: bool
@@ -34,12 +40,23 @@ class ReadingOrder:
     nonempty: Tensor | None = None
     last_index: Tensor | None = None
     permutation: Tensor | None = None
+    carries: Tensor | None = None
 
     @classmethod
-    def of(cls, x: Tensor, lengths: Tensor | None, reverse: bool) -> ReadingOrder:
-        """Return the order for an input x [T, B, ...] with lengths [B], or None if all sequences have T steps."""
-        if lengths is None:
-            return cls(reverse)
+    def of(cls, x: Tensor, lengths: Tensor | None, reverse: bool, resets: Tensor | None = None) -> ReadingOrder:
+        """Return the order in which a direction reads an input.
+
+        Args:
+            x: The input [T, B, ...].
+            lengths: The lengths of the sequences [B]; None if all sequences have T steps.
+            reverse: Whether each sequence is read from its last step to its first.
+            resets: The steps at which episodes begin in the order of time [T, B], bool; None without resets.
+        """
+        order = cls(reverse) if lengths is None else cls._of_lengths(x, lengths, reverse)
+        return order if resets is None else order._with_resets(resets)
+
+    @classmethod
+    def _of_lengths(cls, x: Tensor, lengths: Tensor, reverse: bool) -> ReadingOrder:
         time, batch = x.shape[:2]
         lengths = lengths.to(x.device, non_blocking=True)
         steps = torch.arange(time, device=x.device).unsqueeze(1)
@@ -56,6 +73,14 @@ class ReadingOrder:
             (lengths - 1).clamp(min=0),
             permutation,
         )
+
+    def _with_resets(self, resets: Tensor) -> ReadingOrder:
+        begins = self.reordered(resets.unsqueeze(2))
+        if self.reverse:
+            begins = torch.cat([torch.zeros_like(begins[:1]), begins])[: begins.shape[0]]
+        if self.valid is not None:
+            begins = begins & self.valid  # the backward pass hands gradients of states through the padding
+        return dataclasses.replace(self, carries=~begins)
 
     def reordered(self, sequence: Tensor) -> Tensor:
         """Convert a tensor [T, B, F] from the order of time to reading order, or back: the map is its own inverse."""
@@ -77,6 +102,20 @@ class ReadingOrder:
         """Return the state [B, F] with which the recurrence starts: `state`, or zero for an empty sequence."""
         return state if self.nonempty is None else torch.where(self.nonempty, state, 0)
 
+    def carried_at(self, time: int) -> tuple[Tensor | None, ...]:
+        """Return the mask `carries` of each of T steps [B, 1]; None for every step without resets."""
+        return (None,) * time if self.carries is None else self.carries.unbind(0)
+
+    def before_steps(self, states: Tensor, initial: Tensor) -> Tensor:
+        """Return the state before every step, in reading order [T, B, F].
+
+        Args:
+            states: The states after every step, in reading order [T, B, F].
+            initial: The state with which the recurrence starts [B, F].
+        """
+        earlier = torch.cat([initial.unsqueeze(0), states])[: states.shape[0]]
+        return earlier if self.carries is None else torch.where(self.carries, earlier, 0)
+
     def final_state(self, states: Tensor, initial: Tensor) -> Tensor:
         """Return the state after each sequence's last step [B, F]; for an empty sequence, the initial state.
 
@@ -90,3 +129,15 @@ class ReadingOrder:
             return states[-1].clone()
         index = self.last_index.view(1, -1, 1).expand(1, *initial.shape)
         return torch.where(self.nonempty, states.gather(0, index).squeeze(0), initial)
+
+
+def carried(state: Tensor, carries: Tensor | None) -> Tensor:
+    """Return a state or its gradient [B, F], with zeros in the rows that begin an episode.
+
+    The value is selected, not multiplied by zero, so that NaN in one episode does not reach another.
+
+    Args:
+        state: The state that a step passes to the next one in reading order, or its gradient.
+        carries: A mask [B, 1], bool, from `ReadingOrder.carried_at`, or None.
+    """
+    return state if carries is None else torch.where(carries, state, 0)

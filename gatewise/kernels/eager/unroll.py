@@ -25,7 +25,7 @@ from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.eager.reading_order import ReadingOrder
+from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.statement import step_of
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -87,6 +87,7 @@ def forward(
     keep: bool = False,
     projected: bool = False,
     over_tokens: OverTokens | None = None,
+    resets: Tensor | None = None,
 ) -> Unrolled:
     """Run one direction of one layer over a batch of sequences.
 
@@ -102,11 +103,13 @@ def forward(
         keep: Whether to return the tensors that `adjoint.backward` needs.
         projected: Whether x contains the products of the input with the input weights [T, B, G*H] instead of the input.
         over_tokens: The function that computes matrix products over all tokens; None for `torch.mm` and `torch.addmm`.
+        resets: The steps at which episodes begin [T, B], bool: the states before them in reading order are zero; None
+            without resets.
 
     Returns:
         The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
     """
-    order, step = ReadingOrder.of(x, lengths, reverse), step_of(cell)
+    order, step = ReadingOrder.of(x, lengths, reverse, resets), step_of(cell)
     x = order.read(x)
     bias = _Biases.of(cell, weights)
     inputs = _sums_given(x, bias) if projected else _projected(x, weights, bias, over_tokens or in_plain_torch)
@@ -119,7 +122,11 @@ def forward(
     everything = keep or lengths is not None
     hs: list[Tensor] = []
     after: list[list[Tensor]] = [[] for _ in states]
-    for t in range(x.shape[0]):
+    for t, carries in enumerate(order.carried_at(x.shape[0])):
+        if carries is not None:
+            is_rounded, rounded = h is rounded, carried(rounded, carries)
+            h = rounded if is_rounded else carried(h, carries)
+            states = [carried(state, carries) for state in states]
         h, *states = step(recurrence.sums(t, rounded).to(inner), h, *states, *parameters)
         rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
         hs.append(rounded)

@@ -68,7 +68,7 @@ class Stack(NamedTuple):
     def forward(self, inputs: Inputs) -> Result:
         """Compute the outputs."""
         problem, tokens = self.problem, self.tokens
-        x, h0, c0, weights, lengths, _, masks = inputs
+        x, h0, c0, weights, lengths, _, masks, _ = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
         read = (x, h0, c0, lengths)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
@@ -77,7 +77,7 @@ class Stack(NamedTuple):
             tokens = order_of(x, problem)
             replays = _replays("forward", problem, _orders(problem, tokens, x), _ALL)
             inputs = _contiguous(problem, inputs, tokens)
-            x, h0, c0, weights, lengths, _, masks = inputs
+            x, h0, c0, weights, lengths, _, masks, _ = inputs
             y = tokens.new(x, width=problem.output_size)
         h_n, c_n = x.new_empty(*self.hidden), x.new_empty(*self.cell)
         # One allocation holds all of it, so that it is freed at once, and its address is read once.
@@ -96,7 +96,7 @@ class Stack(NamedTuple):
         """Compute the gradients of the inputs."""
         problem, tokens, above, y = self.problem, self.tokens, gradients, result.y
         needs_x, needs_state, needs_weights = needs
-        x, h0, c0, weights, lengths, _, masks = inputs
+        x, h0, c0, weights, lengths, _, masks, _ = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
         read = (x, h0, c0, lengths, y, *gradients)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
@@ -105,7 +105,7 @@ class Stack(NamedTuple):
         else:
             tokens = order_of_outputs(y)
             inputs = _contiguous(problem, inputs, tokens)
-            x, h0, c0, weights, lengths, _, masks = inputs
+            x, h0, c0, weights, lengths, _, masks, _ = inputs
             above = layer_schedule(problem).gradients_in_order(gradients, tokens)
             replays = _replays("backward", problem, _orders(problem, tokens, x, above.y), needs)
             dx = tokens.new(x, width=problem.input_size) if needs_x else None
@@ -179,7 +179,7 @@ def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool |
 
 
 def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
-    x, h0, c0, weights, lengths, _, masks = inputs
+    x, h0, c0, weights, lengths, _, masks, _ = inputs
     weights = tuple([launches.aligned(weight) for weight in weights])
     # Checkpointed layers read x by segments, and copy no more of it if it is in the order of rows.
     if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):

@@ -101,8 +101,10 @@ def run(
         else:
             arguments.product, arguments.whole, arguments.parts = address(projection.dhidden), 1, 1
             arguments.product_direction = projection.dhidden.stride(0)
+        arguments.resets = address(layer.resets)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("backward", "step_backward", layout, memory.dcell, problem.dtype, problem.cell, early=early)
+        flags = {"early": early, "resets": layer.resets is not None}
+        launch = Launch("backward", "step_backward", layout, memory.dcell, problem.dtype, problem.cell, **flags)
         weights = backward_weights(layout, recurrent, tape)
         multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1))
 

@@ -87,7 +87,8 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         memory.cell.copy_(layer.c0)
         multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums)
         early = starts_early(problem, Device.probe(gates.device))
-        launch = Launch("forward", "step_forward", layout, memory.cell, dtype, problem.cell, early=early)
+        flags = {"early": early, "resets": layer.resets is not None}
+        launch = Launch("forward", "step_forward", layout, memory.cell, dtype, problem.cell, **flags)
         if projected:
             outputs = None if unprojected is None else unprojected.permute(1, 2, 0, 3)
             # With a projection, the element-wise launch writes to a separate buffer, which the projection then reads.
@@ -97,6 +98,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         else:
             arguments = _arguments(problem, layout, memory, memory.hidden, gates, y, cells, bias, lengths)
             project = None
+        arguments.resets = address(layer.resets)
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             multiply()

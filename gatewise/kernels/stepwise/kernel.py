@@ -85,7 +85,10 @@ class _Stepwise:
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
         # Between two layers: the output of the lower layer, or in training the gradient of that output.
         between = problem.time * problem.batch * problem.output_size * problem.element_bytes
-        return memory_bytes(problem) + gates + (between if problem.num_layers > 1 else 0)
+        # With resets: the outputs before each step, zero where an episode begins, for the gradient of the weights.
+        before = problem.time * problem.batch * problem.state_size * problem.element_bytes
+        masked = before if problem.resets and problem.needs_grad else 0
+        return memory_bytes(problem) + gates + masked + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         from gatewise.kernels.stepwise import layer  # imports the compiler, which choosing a kernel does not need

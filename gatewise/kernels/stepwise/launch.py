@@ -30,6 +30,7 @@ class Forward(ctypes.Structure):
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "outer", "gate")],
         *[(f"output_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(name, _SIZE) for name in ("time", "outer", "inner", "step")],
+        ("resets", _POINTER),
     ]
 
 
@@ -44,6 +45,7 @@ class Backward(ctypes.Structure):
         *[(f"dy_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "part")],
         *[(name, _SIZE) for name in ("parts", "whole", "time", "outer", "inner", "step")],
+        ("resets", _POINTER),
     ]
 
 
@@ -100,6 +102,7 @@ class Launch:
         cell: The cell whose step the kernel computes, or None.
         early: Whether the kernel may start before the preceding product has finished (programmatic dependent launch),
             if the device supports it.
+        resets: Whether the arguments contain resets.
     """
 
     def __init__(
@@ -112,13 +115,14 @@ class Launch:
         cell: Cell | None = None,
         *,
         early: bool = False,
+        resets: bool = False,
     ) -> None:
         directions, batch, units = planes.shape
         self._entry, self._device, self._cell = entry, planes.device, cell
         numbers = Device.probe(planes.device)
         sizes = (*layout.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
         width, lanes, grid = tiling(*sizes)
-        self._name, self._macros = name, macros_of(dtype, width, lanes, layout)
+        self._name, self._macros = name, macros_of(dtype, width, lanes, layout, resets=resets)
         self._shape = driver.Shape(grid, THREADS, 0, cooperative=False, early=early and numbers.capability >= (9, 0))
 
     def __call__(self, arguments: Arguments, step: int) -> None:
@@ -145,9 +149,12 @@ class Launch:
         driver.launch(binary, entry, shape, arguments, self._device)
 
 
-def macros_of(dtype: torch.dtype, width: int, lanes: int, layout: ProductLayout) -> tuple[tuple[str, int], ...]:
+def macros_of(
+    dtype: torch.dtype, width: int, lanes: int, layout: ProductLayout, *, resets: bool = False
+) -> tuple[tuple[str, int], ...]:
     """Return the macros with which the sources are compiled, except for TABLE."""
-    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(layout.column_major))
+    macros = ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(layout.column_major))
+    return (*macros, ("RESETS", 1)) if resets else macros
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -118,7 +118,10 @@ def _weight_gradients(
         steps = torch.arange(time, device=x.device).unsqueeze(1)
         x = torch.where((steps < lengths).unsqueeze(2), x, 0)
         h0 = torch.where((lengths > 0).unsqueeze(1), h0, 0)
-    x, outputs = x.reshape(time * batch, features), result.y.unflatten(-1, (directions, -1))
+    x, outputs, resets = x.reshape(time * batch, features), result.y.unflatten(-1, (directions, -1)), layer.resets
+    if resets is not None:
+        # The forward direction alone enters a sequence at its first step.
+        h0 = torch.cat([torch.where(resets[0].unsqueeze(1), 0, h0[:1]), h0[1:]])
     gradients: list[Tensor | None] = []
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
@@ -126,6 +129,9 @@ def _weight_gradients(
         first = backward_loop.first_steps(share, lengths, direction)
         later = flat[batch:] if direction == 0 else flat[:-batch]
         before = history[:-1] if direction == 0 else history[1:]
+        if resets is not None:
+            # In both directions, a border is between the same steps.
+            before = torch.where(resets[1:].unsqueeze(2), 0, before)
         w_hh = x.new_empty(problem.gate_rows, h0.shape[2])
         for run in recurrent_runs(problem.cell):
             rows = run.rows_of(w_hh, size)

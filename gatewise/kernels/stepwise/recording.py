@@ -128,7 +128,7 @@ def _issue(launch: Launch, one_step: OneStep, table: int, count: int) -> None:
 def key_of(name: str, problem: Problem, layout: ProductLayout) -> Hashable:
     """Return a key of everything that the captured work of a pass depends on, except for the number of steps."""
     sizes = problem.batch, problem.hidden_size, problem.num_directions
-    return name, problem.cell, sizes, problem.dtype, problem.allow_tf32, product_settings(), layout
+    return name, problem.cell, sizes, problem.dtype, problem.allow_tf32, problem.resets, product_settings(), layout
 
 
 @contextlib.contextmanager

@@ -75,7 +75,9 @@ class _Layer:
             self._called = torch.nn.parallel.DistributedDataParallel(tensors.layer)
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        given = {"lengths": self._tensors.lengths} if self._tensors.lengths is not None else {}
+        given: dict[str, Any] = {"lengths": self._tensors.lengths} if self._tensors.lengths is not None else {}
+        if (resets := self._tensors.resets) is not None:
+            given["resets"] = resets.t() if self._setting.batch_first else resets
         with self._on_stream(), self._without_gradients(), _autocast(self._setting):
             # The view is made inside the block, because it is differentiated on the stream on which it is made.
             y, (h_n, c_n) = self._states_of(self._called(self._input(), self._state(), **given))
@@ -184,7 +186,7 @@ class _Explicit:
         self._setting, self._tensors = setting, tensors
 
     def forward(self) -> tuple:
-        setting, (layer, given, x, state, lengths, _) = self._setting, self._tensors
+        setting, (layer, given, x, state, lengths, _, resets) = self._setting, self._tensors
         packed = isinstance(given, PackedSequence)
         order = given.sorted_indices if packed else None
         if state is not None and order is not None:
@@ -200,6 +202,7 @@ class _Explicit:
                 dropout=setting.dropout,
                 kernel=setting.kernel,
                 memory=setting.memory,
+                resets=resets,
             )
 
     def backward(self, pending: tuple) -> Found:

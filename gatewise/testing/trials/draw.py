@@ -117,6 +117,7 @@ def _drawn(
         calls=generator.choice((3, 3, 4, 5)),
         seed=generator.randrange(2**31),
         cell=cell,
+        resets=rarely(generator.choice(("bool", "bool", "uint8", "int64")), "", 0.1),
     )
 
 
@@ -135,7 +136,9 @@ def _settled(setting: Setting) -> Setting:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
     if setting.packed:
-        change(lengths="", x="dense", batch_first=False, poison="nowhere")
+        change(lengths="", x="dense", batch_first=False, poison="nowhere", resets="")
+    if setting.resets:
+        change(time=min(setting.time, _LONGEST_OF_SLOW))  # they are computed by `eager`
     if not setting.lengths:
         change(lengths_on_cpu=False)
     if setting.lengths == "list":

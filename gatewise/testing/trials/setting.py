@@ -52,6 +52,7 @@ class Setting:
         calls: The number of calls.
         seed: The seed of all values.
         cell: The name of a cell in `gatewise.cells`.
+        resets: The dtype of the resets, as a name, or empty for none.
     """
 
     time: int = 1
@@ -86,6 +87,7 @@ class Setting:
     calls: int = 3
     seed: int = 0
     cell: str = "lstm"
+    resets: str = ""
 
     @property
     def computes_in(self) -> torch.dtype:

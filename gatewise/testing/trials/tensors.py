@@ -17,6 +17,8 @@ from gatewise.nn import GRU, LSTM, Recurrent
 from gatewise.testing.trials.memory import laid_out, walled
 from gatewise.testing.trials.setting import Setting
 
+_RESET_RATE = 0.1
+
 
 class Tensors(NamedTuple):
     """The tensors of a call.
@@ -28,6 +30,7 @@ class Tensors(NamedTuple):
         state: The initial state, or None.
         lengths: The lengths in the form that the layer accepts, or None.
         above: The gradients of y, h_n and c_n in the layer's layout; None for those that the setting does not have.
+        resets: The resets [T, B] in the dtype of the setting, or None.
     """
 
     layer: LSTM | GRU | Recurrent
@@ -36,6 +39,7 @@ class Tensors(NamedTuple):
     state: tuple[Tensor, Tensor] | None
     lengths: Tensor | list[int] | None
     above: OutputGradients
+    resets: Tensor | None
 
 
 class Asked(NamedTuple):
@@ -108,7 +112,11 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
         normal(*h0.shape).to(inner) if "h" in wanted else None,
         normal(*c0.shape).to(inner) if "c" in wanted else None,
     )
-    tensors = Tensors(layer, given, x, state, lengths, above)
+    resets = None
+    if setting.resets:
+        drawn = torch.rand(setting.time, setting.batch, generator=generator, device=device) < _RESET_RATE
+        resets = drawn.to(getattr(torch, setting.resets))
+    tensors = Tensors(layer, given, x, state, lengths, above, resets)
 
     def sorted_rows(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or order is None else tensor.index_select(1, order)
@@ -123,6 +131,7 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
         weights,
         rows if ragged else None,
         batch_sizes,
+        resets=None if resets is None else resets.bool(),
     )
     copied = [None if one is None else one.clone() for one in above]
     own = OutputGradients(copied[0], sorted_rows(copied[1]), sorted_rows(copied[2]))
@@ -150,6 +159,7 @@ def _problem(setting: Setting) -> Problem:
         needs_grad=setting.training,
         allow_tf32=setting.allow_tf32 and setting.computes_in == torch.float32,
         cell=cell_named(setting.cell),
+        resets=bool(setting.resets),
     )
 
 
@@ -227,7 +237,7 @@ def write_over(old: Tensors, new: Tensors) -> None:
 
     def each(tensors: Tensors) -> list[Tensor | None]:
         lengths = tensors.lengths if isinstance(tensors.lengths, Tensor) else None
-        return [tensors.x, *(tensors.state or ()), lengths, *tensors.above, *tensors.layer.parameters()]
+        return [tensors.x, *(tensors.state or ()), lengths, tensors.resets, *tensors.above, *tensors.layer.parameters()]
 
     with torch.no_grad():
         for target, source in zip(each(old), each(new), strict=True):

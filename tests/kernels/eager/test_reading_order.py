@@ -35,3 +35,24 @@ def test_masks_and_states_follow_the_lengths():
     initial = torch.tensor([[7.0], [8.0], [9.0]])
     assert order.initial_state(initial)[:, 0].tolist() == [7, 0, 9]
     assert order.final_state(masked, initial)[:, 0].tolist() == [1, 8, 2]
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(
+    st.integers(1, 6).flatmap(lambda time: st.lists(st.integers(0, time), min_size=1, max_size=5)),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_a_border_is_between_the_same_steps_in_both_directions(lengths, reverse, seed):
+    time, batch = max(*lengths, 1), len(lengths)
+    resets = torch.rand(time, batch, generator=torch.Generator().manual_seed(seed)) < 0.4
+    order = ReadingOrder.of(torch.zeros(time, batch, 2), torch.tensor(lengths), reverse, resets)
+    for row, length in enumerate(lengths):
+        read = list(range(length))[::-1] if reverse else list(range(length))
+        for place, step in enumerate(read):
+            if place == 0:
+                begins = not reverse and bool(resets[0, row])
+            else:
+                begins = bool(resets[max(step, read[place - 1]), row])
+            assert bool(order.carries[place, row, 0]) is not begins
+        assert order.carries[length:, row].all()

@@ -77,6 +77,10 @@ def torchs(cell, x, h0, states0, weights, lengths, reverse):
     return torch.cat(y, 1), *(torch.cat(rows) for rows in zip(*finals, strict=True))
 
 
+def resets_of(x, seed):
+    return torch.rand(x.shape[:2], generator=torch.Generator().manual_seed(seed)) < 0.4
+
+
 def leaves_of(x, h0, states0, weights):
     return [tensor.requires_grad_() for tensor in (x, h0, *states0, *weights.tensors())]
 
@@ -115,10 +119,11 @@ def test_forward_and_backward_agree_with_torch(drawn):
 
 
 @hypothesis.settings(max_examples=80, deadline=None)
-@hypothesis.given(directions(ALL))
-def test_autograd_of_the_forward_pass_agrees_with_the_backward_pass(drawn):
+@hypothesis.given(directions(ALL), st.none() | st.integers(0, 1000))
+def test_autograd_of_the_forward_pass_agrees_with_the_backward_pass(drawn, seed_of_resets):
     cell, (x, h0, states0, weights, lengths), reverse = drawn
     leaves, options = leaves_of(x, h0, states0, weights), {"reverse": reverse, "lengths": lengths}
+    options["resets"] = None if seed_of_resets is None else resets_of(x, seed_of_resets)
     recorded = outputs_of(unroll.forward(cell, x, h0, states0, weights, keep=True, **options))
     above = [torch.randn_like(output) for output in recorded]
     expected = torch.autograd.grad(recorded, leaves, above, materialize_grads=True)
@@ -167,16 +172,18 @@ def test_garbage_in_padding_does_not_reach_autograd(cell, reverse):
 
 @each_cell
 @pytest.mark.parametrize("lengths", [None, [9, 4, 0]], ids=["dense", "lengths"])
-def test_the_block_size_does_not_change_the_result(cell, lengths, monkeypatch):
+@pytest.mark.parametrize("with_resets", [False, True], ids=["plain", "resets"])
+def test_the_block_size_does_not_change_the_result(cell, lengths, with_resets, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     x, h0, states0, weights, lengths = build(cell, 9, 3, 3, 5, 0, True, lengths, generator)
-    run = unroll.forward(cell, x, h0, states0, weights, lengths=lengths, keep=True)
+    options = {"lengths": lengths, "resets": resets_of(x, 3) if with_resets else None}
+    run = unroll.forward(cell, x, h0, states0, weights, keep=True, **options)
     above = [torch.randn_like(output) for output in outputs_of(run)]
-    whole = gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths)
+    whole = gradients_of(cell, x, h0, states0, weights, run, above, **options)
     for steps in (1, 2, 4):
         monkeypatch.setitem(adjoint._BLOCKS, "cpu", (steps, 1))
         assert adjoint.block_steps(cell, 3, 5, "cpu") == steps
-        assert_all_close(gradients_of(cell, x, h0, states0, weights, run, above, lengths=lengths), whole)
+        assert_all_close(gradients_of(cell, x, h0, states0, weights, run, above, **options), whole)
 
 
 @each_cell

@@ -54,10 +54,10 @@ def compiled(name, entry, struct, macros, cell):
 
 
 class LaunchOnCpu:
-    def __init__(self, name, entry, layout, planes, dtype, cell=None, *, early=False):
+    def __init__(self, name, entry, layout, planes, dtype, cell=None, *, early=False, resets=False):
         directions, batch, units = planes.shape
         width, lanes, self._grid = launch.tiling(*layout.axes(batch, units), directions, dtype.itemsize, 132)
-        macros = launch.macros_of(dtype, width, lanes, layout)
+        macros = launch.macros_of(dtype, width, lanes, layout, resets=resets)
         self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros, cell)
 
     def __call__(self, arguments, step):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import LSTM
+from gatewise.cells import GRU, LSTM
+from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.product_layout import ProductLayout
@@ -85,3 +86,26 @@ def test_values_in_the_padding_do_not_matter(layout, on_cpu):
     above = gradients._replace(y=gradients.y.masked_fill(beyond, torch.nan))
     found = testing.named(problem, *testing.run_kernel(Unrefused(), problem, dirty, above))
     assert all(torch.equal(found[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("layout", [ProductLayout(), ProductLayout(column_major=True)], ids=str)
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=lambda cell: cell.name)
+def test_nan_stays_in_its_episode(cell, layout, on_cpu):
+    on_cpu(layout)
+    problem = Problem(7, 4, 3, 5, bidirectional=True, dtype=torch.float64, needs_grad=True, resets=True, cell=cell)
+    resets = torch.zeros(7, 4, dtype=torch.bool)
+    resets[[2, 5], 1] = True
+    inputs = testing.make_inputs(problem)._replace(resets=resets)
+    gradients = testing.make_gradients(problem, inputs)
+    clean, clean_gradients = testing.run_kernel(Unrefused(), problem, inputs, gradients)
+    broken = torch.zeros_like(resets)
+    broken[2:5, 1] = True
+    x = inputs.x.masked_fill(broken.unsqueeze(2), torch.nan)
+    result, found = testing.run_kernel(Unrefused(), problem, inputs._replace(x=x), gradients)
+    assert result.y[broken].isnan().all()
+    assert found.x[broken].isnan().all()
+    pairs = [(result.y[~broken], clean.y[~broken]), (found.x[~broken], clean_gradients.x[~broken])]
+    pairs += [(result.h_n, clean.h_n), (result.c_n, clean.c_n)]
+    pairs += [(found.h0, clean_gradients.h0), (found.c0, clean_gradients.c0)]
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs)

@@ -17,8 +17,8 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in DTYPES}
 
 
-def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM()):  # noqa: B008
-    macros = dict(macros_of(dtype, width, 32, layout)) | {"TABLE": table}
+def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), resets=False):  # noqa: B008
+    macros = dict(macros_of(dtype, width, 32, layout, resets=resets)) | {"TABLE": table}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
@@ -48,3 +48,13 @@ def test_layouts_and_widths_are_compiled_separately():
     plain, _ = compiled("forward", "sm_90", torch.bfloat16, ProductLayout(), 8)
     assert compiled("forward", "sm_90", torch.bfloat16, ProductLayout(column_major=True), 8)[0] != plain
     assert compiled("forward", "sm_90", torch.bfloat16, ProductLayout(), 1)[0] != plain
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "dtype", "cell"), pairwise(["forward", "backward"], [0, 1], [*DTYPES], FUSED), ids=str
+)
+def test_resets_are_compiled_separately(name, table, dtype, cell):
+    given = name, "sm_90", dtype, COLUMNS[dtype], 16 // dtype.itemsize, table, cell
+    binary, taken = compiled(*given, resets=True)
+    assert taken.spilled_bytes == 0
+    assert len(binary) > len(compiled(*given)[0])

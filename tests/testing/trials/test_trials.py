@@ -57,6 +57,22 @@ def with_wrong_last_step(result, problem, inputs):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
+    setting = Setting(
+        time=5, batch=3, hidden_size=4, bidirectional=True, mode=mode, batch_first=True, lengths="int64", resets="uint8"
+    )
+    trial(setting)
+    original = type(eager).forward
+
+    def without_resets(self, problem, inputs):
+        return original(self, problem, inputs._replace(resets=torch.zeros_like(inputs.resets)))
+
+    monkeypatch.setattr(type(eager), "forward", without_resets)
+    with pytest.raises(Wrong):
+        trial(setting)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_right_result_passes_and_a_wrong_one_does_not(changed, mode):
     setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", mode=mode, above="y h c")
     trial(setting)
@@ -234,11 +250,14 @@ def test_the_command_counts_and_records(tmp_path, capsys):
     assert record.read_text().count('"wrong": 0') == 1
 
 
-def test_settings_of_another_seed_can_have_the_same_sizes():
+def test_settings_of_another_seed_can_have_the_same_sizes(monkeypatch):
+    from gatewise.testing.trials import run
     from gatewise.testing.trials.draw import sizes
 
+    monkeypatch.setattr(run, "outcomes_of", lambda settings: [run.Outcome(setting) for setting in settings])
+
     def widths(seed, of_sizes):
-        return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 9, of_sizes)}
+        return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 60, of_sizes)}
 
     assert widths(1, 7) <= set(sizes(7, "cpu").widths)
     assert not widths(1, 8) <= set(sizes(7, "cpu").widths)

@@ -2,6 +2,7 @@
 // both directions.
 #include "cell.cuh"
 #include "place.cuh"
+#include "resets.cuh"
 
 struct Backward {
     const Value* gates;    // the value that the forward pass kept for each gate sum of all steps
@@ -21,6 +22,9 @@ struct Backward {
     int parts;  // the number of partial sums, each a plane [outer, inner]
     int whole;  // whether `product` already contains `dh_n` and is valid at every step, as after a projection
     int time, outer, inner, step;
+#if RESETS
+    const bool* resets;  // the steps at which episodes begin [T, B]
+#endif
 };
 
 #if TABLE
@@ -63,6 +67,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     Values earlier = initial;
     if (before >= 0 && before < a.time) earlier = load(cells + (i64)before * a.outer * a.inner);
     const Steps found = steps(a.lengths, at, t, a.time);
+#if RESETS
+    const unsigned reads_state = carries(a.resets, found, at, t, a.outer, a.inner);
+#else
+    const unsigned reads_state = ALL_CARRIED;
+#endif
     Reals dcell = load_reals(a.dcell + state);
     Values dy, dh_n;
     if (a.dy) dy = load(a.dy + at.direction * a.dy_direction + t * a.dy_time + at.outer * a.dy_outer + at.inner);
@@ -85,11 +94,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
         Real kept[4] = {};
 #pragma unroll
         for (int sum = 0; sum < SUMS; sum++) kept[sum] = widened(gates[sum].at[k]);
-        const Real before_step = widened(found.first[k] ? initial.at[k] : earlier.at[k]);
+        const bool reads = reads_state >> k & 1;
+        const Real before_step = reads ? widened(found.first[k] ? initial.at[k] : earlier.at[k]) : Real(0);
         Real carried = dcell.at[k];
         const Kept grad = adjoint(slopes({kept[0], kept[1], kept[2], kept[3]}, widened(after.at[k]), before_step), dh, carried);
         const bool active = found.active[k];
-        if (active) dcell.at[k] = carried;
+        if (active) dcell.at[k] = reads ? carried : Real(0);
         const Real own[4] = {grad.x, grad.y, grad.z, grad.w};
 #pragma unroll
         for (int sum = 0; sum < SUMS; sum++) gates[sum].at[k] = narrowed(active ? own[sum] : Real(0));
@@ -98,7 +108,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     Value* const dgates = a.dgates + at.direction * a.dgates_direction + at.outer * a.dgates_outer + at.inner;
 #pragma unroll
     for (int sum = 0; sum < SUMS; sum++) {
-        if (recurrent_gate(sum) >= 0) store(dgates + recurrent_gate(sum) * a.dgates_gate, gates[sum]);
+        // The next product hands these gradients to the state before the step, which an episode's first step does not
+        // read.
+        Values handed_on = gates[sum];
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            if (!(reads_state >> k & 1)) handed_on.at[k] = narrowed(0);
+        if (recurrent_gate(sum) >= 0) store(dgates + recurrent_gate(sum) * a.dgates_gate, handed_on);
         store(a.written + place_of_gates + sum * a.gates_gate, gates[sum]);
     }
 }

@@ -1,6 +1,7 @@
 // The forward pass between two recurrent products: one time step of the cell, element by element, for both directions.
 #include "cell.cuh"
 #include "place.cuh"
+#include "resets.cuh"
 
 struct Forward {
     // The input products of all steps, a plane for each gate sum. If `cells` is not null, the values that are kept for
@@ -19,6 +20,9 @@ struct Forward {
     i64 product_direction, product_outer, product_gate;
     i64 output_direction, output_time, output_outer;
     int time, outer, inner, step;
+#if RESETS
+    const bool* resets;    // the steps at which episodes begin [T, B]
+#endif
 };
 
 #if TABLE
@@ -56,6 +60,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
         if (input_gate(sum) >= 0) sums[sum] = load(gates + sum * a.gates_gate);
     Reals cell = load_reals(a.cell + state);
     const Steps found = steps(a.lengths, at, t, a.time);
+#if RESETS
+    const unsigned carried = carries(a.resets, found, at, t, a.outer, a.inner);
+#else
+    const unsigned carried = ALL_CARRIED;
+#endif
 
     wait_for_product();
     const Value* const product =
@@ -71,14 +80,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
 #pragma unroll
         for (int sum = 0; sum < SUMS; sum++) {
             if (input_gate(sum) >= 0) total[sum] = widened(sums[sum].at[k]);
-            if (recurrent_gate(sum) >= 0) total[sum] += widened(products[recurrent_gate(sum)].at[k]);
+            if (recurrent_gate(sum) >= 0 && carried >> k & 1) total[sum] += widened(products[recurrent_gate(sum)].at[k]);
 #if COLUMN
             if (a.bias) total[sum] += widened(a.bias[(i64)(at.direction * SUMS + sum) * a.outer + at.outer]);
 #else
             if (input_gate(sum) < 0 && a.bias) total[sum] += widened(a.bias[(i64)(at.direction * SUMS + sum) * a.inner + at.inner + k]);
 #endif
         }
-        const Stepped next = stepped({total[0], total[1], total[2], total[3]}, cell.at[k]);
+        const Real before = carried >> k & 1 ? cell.at[k] : Real(0);
+        const Stepped next = stepped({total[0], total[1], total[2], total[3]}, before);
         if (found.active[k]) {
             cell.at[k] = next.state;
             hidden.at[k] = narrowed(next.hidden);

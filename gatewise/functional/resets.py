@@ -1,0 +1,76 @@
+"""The resets of a call, which divide its sequences into episodes: checked, and copied for the call.
+
+A caller may write over its resets after the call, as buffers of experience are, before the backward pass reads them
+again, so the call keeps a copy. Values are never read on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+
+
+def copied_resets(resets: Any, x_shape: Sequence[int], device: torch.device, *, packed: bool) -> Tensor:
+    """Return a copy of resets as bool [T, B].
+
+    Args:
+        resets: The resets as the caller gave them.
+        x_shape: The shape of the input; its first two sizes are T and B.
+        device: The device of the input.
+        packed: Whether the input is a packed batch, which takes no resets.
+
+    Raises:
+        ArgumentError: `resets` is not a dense tensor, or the input is packed.
+        DtypeError: The dtype is neither bool nor an integer type.
+        ShapeError: The shape is not [T, B].
+        DeviceError: The tensor is on another device than the input.
+    """
+    if packed:
+        refuse_packed(resets)
+    check_resets(resets, x_shape[:2], "[T, B]")
+    if resets.device != device:
+        advice = "Move it with .to(x.device)."
+        raise DeviceError(sentence("resets", f"on {device} like x", f"one on {resets.device}", advice))
+    return resets.detach().to(torch.bool, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_resets(resets: Any, shape: Sequence[int], form: str) -> None:
+    """Check the kind, dtype and shape of resets.
+
+    Args:
+        resets: The resets as the caller gave them.
+        shape: The shape that they must have.
+        form: The letters of that shape, for the error.
+
+    Raises:
+        ArgumentError: `resets` is not a dense tensor.
+        DtypeError: The dtype is neither bool nor an integer type.
+        ShapeError: The shape is another one.
+    """
+    if not isinstance(resets, Tensor):
+        advice = "torch.as_tensor makes one of an array or a list."
+        raise ArgumentError(sentence("resets", "a tensor", type(resets).__name__, advice))
+    if resets.layout is not torch.strided:
+        raise ArgumentError(sentence("resets", "a dense tensor", f"one of {resets.layout}", "Call .to_dense() on it."))
+    if resets.dtype.is_floating_point or resets.dtype.is_complex:
+        advice = "Convert it with .bool()."
+        raise DtypeError(sentence("resets", "bool, or integers that are 0 or 1", resets.dtype, advice))
+    if tuple(resets.shape) != tuple(shape):
+        expectation = f"one value for each step, {form} = {list(shape)}"
+        raise ShapeError(sentence("resets", expectation, list(resets.shape)))
+
+
+def refuse_packed(resets: object) -> None:
+    """Raise the error for resets of a packed batch, unless `resets` is None.
+
+    Raises:
+        ArgumentError: `resets` is given.
+    """
+    if resets is not None:
+        advice = "Give the padded batch with `lengths` and `resets`."
+        raise ArgumentError(sentence("resets", "None for a packed batch", type(resets).__name__, advice))
