@@ -33,7 +33,8 @@ class Cell:
         parameters: The names of the learned parameters with one value for each hidden unit [H], and their initial
             values: a number, or a function that fills a tensor, such as `torch.nn.init.normal_`. Every direction of
             every layer has its own.
-        initial_states: The initial values of states where a call gives none; zero for states that are not named.
+        initial_states: The initial values of states where a call gives none, and at resets; zero for states that are
+            not named.
 
     Example:
         >>> class Leaky(Cell):
@@ -55,6 +56,10 @@ class Cell:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+
+    def initial_value(self, state: str) -> float:
+        """Return the initial value of "h" or of a state in `states`, where a call gives none and at resets."""
+        return self.initial_states.get(state, 0.0)
 
     def step(self, gate: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state and a mapping of the other states after a step.

@@ -16,9 +16,8 @@ def initial_states(cell: Cell, h0: Tensor, c0: Tensor) -> tuple[Tensor, Tensor]:
         h0: The hidden state [L*D, B, R], zero.
         c0: The other states [L*D, B, S*H], zero.
     """
-    values = cell.initial_states
-    if not values:
+    if not cell.initial_states:
         return h0, c0
     parts = c0.chunk(len(cell.states), -1) if cell.states else ()
-    others = [torch.full_like(part, values.get(name, 0)) for name, part in zip(cell.states, parts, strict=True)]
-    return torch.full_like(h0, values.get("h", 0)), torch.cat(others, -1) if others else c0
+    others = [torch.full_like(part, cell.initial_value(name)) for name, part in zip(cell.states, parts, strict=True)]
+    return torch.full_like(h0, cell.initial_value("h")), torch.cat(others, -1) if others else c0

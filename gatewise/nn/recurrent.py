@@ -137,9 +137,9 @@ class Recurrent(nn.Module):
                 at the end.
             resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
                 bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
-                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
-                across the border either. At the first step, it sets the initial states of the forward direction to
-                zero.
+                are zero, or what `cell.initial_states` says, and no gradient flows back from the step through them. The
+                reverse direction carries no state across the border either. At the first step, the initial states of
+                the forward direction are not read.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final states of every layer

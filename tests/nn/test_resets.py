@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -440,3 +441,37 @@ def test_a_captured_call_reads_the_resets_of_the_moment():
         resets.logical_not_()
         graph.replay()
         torch.testing.assert_close(y, ours(x, tuple(states), resets=resets)[0])
+
+
+def test_a_reset_takes_the_states_of_a_cell_back_to_their_initial_values():
+    """With zeros, exp(z_i - m) would underflow in the first step of an episode, and 0 / 0 would be NaN."""
+    layer = gatewise.Recurrent(gatewise.cells.SLSTM(), 3, 4)
+    with torch.no_grad():
+        layer.bias_ih_l0[:4] = -200.0
+    x, resets = torch.randn(6, 2, 3, requires_grad=True), torch.zeros(6, 2, dtype=torch.bool)
+    resets[3] = True
+    y = layer(x, resets=resets)[0]
+    torch.testing.assert_close(y, torch.cat([layer(x[:3])[0], layer(x[3:])[0]]))
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+
+
+class StartsAtOne(gatewise.Cell):
+    """A cell whose hidden state begins with ones."""
+
+    gates = ("a",)
+    initial_states = MappingProxyType({"h": 1.0})
+
+    def step(self, gate, state):
+        return torch.tanh(gate.a) * state.h, {}
+
+
+@pytest.mark.parametrize("memory", ["normal", "lean"])
+def test_the_hidden_state_is_reset_to_its_initial_value_too(memory):
+    layer = gatewise.Recurrent(StartsAtOne(), 3, 4, bidirectional=True, dtype=torch.float64, memory=memory)
+    x, resets = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True), torch.zeros(6, 2, dtype=torch.bool)
+    resets[3] = True
+    leaves = [x, *layer.parameters()]
+    found, expected = layer(x, resets=resets)[0], torch.cat([layer(x[:3])[0], layer(x[3:])[0]])
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(y.square().sum(), leaves) for y in (found, expected)]
+    torch.testing.assert_close(*gradients)

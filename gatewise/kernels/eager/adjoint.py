@@ -172,7 +172,8 @@ class _BackwardLoop:
     @functools.cached_property
     def hidden(self) -> Tensor:
         """The hidden state before each step, in reading order [T, B, R]."""
-        return self.order.before_steps(self.order.reordered(self._y), self.order.initial_state(self._h0))
+        initial = self.order.initial_state(self._h0)
+        return self.order.before_steps(self.order.reordered(self._y), initial, self.cell.initial_value("h"))
 
     def run(self, states0: Sequence[Tensor], dh: Tensor, dstates_n: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute `rows`, and return the gradients of the initial states other than the hidden state.
@@ -236,7 +237,11 @@ class _BackwardLoop:
             for history, here, state0 in zip(self.kept.states, after, starts, strict=True)
         ]
         if self.order.carries is not None:
-            earlier = [torch.where(self.order.carries[start:stop], history, 0) for history in earlier]
+            values = [self.cell.initial_value(name) for name in self.cell.states]
+            earlier = [
+                torch.where(self.order.carries[start:stop], history, value)
+                for history, value in zip(earlier, values, strict=True)
+            ]
         inner = self.rows.dtype
         hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
         sums = self.kept.sums[start:stop].to(inner)
@@ -299,8 +304,8 @@ def _weight_gradients(
     if weights.w_hr is not None:
         inner = loop.rows.dtype
         earlier = [
-            order.before_steps(history, order.initial_state(state0).to(inner))
-            for history, state0 in zip(kept.states, states0, strict=True)
+            order.before_steps(history, order.initial_state(state0).to(inner), cell.initial_value(name))
+            for history, state0, name in zip(kept.states, states0, cell.states, strict=True)
         ]
         again = pointwise_of(cell).hidden
         parameters = [parameter.to(inner) for parameter in weights.parameters]

@@ -31,7 +31,7 @@ class ReadingOrder:
         permutation: For each position in reading order, the flat index of the step that is read there [T * B]; None
             unless `reverse` is true and lengths are given.
         carries: A mask [T, B, 1], bool, in reading order, that is false where a step begins an episode, so that the
-            states before it are zero; None without resets.
+            states before it are the initial ones of the cell; None without resets.
     """
 
     reverse: bool
@@ -106,15 +106,16 @@ class ReadingOrder:
         """Return the mask `carries` of each of T steps [B, 1]; None for every step without resets."""
         return (None,) * time if self.carries is None else self.carries.unbind(0)
 
-    def before_steps(self, states: Tensor, initial: Tensor) -> Tensor:
+    def before_steps(self, states: Tensor, initial: Tensor, reset: float = 0.0) -> Tensor:
         """Return the state before every step, in reading order [T, B, F].
 
         Args:
             states: The states after every step, in reading order [T, B, F].
             initial: The state with which the recurrence starts [B, F].
+            reset: The value of the state before a step that begins an episode.
         """
         earlier = torch.cat([initial.unsqueeze(0), states])[: states.shape[0]]
-        return earlier if self.carries is None else torch.where(self.carries, earlier, 0)
+        return earlier if self.carries is None else torch.where(self.carries, earlier, reset)
 
     def final_state(self, states: Tensor, initial: Tensor) -> Tensor:
         """Return the state after each sequence's last step [B, F]; for an empty sequence, the initial state.
@@ -131,13 +132,14 @@ class ReadingOrder:
         return torch.where(self.nonempty, states.gather(0, index).squeeze(0), initial)
 
 
-def carried(state: Tensor, carries: Tensor | None) -> Tensor:
-    """Return a state or its gradient [B, F], with zeros in the rows that begin an episode.
+def carried(state: Tensor, carries: Tensor | None, initial: float = 0.0) -> Tensor:
+    """Return a state or its gradient [B, F], with its initial value in the rows that begin an episode.
 
     The value is selected, not multiplied by zero, so that NaN in one episode does not reach another.
 
     Args:
         state: The state that a step passes to the next one in reading order, or its gradient.
         carries: A mask [B, 1], bool, from `ReadingOrder.carried_at`, or None.
+        initial: The initial value of the state; 0 for a gradient.
     """
-    return state if carries is None else torch.where(carries, state, 0)
+    return state if carries is None else torch.where(carries, state, initial)

@@ -122,11 +122,12 @@ def forward(
     everything = keep or lengths is not None
     hs: list[Tensor] = []
     after: list[list[Tensor]] = [[] for _ in states]
+    of_hidden, *of_states = [cell.initial_value(name) for name in ("h", *cell.states)]
     for t, carries in enumerate(order.carried_at(x.shape[0])):
         if carries is not None:
-            is_rounded, rounded = h is rounded, carried(rounded, carries)
-            h = rounded if is_rounded else carried(h, carries)
-            states = [carried(state, carries) for state in states]
+            is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
+            h = rounded if is_rounded else carried(h, carries, of_hidden)
+            states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
         h, *states = step(recurrence.sums(t, rounded).to(inner), h, *states, *parameters)
         rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
         hs.append(rounded)

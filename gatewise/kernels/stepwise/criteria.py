@@ -9,8 +9,9 @@ from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_LE
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-# The passes compute resets, and their sources compiled for the CPU agree with the oracle. This criterion can be removed
-# once tests/kernels/stepwise/test_resets_on_gpu.py has passed on a GPU.
+# The passes compute resets, and their sources compiled for the CPU agree with the oracle. Once
+# tests/kernels/stepwise/test_resets_on_gpu.py has passed on a GPU, this criterion need only refuse resets of cells with
+# `initial_states`, because the passes reset states to zero.
 RESETS_NOT_COMPARED = Criterion(
     "resets",
     allowed="none, until results on a GPU have been compared with float64",
