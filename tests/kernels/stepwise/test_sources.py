@@ -8,12 +8,13 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 from gatewise.cells import LSTM, SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.stepwise.launch import DTYPES, SOURCES, macros_of
+from gatewise.kernels.cuda.formats import NUMBERS
+from gatewise.kernels.stepwise.launch import SOURCES, macros_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in DTYPES}
+COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in NUMBERS}
 
 
 def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM()):  # noqa: B008
@@ -24,7 +25,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM()):  #
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES], SHIPPED),
+    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], SHIPPED),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):

@@ -1,9 +1,9 @@
 // Adds biases to gate sums and applies the activation functions, in place, which gives the gates that the forward pass would
 // have kept; the gates of a cell must depend on its gate sums alone. Fills the memory of their gradients with the pattern
 // that means "not yet written".
-// Compile-time constants: SIZE (H), HIDDEN (H padded to a multiple of 8), FLOAT16, FLOAT32, EXACT (see numerics.cuh).
-#include "cell.cuh"
+// Compile-time constants: SIZE (H), HIDDEN (H padded to a multiple of 8), DTYPE (see numbers.cuh), EXACT (see matrix.cuh).
 #include "exchange.cuh"
+#include "gate_sums.cuh"
 
 constexpr int VALUES = 16 / sizeof(Value);  // values that one instruction loads
 constexpr int LOADS = HIDDEN / VALUES;      // loads for one gate of a token
@@ -45,15 +45,15 @@ extern "C" __global__ void recurrent_activate(const Activate p) {
         Words x = own[0], y = own[LOADS], z = own[2 * LOADS], w = own[3 * LOADS];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-#if FLOAT32
+#if VALUE_BYTES == 4
             const Gates found = kept(widened(x.at[i]), widened(y.at[i]), widened(z.at[i]), widened(w.at[i]), i);
-            x.at[i] = marked(narrowed(found.x)), y.at[i] = marked(narrowed(found.y));
-            z.at[i] = marked(narrowed(found.z)), w.at[i] = marked(narrowed(found.w));
+            x.at[i] = marked(canonical(found.x)), y.at[i] = marked(canonical(found.y));
+            z.at[i] = marked(canonical(found.z)), w.at[i] = marked(canonical(found.w));
 #else
-            const Gates low = kept(low_half(x.at[i]), low_half(y.at[i]), low_half(z.at[i]), low_half(w.at[i]), 2 * i);
-            const Gates high = kept(high_half(x.at[i]), high_half(y.at[i]), high_half(z.at[i]), high_half(w.at[i]), 2 * i + 1);
-            x.at[i] = packed(low.x, high.x), y.at[i] = packed(low.y, high.y);
-            z.at[i] = packed(low.z, high.z), w.at[i] = packed(low.w, high.w);
+            const Gates low = kept(Number::low(x.at[i]), Number::low(y.at[i]), Number::low(z.at[i]), Number::low(w.at[i]), 2 * i);
+            const Gates high = kept(Number::high(x.at[i]), Number::high(y.at[i]), Number::high(z.at[i]), Number::high(w.at[i]), 2 * i + 1);
+            x.at[i] = Number::pair(low.x, high.x), y.at[i] = Number::pair(low.y, high.y);
+            z.at[i] = Number::pair(low.z, high.z), w.at[i] = Number::pair(low.w, high.w);
 #endif
         }
         own[0] = x, own[LOADS] = y, own[2 * LOADS] = z, own[3 * LOADS] = w;

@@ -3,14 +3,14 @@
 // Four neighbouring lanes compute four neighbouring units of a row. The functions here load and store whole words and
 // exchange values between these lanes, so that the passes need not know the size of a value.
 #pragma once
-#include "cell.cuh"
 #include "exchange.cuh"
+#include "gate_sums.cuh"
+#include "shuffles.cuh"
 
-// Prefetches the values of a later step into the second-level cache, which does not hold those of long sequences.
+// The values of a later step are prefetched into the second-level cache, which does not hold those of long sequences.
 constexpr int FETCHED_AHEAD = 8;  // steps
-__device__ __forceinline__ void fetch(const Value* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-#if FLOAT32
+#if VALUE_BYTES == 4
 
 using FourGates = uint4;  // one gate in each word
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
     at[0] = gates.x, at[HIDDEN] = gates.y, at[2 * HIDDEN] = gates.z, at[3 * HIDDEN] = gates.w;
 }
 
-__device__ __forceinline__ void fetch_gates(const Value* at) {
-    fetch(at), fetch(at + HIDDEN), fetch(at + 2 * HIDDEN), fetch(at + 3 * HIDDEN);
+__device__ __forceinline__ void prefetch_gates(const Value* at) {
+    prefetch(at), prefetch(at + HIDDEN), prefetch(at + 2 * HIDDEN), prefetch(at + 3 * HIDDEN);
 }
 
 __device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
@@ -50,7 +50,7 @@ __device__ __forceinline__ FourGates gathered(FourGates loaded) {
 #endif
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) {
-    auto word = [](float gate) { return marked(narrowed(gate)); };
+    auto word = [](float gate) { return marked(canonical(gate)); };
     return make_uint4(word(gates.x), word(gates.y), word(gates.z), word(gates.w));
 }
 
@@ -59,12 +59,12 @@ __device__ __forceinline__ Gates widened(FourGates gates) {
 }
 
 // The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
-__device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? narrowed(value) : 0u; }
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? canonical(value) : 0u; }
 __device__ __forceinline__ Value own_value(u32 word) { return word; }
 
 // The words with the gradients of a cell's gates that other blocks read, rounded as all products round them.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
-    auto word = [&](float value) { return active ? unmarked(narrowed(widened(rounded(__float_as_uint(value))))) : 0u; };
+    auto word = [&](float value) { return active ? unmarked(canonical(widened(rounded(Number::to_bits(value))))) : 0u; };
     return make_uint4(word(grad.x), word(grad.y), word(grad.z), word(grad.w));
 }
 
@@ -78,17 +78,6 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
 
 using FourGates = uint2;  // the first two gates, the last two gates
 
-// Transposes a 4 x 4 matrix of 16-bit values in four neighbouring lanes: lane j passes row j and receives column j.
-__device__ __forceinline__ uint2 transposed(uint2 own) {
-    const int lane = threadIdx.x & 31;
-    const u32 far = __shfl_xor_sync(EVERY_LANE, (lane & 2) ? own.x : own.y, 2);
-    const u32 first = (lane & 2) ? far : own.x, second = (lane & 2) ? own.y : far;
-    const u32 low = __byte_perm(first, second, 0x5410), high = __byte_perm(first, second, 0x7632);
-    const u32 near = __shfl_xor_sync(EVERY_LANE, (lane & 1) ? low : high, 1);
-    const u32 even = (lane & 1) ? near : low, odd = (lane & 1) ? high : near;
-    return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
-}
-
 // The index at which a lane loads and stores in a tensor [B, 4H]: lane j of four has gate j of their four units.
 __device__ __forceinline__ u32 gates_place(int row, int unit) {
     return row * 4 * HIDDEN + (threadIdx.x & 3) * HIDDEN + (unit & ~3);
@@ -96,47 +85,26 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
-__device__ __forceinline__ void fetch_gates(const Value* at) { fetch(at); }
+__device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
 __device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
 
 // The same for gates that other blocks wait for.
-__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
-    FourGates gates;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(gates.x), "=r"(gates.y) : "l"(at) : "memory");
-    return gates;
-}
-
-__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(gates.x), "r"(gates.y) : "memory");
-}
-
-__device__ __forceinline__ bool is_unwritten(FourGates gates) { return max(gates.x, gates.y) == UNWRITTEN; }
+__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_half(at); }
+__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) { store_exchanged(at, gates); }
 
 // From the words that a lane loads to the gates of its cell, and back to the words that it stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }
 __device__ __forceinline__ FourGates narrowed(Gates gates) {
-    return {packed(gates.x, gates.y), packed(gates.z, gates.w)};
+    return {Number::pair(gates.x, gates.y), Number::pair(gates.z, gates.w)};
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) { return transposed(narrowed(gates)); }
 
 __device__ __forceinline__ Gates widened(FourGates gates) {
-    return {low_half(gates.x), high_half(gates.x), low_half(gates.y), high_half(gates.y)};
-}
-
-// The 16-bit values of two neighbouring lanes as one word, valid in the first of them.
-__device__ __forceinline__ u32 paired(u32 own) { return own | __shfl_down_sync(EVERY_LANE, own, 1) << 16; }
-
-// Two neighbouring lanes pass (a0 a1)(a2 a3) each; the first one receives both a0 and both a1, the second one both a2 and
-// both a3.
-__device__ __forceinline__ uint2 paired(uint2 own) {
-    const bool second = threadIdx.x & 1;
-    const u32 other = __shfl_xor_sync(EVERY_LANE, second ? own.x : own.y, 1);
-    const u32 low = second ? other : own.x, high = second ? own.y : other;
-    return make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+    return {Number::low(gates.x), Number::high(gates.x), Number::low(gates.y), Number::high(gates.y)};
 }
 
 // The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
-__device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? narrowed(value) : 0u); }
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? canonical(value) : 0u); }
 __device__ __forceinline__ Value own_value(u32 word) { return (Value)word; }
 
 // The words with the gradients of a cell's gates that other blocks read.

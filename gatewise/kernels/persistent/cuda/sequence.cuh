@@ -91,7 +91,7 @@ __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, const in
 // Writes zeros to the steps after the end of all rows of a group: the block's units of a tensor with `step_values` values a step
 // and `row_values` values a row.
 __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 row_values, const Ends& ends, int first_unit, int steps) {
-#if FLOAT32
+#if VALUE_BYTES == 4
     using Four = uint4;
     const Four zeros = make_uint4(0, 0, 0, 0);
 #else

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
     Reals cell = load_reals(a.cell + state);
     const Steps found = steps(a.lengths, at, t, a.time);
 
-    wait_for_product();
+    wait_for_preceding_kernel();
     const Value* const product =
         a.product + at.direction * a.product_direction + at.outer * a.product_outer + at.inner;
     Values products[GATES];
