@@ -15,7 +15,7 @@
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
-#include "gates.cuh"
+#include "gate_sums.cuh"
 #include "sequence.cuh"
 #if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
-            if (between || !inside[cell] || step >= steps) return {no_gates(), 0, 0};
+            if (between || !inside[cell] || step >= steps) return {four_zeros(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
             const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];

@@ -13,7 +13,7 @@
 #define TILES (UNITS / 4)
 #define MARKED 0
 #define SPLIT 1
-#include "gates.cuh"
+#include "gate_sums.cuh"
 #include "sequence.cuh"
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
@@ -135,9 +135,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
 #if STACKED
-            return !between && inside[cell] && step < steps ? load_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+            return !between && inside[cell] && step < steps ? load_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell]) : four_zeros();
 #else
-            return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+            return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : four_zeros();
 #endif
         };
 #pragma unroll

@@ -3,16 +3,16 @@
 // Four neighbouring lanes compute four neighbouring units of a row. The functions here load and store whole words and
 // exchange values between these lanes, so that the passes need not know the size of a value.
 #pragma once
+#include "cell.cuh"
 #include "exchange.cuh"
-#include "gate_sums.cuh"
+#include "memory.cuh"
 #include "shuffles.cuh"
+#include "words.cuh"
 
-// The values of a later step are prefetched into the second-level cache, which does not hold those of long sequences.
-constexpr int FETCHED_AHEAD = 8;  // steps
+using Gates = Kept;            // four numbers of a unit: gate sums, kept gates, or gradients
+using FourGates = FourValues;  // the words of four gates: of one unit, or of one gate of four units
 
 #if VALUE_BYTES == 4
-
-using FourGates = uint4;  // one gate in each word
 
 // The index at which a lane loads and stores the gates of a cell in a tensor [B, 4H].
 __device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
@@ -28,8 +28,6 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
 __device__ __forceinline__ void prefetch_gates(const Value* at) {
     prefetch(at), prefetch(at + HIDDEN), prefetch(at + 2 * HIDDEN), prefetch(at + 3 * HIDDEN);
 }
-
-__device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
@@ -74,9 +72,16 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     store_exchanged(to + 2 * HIDDEN, words.z), store_exchanged(to + 3 * HIDDEN, words.w);
 }
 
-#else
+// Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
+// in the word.
+template <class Function>
+__device__ __forceinline__ void replace_gates(u32& x, u32& y, u32& z, u32& w, Function function) {
+    const Gates found = function({widened(x), widened(y), widened(z), widened(w)}, 0);
+    x = marked(canonical(found.x)), y = marked(canonical(found.y));
+    z = marked(canonical(found.z)), w = marked(canonical(found.w));
+}
 
-using FourGates = uint2;  // the first two gates, the last two gates
+#else
 
 // The index at which a lane loads and stores in a tensor [B, 4H]: lane j of four has gate j of their four units.
 __device__ __forceinline__ u32 gates_place(int row, int unit) {
@@ -86,7 +91,6 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
 __device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
-__device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_half(at); }
@@ -109,7 +113,7 @@ __device__ __forceinline__ Value own_value(u32 word) { return (Value)word; }
 
 // The words with the gradients of a cell's gates that other blocks read.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
-    return paired(active ? narrowed(grad) : make_uint2(0, 0));
+    return paired(active ? narrowed(grad) : four_zeros());
 }
 
 // The first of two neighbouring lanes stores the first two gates of both units, the second one the last two.
@@ -117,6 +121,16 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
     store_exchanged(to, words.x);
     store_exchanged(to + HIDDEN, words.y);
+}
+
+// Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
+// in the word.
+template <class Function>
+__device__ __forceinline__ void replace_gates(u32& x, u32& y, u32& z, u32& w, Function function) {
+    const Gates low = function({Number::low(x), Number::low(y), Number::low(z), Number::low(w)}, 0);
+    const Gates high = function({Number::high(x), Number::high(y), Number::high(z), Number::high(w)}, 1);
+    x = Number::pair(low.x, high.x), y = Number::pair(low.y, high.y);
+    z = Number::pair(low.z, high.z), w = Number::pair(low.w, high.w);
 }
 
 #endif
