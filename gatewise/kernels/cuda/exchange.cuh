@@ -29,7 +29,7 @@ __device__ __forceinline__ uint4 load_exchanged(const Value* from) {
     return words;
 }
 
-__device__ __forceinline__ uint2 load_exchanged_half(const Value* from) {
+__device__ __forceinline__ uint2 load_exchanged_word_pair(const Value* from) {
     uint2 words;
     asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from) : "memory");
     return words;

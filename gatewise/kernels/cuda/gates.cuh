@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint
 __device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
 
 // The same for gates that other blocks wait for.
-__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_half(at); }
+__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_word_pair(at); }
 __device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) { store_exchanged(at, gates); }
 
 // From the words that a lane loads to the gates of its cell, and back to the words that it stores.

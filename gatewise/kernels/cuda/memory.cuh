@@ -1,4 +1,4 @@
-// Prefetches, predicated loads, and asynchronous copies to shared memory.
+// Prefetches, predicated loads, asynchronous copies to shared memory, and a barrier for the compiler.
 #pragma once
 #include "numbers.cuh"
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Makes the compiler compute anew what depends on a value, because results that were computed before would not fit in
 // registers.
-template <class Number>
-__device__ __forceinline__ void forget_results_of(Number& value) {
+template <class Type>
+__device__ __forceinline__ void forget_results_of(Type& value) {
     asm volatile("" : "+r"(value));
 }

@@ -1,4 +1,4 @@
-"""Inline assembly and conversions between number formats are in the backend folder, `kernels/cuda`, and nowhere else."""
+"""Inline assembly and conversions between number formats are only in the backend folder, `kernels/cuda`."""
 
 import re
 from collections import Counter

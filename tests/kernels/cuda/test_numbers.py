@@ -17,29 +17,26 @@ from tests.kernels.cuda_on_cpu import PRELUDE, in_cpp
 
 _FUNCTIONS = """
 #include "numbers.cuh"
-using V = Number::Value;
-extern "C" void widen(const V* from, Real* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::widened(from[k]); }
-extern "C" void narrow(const Real* from, V* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::narrowed(from[k]); }
+#define ELEMENTWISE(name, From, To, result) \\
+    extern "C" void name(const From* from, To* to, int n) { for (int k = 0; k < n; k++) to[k] = result; }
+ELEMENTWISE(widen, Number::Value, Real, Number::widened(from[k]))
+ELEMENTWISE(narrow, Real, Number::Value, Number::narrowed(from[k]))
 #if VALUE_BYTES <= 4
-using Bits = Number::Bits;
-extern "C" void bits(const float* from, u32* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::canonical_bits(from[k]); }
-extern "C" void of_bits(const u32* from, float* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::from_bits(from[k]); }
-static_assert(sizeof(Bits) == sizeof(V), "the same number");
+static_assert(sizeof(Number::Bits) == sizeof(Number::Value), "the same number");
+ELEMENTWISE(bits, float, u32, Number::canonical_bits(from[k]))
+ELEMENTWISE(of_bits, u32, float, Number::from_bits(from[k]))
 #endif
 #if VALUE_BYTES == 2
-extern "C" void pairs(const float* from, u32* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::pair(from[k], -from[k]); }
-extern "C" void halves(const u32* from, float* to, int n) { for (int k = 0; k < n; k++) to[k] = Number::low(from[k]) - Number::high(from[k]); }
+ELEMENTWISE(pairs, float, u32, Number::pair(from[k], -from[k]))
+ELEMENTWISE(halves, u32, float, Number::low(from[k]) - Number::high(from[k]))
 #endif
-extern "C" void powers(const float* from, float* to, int n) {
-    for (int k = 0; k < n; k++) to[k] = Float32::power_of_two(Float32::exponent_of(from[k]));
+inline float sum_of_parts(u32 bits) {
+    const u32 high = TF32::high_part(bits), low = TF32::low_part(bits, high);
+    return __uint_as_float(high) + __uint_as_float(low & 0xffffe000u);
 }
-extern "C" void parts(const u32* from, float* to, int n) {
-    for (int k = 0; k < n; k++) {
-        const u32 high = TF32::high_part(from[k]), low = TF32::low_part(from[k], high);
-        to[k] = __uint_as_float(high) + __uint_as_float(low & 0xffffe000u);
-    }
-}
-extern "C" void magnitudes(const u32* from, u32* to, int n) { for (int k = 0; k < n; k++) to[k] = Float32::finite_magnitude(from[k]); }
+ELEMENTWISE(parts, u32, float, sum_of_parts(from[k]))
+ELEMENTWISE(powers, float, float, Float32::power_of_two(Float32::exponent_of(from[k])))
+ELEMENTWISE(magnitudes, u32, u32, Float32::finite_magnitude(from[k]))
 """
 
 DTYPES = pytest.mark.parametrize("dtype", formats.NUMBERS, ids=lambda dtype: formats.names([dtype]))
