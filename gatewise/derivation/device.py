@@ -1,7 +1,8 @@
 """Generate the CUDA C++ code of a cell's step and adjoint, which fused kernels include.
 
-The code computes with values of type `Real` of one hidden unit. It calls `sigmoid_of` and `tanh_of`, which the kernel
-defines for its number format, and the functions of `kernels/cuda/functions.cuh`. It defines
+The code computes with values of type `Real` of one hidden unit. It calls `sigmoid_of` and `tanh_of`, which
+`kernels/cuda/activations.cuh` defines for each number format, and the functions of `kernels/cuda/functions.cuh`. It
+defines
 
     SUMS, GATES          the number of sums that the step reads, and the number of gates
     input_gate(sum)      the gate whose rows of the input weights contribute to a sum; -1 for none

@@ -13,11 +13,10 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.derivation.device import DeviceCode, device_code
 from gatewise.feeding.elementwise import CELL, Dropout, Planes
-from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda import driver, formats, toolchain
 
 SOURCE = Path(__file__).parent / "cuda" / "cell.cu"
 THREADS = 128  # per block, as in cell.cu
-DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
 _VECTOR_BYTES = 16
 _ENOUGH_THREADS = 512  # per multiprocessor
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -235,7 +234,7 @@ def width_of(batch: int, units: int, alignment: int, dtype: torch.dtype, multipr
 
 def macros_of(dtype: torch.dtype, width: int, halves: bool = False) -> tuple[tuple[str, int], ...]:
     """Return the template parameters of the CUDA source."""
-    return ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("HALVES", int(halves))
+    return *formats.macros(dtype).items(), ("WIDTH", width), ("HALVES", int(halves))
 
 
 def of_dropout(dropout: Dropout | None) -> dict[str, object]:

@@ -16,7 +16,6 @@ from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Inputs, at
 from gatewise.feeding.elementwise import Planes
 from gatewise.feeding.elementwise_kernels import (
-    DTYPES,
     PlanesArgument,
     address,
     available,
@@ -24,7 +23,7 @@ from gatewise.feeding.elementwise_kernels import (
     of_dropout,
     planes_argument,
 )
-from gatewise.kernels.cuda import driver
+from gatewise.kernels.cuda import driver, formats
 
 SOURCE = Path(__file__).parent / "cuda" / "attend.cu"
 _WARPS = 16  # per block, as in attend.cu
@@ -207,7 +206,7 @@ def macros(dtype: torch.dtype, width: int, widest: int, element: int, *, halves:
     """Return the template parameters for the largest number of features or values, and the width of a load."""
     chunks = -(-widest // (32 * width))
     places = 4 if 4 * chunks * width * element <= _PLACE_BYTES else 2
-    named = {"DTYPE": DTYPES[dtype], "WIDTH": width, "CHUNKS": chunks, "PLACES": places, "HALVES": int(halves)}
+    named = {**formats.macros(dtype), "WIDTH": width, "CHUNKS": chunks, "PLACES": places, "HALVES": int(halves)}
     return tuple(named.items())
 
 

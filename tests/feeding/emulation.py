@@ -15,21 +15,12 @@ from pathlib import Path
 
 from gatewise.derivation.device import device_code
 from gatewise.feeding.elementwise import CELL
-from gatewise.kernels.cuda.toolchain import SHARED
+from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
 
-_WORDS = """
-#include <cmath>
-#include <cstring>
+_THREADS = """
 #include <memory>
 #include <ucontext.h>
 #include <vector>
-using std::tanh; using std::exp;
-struct Index { unsigned x, y, z; };
-static Index blockIdx, threadIdx, blockDim;
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
 #define __shared__ static
 constexpr unsigned STACK_BYTES = 1 << 16;
 struct Thread {
@@ -88,23 +79,7 @@ static bool run_block(unsigned threads, void (*one)()) {
     return true;
 }
 inline float __expf(float x) { return std::exp(x); }
-inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
-inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, 4); return bits; }
-inline unsigned short half_bits(float x) { _Float16 h = x; unsigned short b; std::memcpy(&b, &h, 2); return b; }
-inline float of_half(unsigned short bits) { _Float16 h; std::memcpy(&h, &bits, 2); return h; }
-inline unsigned short brain_bits(float x) {
-    const unsigned bits = __float_as_uint(x);
-    return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
 """
-# C++ replacements for the inline assembly of the sources.
-_INSTRUCTIONS = {
-    "cvt.rn.f16.f32": "{out} = half_bits({into});",
-    "cvt.f32.f16": "{out} = of_half({into});",
-    "cvt.rn.bf16.f32": "{out} = brain_bits({into});",
-    "tanh.approx.f32": "{out} = std::tanh({into});",
-}
-_ASSEMBLY = re.compile(r'asm\("([a-z0-9.]+) %0, %1;" : "=\w"\((\w+)\) : "\w"\((\w+)\)\);')
 _ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) a\)')
 _RUN = """
 static const {struct}* arguments_of_{entry};
@@ -140,18 +115,11 @@ def emulate(source, macros, entry, arguments, blocks, threads, *, together):
 def _compiled(source, macros):
     """Compile all kernels of a source at once."""
     folder = Path(tempfile.mkdtemp())
-    for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
-        (folder / path.name).write_text(_ASSEMBLY.sub(_in_c, path.read_text()))
-    text = (folder / source.name).read_text()
+    text = write_sources(source, folder)
     code = " ".join(device_code(CELL).text.splitlines())
     runs = [_RUN.format(entry=entry, struct=struct) for entry, struct in _ENTRY.findall(text)]
-    (folder / "kernel.cpp").write_text("".join([f"#define CELL_CODE {code}\n", _WORDS, text, *runs]))
+    (folder / "kernel.cpp").write_text("".join([f"#define CELL_CODE {code}\n", PRELUDE, _THREADS, text, *runs]))
     options = [f"-D{macro}={value}" for macro, value in macros]
     command = ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
-
-
-def _in_c(found):
-    instruction, out, into = found.groups()
-    return _INSTRUCTIONS[instruction].format(out=out, into=into)

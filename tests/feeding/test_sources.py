@@ -7,8 +7,9 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 
 from gatewise.derivation.device import device_code
 from gatewise.feeding.elementwise import CELL
-from gatewise.feeding.elementwise_kernels import DTYPES, SOURCE, macros_of, width_of
+from gatewise.feeding.elementwise_kernels import SOURCE, macros_of, width_of
 from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.cuda.formats import NUMBERS
 
 CODE = device_code(CELL)
 
@@ -16,7 +17,7 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 # The sources depend on the architecture only through whether it is 9.0 or later; each dtype is tested with both kinds.
-KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*DTYPES][number % 2 :: 2]]
+KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*NUMBERS][number % 2 :: 2]]
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), KINDS, ids=str)

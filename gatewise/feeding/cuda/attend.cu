@@ -5,26 +5,25 @@
 // Each block handles one sentence. Its warps take source positions in turn, PLACES at a time; a warp's lanes lie along
 // the features, WIDTH adjacent features each, in CHUNKS pieces. Keys and values do not depend on the preceding kernel: as
 // many of them as fit in registers are loaded while that kernel still runs.
+#include "activations.cuh"
 #include "operand.cuh"
 
 constexpr int WARPS = 16;
 constexpr int THREADS = 32 * WARPS;
 constexpr int LONGEST = 2048;  // the most source positions that fit into the backward pass's shared memory
 constexpr int FEATURES = CHUNKS * 32 * WIDTH;
-#define NOTHING (-__uint_as_float(0x7f800000u))  // minus infinity
+#define NOTHING (-Float32::infinity())
 
 __device__ __forceinline__ float squashed(float x) {
-#if DTYPE < 2 || HALVES
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+#if VALUE_BYTES == 2 || HALVES
+    return ApproximateActivations::tanh_of(x);
 #else
-    return tanhf(x);
+    return AccurateActivations::tanh_of(x);
 #endif
 }
 
 __device__ __forceinline__ float exponential(float x) {
-#if DTYPE < 2 || HALVES
+#if VALUE_BYTES == 2 || HALVES
     return __expf(x);
 #else
     return expf(x);
@@ -162,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend(const At
         if (position < length) place[p].read(keys + position * a.from.keys_step, a.from.features);
     }
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     Row query;
     query.read(a.query + row * a.query_row, a.from.features);
     float largest = NOTHING, total = 0, sums[CHUNKS][WIDTH];
@@ -259,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) feeding_attend_gradient
         if (position < length) place[p].read(values + position * a.from.values_step, a.from.units);
     }
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     for (int column = threadIdx.x; column < FEATURES; column += THREADS) {
         float d = 0;
         if (column < a.from.units) {

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_cell(const Cell a)
     Flags stays;
     if (a.mask) stays = load_flags(a.mask, plane);
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     for (int gate = 0; gate < 4; gate++) products[gate] = load(a.product + (at.row * 4 + gate) * a.units + at.unit);
     Operands hidden, above;
     Values kept;
@@ -83,7 +83,7 @@ struct Gates {
 extern "C" __global__ void __launch_bounds__(THREADS) feeding_gates(const Gates a) {
     const Place at = place(a.batch, a.units);
     if (!at.there) return;
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     Value* const gates = a.gates + at.row * 4 * a.units + at.unit;
     Values sums[4];
 #pragma unroll
@@ -134,11 +134,11 @@ __device__ __forceinline__ int row_exponent(Real largest) {
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
     __syncthreads();  // this also guarantees that every thread has read its gates
     for (int warp = 0; warp < (blockDim.x + 31) / 32; warp++) largest = fmaxf(largest, of_warps[warp]);
-    const int exponent = LARGEST + 127 - (int)(__float_as_uint(largest) >> 23);
+    const int exponent = LARGEST + Float32::EXPONENT_BIAS - Float32::exponent_of(largest);
     return exponent < -100 || exponent > 100 ? exponent < 0 ? -100 : 100 : exponent;
 }
 
-__device__ __forceinline__ Real power_of_two(int exponent) { return __uint_as_float((unsigned)(exponent + 127) << 23); }
+__device__ __forceinline__ Real power_of_two(int exponent) { return Float32::power_of_two(exponent + Float32::EXPONENT_BIAS); }
 #endif
 
 extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
@@ -162,7 +162,7 @@ extern "C" __global__ void feeding_cell_gradient(const CellGradient a) {
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) dh[k] = 0;
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     add(a.above, at, dh);
     if (a.mask) {
 #pragma unroll
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended(const Att
     Flags stays;
     if (a.mask) stays = load_flags(a.mask, at.row * a.units + at.unit);
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     Values found = load(a.context + at.row * a.context_row + at.unit);
     Operands fed;
 #pragma unroll
@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) feeding_attended_gradient(
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) d[k] = a.dy ? widened(found.at[k]) : Real(0);
 
-    wait_for_predecessor();
+    wait_for_preceding_kernel();
     add(a.later, at, d);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {

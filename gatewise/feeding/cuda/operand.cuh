@@ -3,7 +3,8 @@
 // HALVES: operands of products are float16 while other numbers are float32. float16 has the ten mantissa bits that
 // TensorFloat-32 products use. Gradients, whose magnitude varies, are scaled by a power of two for each row.
 #pragma once
-#include "numbers.cuh"
+#include "launch.cuh"
+#include "vectors.cuh"
 
 using Flag = unsigned char;
 
@@ -14,22 +15,14 @@ struct alignas(WIDTH) Flags {
 __device__ __forceinline__ Flags load_flags(const Flag* mask, i64 at) { return *(const Flags*)(mask + at); }
 
 #if HALVES
-using Operand = unsigned short;  // the bits of a float16
-__device__ __forceinline__ Operand operand(Real value) {
-    Operand bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-}
-__device__ __forceinline__ Real of_operand(Operand bits) {
-    Real wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
-    return wide;
-}
+using OperandNumber = Float16;
 #else
-using Operand = Value;
-__device__ __forceinline__ Real of_operand(Operand value) { return widened(value); }
-__device__ __forceinline__ Operand operand(Real value) { return narrowed(value); }
+using OperandNumber = Number;
 #endif
+using Operand = OperandNumber::Value;
+
+__device__ __forceinline__ Real of_operand(Operand bits) { return OperandNumber::widened(bits); }
+__device__ __forceinline__ Operand operand(Real value) { return OperandNumber::narrowed(value); }
 
 struct alignas(WIDTH * sizeof(Operand)) Operands {
     Operand at[WIDTH];
@@ -45,11 +38,3 @@ struct Planes {
     i64 parts;
     const Real* scale;  // the scale of each row; or null for 1
 };
-
-// A kernel may start while its predecessor still runs (programmatic dependent launch). This waits for the predecessor's
-// writes.
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}

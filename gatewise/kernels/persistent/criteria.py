@@ -11,14 +11,13 @@ from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NO_RESETS, NOT_EMPTY, NOT_PROJECTED
+from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def _fits(problem: Problem, device: Device) -> bool:
-    if device.kind != "cuda" or device.capability < (8, 0) or problem.dtype not in _DTYPES:
+    if device.kind != "cuda" or device.capability < (8, 0) or problem.dtype not in formats.TENSOR_CORE_DTYPES:
         return True
     return _has_tilings(problem.hidden_size, device, problem.element_bytes, problem.needs_grad, exact_products(problem))
 
@@ -53,18 +52,14 @@ def _weight_size(problem: Problem, device: Device) -> str:
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 CRITERIA = (
     COMPILER,
     AMPERE,
     Criterion(
         "dtype",
-        allowed="bfloat16, float16, float32",
-        actual=lambda problem, device: _name(problem.dtype),
-        holds=lambda problem, device: problem.dtype in _DTYPES,
+        allowed=formats.names(formats.TENSOR_CORE_DTYPES),
+        actual=lambda problem, device: formats.names([problem.dtype]),
+        holds=lambda problem, device: problem.dtype in formats.TENSOR_CORE_DTYPES,
         violation=lambda problem, device: (problem.replace(dtype=torch.float64), device),
         advice="use float32, autocast, or a 16-bit copy of the model",
     ),

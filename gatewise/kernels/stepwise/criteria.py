@@ -6,8 +6,7 @@ import torch
 
 from gatewise.contract.criterion import Criterion
 from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+from gatewise.kernels.cuda import formats
 
 # The passes compute resets, and their sources compiled for the CPU agree with the oracle. Once
 # tests/kernels/stepwise/test_resets_on_gpu.py has passed on a GPU, this criterion need only refuse resets of cells with
@@ -26,9 +25,9 @@ CRITERIA = (
     AMPERE,
     Criterion(
         "dtype",
-        allowed="bfloat16, float16, float32, float64",
-        actual=lambda problem, device: str(problem.dtype).removeprefix("torch."),
-        holds=lambda problem, device: problem.dtype in _DTYPES,
+        allowed=formats.names(formats.NUMBERS),
+        actual=lambda problem, device: formats.names([problem.dtype]),
+        holds=lambda problem, device: problem.dtype in formats.NUMBERS,
         violation=lambda problem, device: (problem.replace(dtype=torch.float8_e5m2), device),
     ),
     FUSES,

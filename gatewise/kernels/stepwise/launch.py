@@ -12,11 +12,10 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
-from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, tiling
 
 SOURCES = Path(__file__).parent / "cuda"
-DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _ONE_THREAD = driver.Shape((1, 1, 1), 1, 0, cooperative=False)
 
@@ -153,8 +152,8 @@ def macros_of(
     dtype: torch.dtype, width: int, lanes: int, layout: ProductLayout, *, resets: bool = False
 ) -> tuple[tuple[str, int], ...]:
     """Return the macros with which the sources are compiled, except for TABLE."""
-    macros = ("DTYPE", DTYPES[dtype]), ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(layout.column_major))
-    return (*macros, ("RESETS", 1)) if resets else macros
+    layout_macros = ("WIDTH", width), ("LANES", lanes), ("COLUMN", int(layout.column_major))
+    return (*formats.macros(dtype).items(), *layout_macros, *((("RESETS", 1),) if resets else ()))
 
 
 def address(tensor: Tensor | None) -> int | None:

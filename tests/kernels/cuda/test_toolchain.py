@@ -3,16 +3,17 @@
 import sys
 
 import pytest
+import torch
 
 from gatewise.cells import GRU, LSTM
 from gatewise.contract.device import Device
 from gatewise.contract.errors import MissingExtra
 from gatewise.derivation.device import device_code
-from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.cuda import formats, toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.tilings import tiling
 
-MACROS = {"SIZE": 8, **tiling(8, 1, 1, Device.named("h200"), False).macros(float16=False, ragged=False)}
+MACROS = {"SIZE": 8, **tiling(8, 1, 1, Device.named("h200"), False).macros(torch.bfloat16, ragged=False)}
 FORWARD, CODE = SOURCES / "forward.cu", device_code(LSTM())
 
 
@@ -34,7 +35,7 @@ def test_macros_architecture_and_cell_are_part_of_the_key(folder):
     pytest.importorskip("cuda.core")
     toolchain.compile_source(FORWARD, "sm_90", MACROS, CODE)
     toolchain.compile_source(FORWARD, "sm_80", MACROS, CODE)
-    toolchain.compile_source(FORWARD, "sm_90", MACROS | {"FLOAT16": 1}, CODE)
+    toolchain.compile_source(FORWARD, "sm_90", MACROS | formats.macros(torch.float16), CODE)
     toolchain.compile_source(FORWARD, "sm_90", MACROS, device_code(GRU()))
     assert len(list(folder.iterdir())) == 4
 

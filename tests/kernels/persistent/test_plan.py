@@ -53,7 +53,7 @@ def test_two_layers_and_what_is_between_them_are_resident(backward, value_bytes,
             assert cut.grid == (cut.blocks, cut.together, 3)
             assert math.prod(cut.grid) <= multiprocessors(device, cut.split)
             assert fits(cut, device)
-            assert cut.macros(float16=False, ragged=False)["STACKED"] == 1
+            assert cut.macros(torch.bfloat16, ragged=False)["STACKED"] == 1
     assert stacked_tiling(2048, 20, device, backward, value_bytes, exact) is None
 
 
@@ -108,7 +108,7 @@ def test_one_row_is_multiplied_without_tensor_cores_where_products_are_exact(bac
     device = Device.named("h200")
     alone = tiling(1024, 1, 1, device, backward, 4, exact=True)
     assert alone.one_row
-    assert alone.macros(float16=False, ragged=False)["ONE_ROW"] == 1
+    assert alone.macros(torch.bfloat16, ragged=False)["ONE_ROW"] == 1
     assert alone.step_clocks(device) < tiling(1024, 2, 1, device, backward, 4, exact=True).step_clocks(device)
     for batch, value_bytes, exact in ((2, 4, True), (1, 4, False), (1, 2, False)):
         assert not tiling(1024, batch, 1, device, backward, value_bytes, exact).one_row
@@ -135,7 +135,7 @@ def test_batch_is_bucketed():
     """Neighbouring batches share their machine code: it depends on the rows of a group, not on the batch."""
     device = Device.named("h200")
     codes = {
-        tuple(tiling(512, batch, 1, device, False).macros(float16=False, ragged=False).items())
+        tuple(tiling(512, batch, 1, device, False).macros(torch.bfloat16, ragged=False).items())
         for batch in range(1, 129)
     }
     assert len(codes) <= 12

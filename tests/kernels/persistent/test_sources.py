@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
@@ -19,7 +20,8 @@ ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200"
 
 
 def compiled(name, architecture, cut, *, float16=False, ragged=False, cell=LSTM()):  # noqa: B008
-    macros = {"SIZE": cut.hidden - 1, **cut.macros(float16, ragged)}
+    dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
+    macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged)}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 

@@ -14,19 +14,9 @@ from pathlib import Path
 import pytest
 
 from gatewise.derivation.device import device_code
-from gatewise.kernels.cuda.toolchain import SHARED, source_text
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
+from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
 
-_CUDA_WORDS = """
-#include <cmath>
-using std::tanh; using std::exp;
-struct Index { unsigned x, y, z; };
-static Index blockIdx, threadIdx;
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(threads)
-"""
 _GRID = """
 extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, unsigned layers) {{
     for (unsigned z = 0; z < layers; z++)
@@ -44,11 +34,12 @@ extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, 
 @functools.cache
 def compiled(name, entry, struct, macros, cell):
     folder = Path(tempfile.mkdtemp())
-    source = source_text(launch.SOURCES / f"{name}.cu", None if cell is None else device_code(cell))
-    definition, _, source = source.rpartition("#line 1\n")
-    (folder / "kernel.cpp").write_text(definition + _CUDA_WORDS + source + _GRID.format(struct=struct, entry=entry))
+    source = write_sources(launch.SOURCES / f"{name}.cu", folder)
+    code = "" if cell is None else " ".join(device_code(cell).text.splitlines())
+    text = [f"#define CELL_CODE {code}\n", PRELUDE, source, _GRID.format(struct=struct, entry=entry)]
+    (folder / "kernel.cpp").write_text("".join(text))
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{launch.SOURCES}", f"-I{SHARED}", *options]
+    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
     subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so")).run
 

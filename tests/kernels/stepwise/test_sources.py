@@ -8,13 +8,14 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 from gatewise.cells import LSTM
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import toolchain
-from gatewise.kernels.stepwise.launch import DTYPES, SOURCES, macros_of
+from gatewise.kernels.cuda.formats import NUMBERS
+from gatewise.kernels.stepwise.launch import SOURCES, macros_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in DTYPES}
+COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in NUMBERS}
 
 
 def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), resets=False):  # noqa: B008
@@ -25,7 +26,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), res
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*DTYPES], FUSED),
+    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):
@@ -51,7 +52,7 @@ def test_layouts_and_widths_are_compiled_separately():
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "dtype", "cell"), pairwise(["forward", "backward"], [0, 1], [*DTYPES], FUSED), ids=str
+    ("name", "table", "dtype", "cell"), pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED), ids=str
 )
 def test_resets_are_compiled_separately(name, table, dtype, cell):
     given = name, "sm_90", dtype, COLUMNS[dtype], 16 // dtype.itemsize, table, cell

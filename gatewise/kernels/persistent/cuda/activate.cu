@@ -1,9 +1,8 @@
 // Adds biases to gate sums and applies the activation functions, in place, which gives the gates that the forward pass would
 // have kept; the gates of a cell must depend on its gate sums alone. Fills the memory of their gradients with the pattern
 // that means "not yet written".
-// Compile-time constants: SIZE (H), HIDDEN (H padded to a multiple of 8), FLOAT16, FLOAT32, EXACT (see numerics.cuh).
-#include "cell.cuh"
-#include "exchange.cuh"
+// Compile-time constants: SIZE (H), HIDDEN (H padded to a multiple of 8), DTYPE (see numbers.cuh), EXACT (see matrix.cuh).
+#include "gate_sums.cuh"
 
 constexpr int VALUES = 16 / sizeof(Value);  // values that one instruction loads
 constexpr int LOADS = HIDDEN / VALUES;      // loads for one gate of a token
@@ -34,8 +33,8 @@ extern "C" __global__ void recurrent_activate(const Activate p) {
         auto of = [&](int sum) { return bias_of(bias_ih, bias_hh, sum, unit); };
         bias[i] = make_float4(of(0), of(1), of(2), of(3));
     }
-    auto kept = [&](float x, float y, float z, float w, int i) {
-        return stepped({x + bias[i].x, y + bias[i].y, z + bias[i].z, w + bias[i].w}, 0.f).kept;
+    auto kept = [&](Gates sums, int i) {
+        return stepped({sums.x + bias[i].x, sums.y + bias[i].y, sums.z + bias[i].z, sums.w + bias[i].w}, 0.f).kept;
     };
     Words* const gates = (Words*)(reverse ? p.gates[1] : p.gates[0]) + load;
     uint4* const unwritten = (uint4*)(reverse ? p.unwritten[1] : p.unwritten[0]) + load;
@@ -44,18 +43,8 @@ extern "C" __global__ void recurrent_activate(const Activate p) {
         Words* const own = gates + (size_t)token * 4 * LOADS;
         Words x = own[0], y = own[LOADS], z = own[2 * LOADS], w = own[3 * LOADS];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#if FLOAT32
-            const Gates found = kept(widened(x.at[i]), widened(y.at[i]), widened(z.at[i]), widened(w.at[i]), i);
-            x.at[i] = marked(narrowed(found.x)), y.at[i] = marked(narrowed(found.y));
-            z.at[i] = marked(narrowed(found.z)), w.at[i] = marked(narrowed(found.w));
-#else
-            const Gates low = kept(low_half(x.at[i]), low_half(y.at[i]), low_half(z.at[i]), low_half(w.at[i]), 2 * i);
-            const Gates high = kept(high_half(x.at[i]), high_half(y.at[i]), high_half(z.at[i]), high_half(w.at[i]), 2 * i + 1);
-            x.at[i] = packed(low.x, high.x), y.at[i] = packed(low.y, high.y);
-            z.at[i] = packed(low.z, high.z), w.at[i] = packed(low.w, high.w);
-#endif
-        }
+        for (int i = 0; i < 4; ++i)
+            replace_gates(x.at[i], y.at[i], z.at[i], w.at[i], [&](Gates sums, int number) { return kept(sums, VALUES_PER_WORD * i + number); });
         own[0] = x, own[LOADS] = y, own[2 * LOADS] = z, own[3 * LOADS] = w;
         if (reverse ? p.unwritten[1] : p.unwritten[0])
 #pragma unroll

@@ -11,13 +11,13 @@
 //
 // Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; FLOAT16, FLOAT32, EXACT (the numbers, see numerics.cuh), ONE_ROW (the batch size is 1).
+// lengths), STACKED; DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
-#include "gates.cuh"
+#include "gate_sums.cuh"
 #include "sequence.cuh"
-#if FLOAT32
+#if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
 #else
 #include "staging.cuh"
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     const int units = first_unit - (int)rank * UNITS;  // the first unit of the tiles
     const Value* const matrix = (between ? p.between : second ? p.weights[1] : p.weights[0]) + units;
     const int first_sum = (int)rank * (4 / SPLIT);
-#if FLOAT32
+#if VALUE_BYTES == 4
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const int depth = depth_of(span), sum = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4 ? 0 : depth / HIDDEN;
         const int within = depth - sum * HIDDEN, gate = gate_of(first_sum + sum, between);
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
-            if (between || !inside[cell] || step >= steps) return {no_gates(), 0, 0};
+            if (between || !inside[cell] || step >= steps) return {four_zeros(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
             const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #if SPLIT > 1
 #pragma unroll
                     for (int from = 0; from < SPLIT; ++from) recurrent += inbox[(from * ROWS + at.row) * UNITS + at.unit];
-                    if (patience.lost) recurrent = __uint_as_float(0x7fc00000u);  // some of the sums never arrived
+                    if (patience.lost) recurrent = Float32::not_a_number();  // some of the sums never arrived
 #else
                     const float* sum = sums + at.row * PARTIAL_STRIDE + at.unit;
 #pragma unroll
@@ -274,8 +274,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 // At a row's first step here, this gradient is that of its final state.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
                 if (inside[cell] && finish && is_real(at)) {
-                    p.dh0[own_state(at)] = (Value)narrowed(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
-                    if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)narrowed(dc[cell]);
+                    p.dh0[own_state(at)] = (Value)canonical(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
+                    if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
                 }
                 const Inputs& in = input[cell];
                 float carried = dc[cell];
@@ -315,9 +315,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
                 if (FETCHES && !between && inside[cell] && step + FETCHED_AHEAD < steps) {
                     const int later = reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD;
-                    fetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
-                    fetch(step_of(cells, later, step_values) + own[cell]);
-                    if (dy && dy_is_there && is_real(place_of(cell))) fetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
+                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    prefetch(step_of(cells, later, step_values) + own[cell]);
+                    if (dy && dy_is_there && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
                 }
             }
             if (!between) begin_product(words, row_at, step + 1);
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     auto put_bias = [&](int gate, int unit, float total) {
         if (first_unit + unit >= SIZE) return;
         const int input = input_gate(gate), recurrent = recurrent_gate(gate);
-        const Value rounded_total = (Value)narrowed(total);
+        const Value rounded_total = (Value)canonical(total);
         if (input >= 0) (second ? p.dbias_ih[1] : p.dbias_ih[0])[input * SIZE + first_unit + unit] = rounded_total;
         if (recurrent >= 0) (second ? p.dbias_hh[1] : p.dbias_hh[0])[recurrent * SIZE + first_unit + unit] = rounded_total;
     };
@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         else if (p.dbias_ih[0])
             put_bias(gate, unit, sum.total);
         else
-            ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)narrowed(sum.total);
+            ((Value*)p.bias)[own] = ((Value*)p.bias)[all + own] = (Value)canonical(sum.total);
     }
     if (!between && gridDim.y > 1 && p.dbias_ih[0]) {
         // The last of the blocks of the same units adds up the partial sums of all of them, in the order of their rows.

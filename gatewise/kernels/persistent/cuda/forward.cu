@@ -7,13 +7,13 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; FLOAT16,
-// FLOAT32, EXACT (the numbers, see numerics.cuh), ONE_ROW (the batch size is 1).
+// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; DTYPE
+// (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
 #define SPLIT 1
-#include "gates.cuh"
+#include "gate_sums.cuh"
 #include "sequence.cuh"
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
@@ -135,9 +135,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
 #if STACKED
-            return !between && inside[cell] && step < steps ? load_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+            return !between && inside[cell] && step < steps ? load_gates_exchanged(step_of(gates, t, 4 * step_values) + four_own[cell]) : four_zeros();
 #else
-            return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : no_gates();
+            return inside[cell] && step < steps ? load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]) : four_zeros();
 #endif
         };
 #pragma unroll
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
                 if (!waits && inside[cell] && step + FETCHED_AHEAD < steps) {
                     const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
-                    fetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
                 }
             }
 #if STACKED
@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                     const FourGates turned = scattered(gate[cell]);
                     if (!active[cell]) continue;
                     if (p.keep_gates) store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
-                    step_of(cells, t, step_values)[own[cell]] = (Value)narrowed(c[cell]);
+                    step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
                 }
             }
             begin_product(words, row_at, step + 1);
@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
                 p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
-                p.c_n[own_state] = (Value)narrowed(c[cell]);
+                p.c_n[own_state] = (Value)canonical(c[cell]);
             }
             if (RAGGED && narrow && unit < SIZE)
                 for (int t = steps; t < p.time; ++t) narrow[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;

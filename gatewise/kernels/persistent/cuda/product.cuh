@@ -6,7 +6,11 @@
 // which needs no staging in shared memory.
 #pragma once
 #include "exchange.cuh"
+#include "matrix.cuh"
+#include "memory.cuh"
+#include "shuffles.cuh"
 
+constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
 constexpr int THREADS = WARPS * 32;
 constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
@@ -29,7 +33,7 @@ struct Weights {
 };
 
 // The source of a lane's batch row in this step: the exchange, which is polled, or memory that is loaded once, because it was
-// complete before the launch or because results from it are not used. Values that are used are results of `narrowed`, or
+// complete before the launch or because results from it are not used. Values that are used are results of `canonical`, or
 // could be.
 struct Row {
     const Value* data;  // the address of the lane's first value
@@ -55,31 +59,29 @@ struct Pair {
 // fp16. The largest value is not known before the row arrives, so the scale is that of the last step, and the product is
 // repeated with another one if it does not fit: if values are too large for fp16, or all are less than LEAST. Then no value
 // loses more than 2^-23 of the largest.
-constexpr u32 LEAST = 13u << 10, INFINITE = 31u << 10;  // 2^-2; bits of fp16
+constexpr u32 LEAST = 13u << Factor::MANTISSA_BITS, INFINITE = Factor::INFINITE;  // 2^-2; bits of fp16
 constexpr int CENTRE = 23;                              // 2^8
 constexpr int SMALLEST_SCALE = 17, LARGEST_SCALE = 235, LARGEST_WEIGHT_SCALE = 239;  // 2^-110, 2^108, 2^112
 constexpr int FIRST_WEIGHT_SCALE = 139;                 // 2^12
-constexpr u32 LEAST_WEIGHT = 17u << 10;                 // 2^2
-
-__device__ __forceinline__ float power(int exponent) { return __uint_as_float((u32)exponent << 23); }
+constexpr u32 LEAST_WEIGHT = 17u << Factor::MANTISSA_BITS;  // 2^2
 
 __device__ __forceinline__ u32 largest_finite(uint4 words) {
-    auto size = [](u32 word) { return (word & 0x7fffffffu) < 0x7f800000u ? word & 0x7fffffffu : 0u; };
+    auto size = [](u32 word) { return Number::finite_magnitude(word); };
     return max(max(size(words.x), size(words.y)), max(size(words.z), size(words.w)));
 }
 
 // Two fragments of fp32 as one of fp16.
 __device__ __forceinline__ uint4 packed(Pair pair, float scale) {
-    auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
+    auto both = [&](u32 low, u32 high) { return Factor::pair(widened(low) * scale, widened(high) * scale); };
     const uint4 first = pair.half[0], second = pair.half[1];
     return make_uint4(both(first.x, first.z), both(first.y, first.w), both(second.x, second.z), both(second.y, second.w));
 }
 
 // The scale that a row needs whose largest value is `most` in fp16 after multiplication with `scale`.
 __device__ __forceinline__ float rescaled(float scale, u32 most) {
-    const int exponent = __float_as_uint(scale) >> 23, taken = most >> 10;
+    const int exponent = Number::exponent_of(scale), taken = most >> Factor::MANTISSA_BITS;
     const int shift = most >= INFINITE ? -24 : most == 1 ? 24 : CENTRE - taken;  // 1: too small for fp16
-    return power(max(SMALLEST_SCALE, min(LARGEST_SCALE, exponent + shift)));
+    return Number::power_of_two(max(SMALLEST_SCALE, min(LARGEST_SCALE, exponent + shift)));
 }
 #else
 __device__ __forceinline__ uint4 rounded(uint4 words) {
@@ -107,14 +109,8 @@ constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 
 
 // Loads 16 bytes of a row of weights from value k on; zeros after its end, and if not `exists`.
 __device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool exists) {
+    if constexpr (ROW_ALIGNMENT == 16) return load_within(row, k, SIZE, exists);
     u32 words[4] = {0, 0, 0, 0};
-    if constexpr (ROW_ALIGNMENT == 16) {
-        // With a branch, the compiler would wait for each load before the next one.
-        asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
-            : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
-            : "l"(row + k), "r"((int)(exists && k < SIZE)));
-        return make_uint4(words[0], words[1], words[2], words[3]);
-    }
     if (!exists) return make_uint4(0, 0, 0, 0);
     constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // values that one instruction loads
 #pragma unroll
@@ -144,7 +140,7 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arri
     int exponent = FIRST_WEIGHT_SCALE;
 again:
     u32 most = 0;
-    const float scale = power(exponent);
+    const float scale = Number::power_of_two(exponent);
 #endif
 #pragma unroll
     for (int span = 0; span < SPANS; ++span) {
@@ -160,8 +156,8 @@ again:
             for (int half = 0; half < FRAGMENTS; ++half) {
 #if SCALED
                 const uint4 fragment = packed(pair, scale);
-                most = larger_halves(larger_halves(most, fragment.x), fragment.y);
-                most = larger_halves(larger_halves(most, fragment.z), fragment.w);
+                most = Factor::larger_magnitudes(Factor::larger_magnitudes(most, fragment.x), fragment.y);
+                most = Factor::larger_magnitudes(Factor::larger_magnitudes(most, fragment.z), fragment.w);
 #else
                 const uint4 fragment = rounded(pair.half[half]);
 #endif
@@ -191,10 +187,10 @@ again:
         }
         __syncwarp();
         most = __reduce_max_sync(EVERY_LANE, most);
-        exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> 23));  // the largest value becomes 2^14
+        exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> Number::MANTISSA_BITS));  // the largest value becomes 2^14
         if (most && exponent != FIRST_WEIGHT_SCALE) goto again;
     }
-    weights.unit = power(254 - exponent);
+    weights.unit = Number::power_of_two(254 - exponent);
 #endif
 }
 
@@ -213,7 +209,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& we
     sum[0] = fmaf(widened(fragment[0]), widened(b0), sum[0]), sum[1] = fmaf(widened(fragment[1]), widened(b0), sum[1]);
     sum[0] = fmaf(widened(fragment[2]), widened(b1), sum[0]), sum[1] = fmaf(widened(fragment[3]), widened(b1), sum[1]);
 #else
-    multiply(sum, fragment, b0, b1);
+    multiply<Factor>(sum, fragment, b0, b1);
 #endif
 }
 
@@ -256,7 +252,7 @@ struct Scales {
 
     __device__ __forceinline__ void start() {
 #pragma unroll
-        for (int group = 0; group < NEIGHBOURS; ++group) own[group] = power(CENTRE - 15 + 127);  // for hidden states near 1
+        for (int group = 0; group < NEIGHBOURS; ++group) own[group] = Number::power_of_two(CENTRE - 15 + 127);  // for hidden states near 1
     }
 
     // Changes the scales of rows that do not fit; returns whether the product has to be repeated for any row.
@@ -283,10 +279,10 @@ struct Scales {
 
 // Converts a lane's values to fp16, in the first two words, and updates the largest one.
 __device__ __forceinline__ void narrow_operands(uint4& words, float scale, u32& most, u32& some) {
-    auto both = [&](u32 low, u32 high) { return packed_halves(__uint_as_float(low) * scale, __uint_as_float(high) * scale); };
+    auto both = [&](u32 low, u32 high) { return Factor::pair(widened(low) * scale, widened(high) * scale); };
     some |= words.x | words.y, some |= words.z | words.w;
     words.x = both(words.x, words.y), words.y = both(words.z, words.w);
-    most = larger_halves(larger_halves(most, words.x), words.y);
+    most = Factor::larger_magnitudes(Factor::larger_magnitudes(most, words.x), words.y);
 }
 #else
 struct Scales {
@@ -303,7 +299,7 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
 #if SCALED
     u32 most = 0, some = 0;
 again:
-    asm volatile("" : "+r"(step));  // otherwise all addresses would be computed before the first product, and spilled
+    forget_results_of(step);  // all addresses, which would be computed before the first product, and spilled
     auto row_of = [&](int row) { return row_at(row, step); };
 #else
     auto row_of = [&](int row) { return row_at(row, step); };
@@ -363,8 +359,8 @@ again:
             scales.most[group] = halves ? halves : some << 1 ? 1u : 0u;
             // The factor of the lane's own row, then those of the two rows whose sums it holds. A block that gave up waiting may have
             // read numbers from a marked buffer, so its sums become NaN here.
-            const float all = MARKED && patience.lost ? __uint_as_float(0x7fc00000u) : weights.unit;
-            const float unit = all * power(254 - (int)(__float_as_uint(scales.own[group]) >> 23));
+            const float all = MARKED && patience.lost ? Number::not_a_number() : weights.unit;
+            const float unit = all * Number::power_of_two(254 - Number::exponent_of(scales.own[group]));
             const float even = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
 #else
             const float even = 1.f, odd = 1.f;

@@ -21,6 +21,9 @@ constexpr int EARLIER = CELLS > 1 ? 1 : 2;
 constexpr int EARLIER = 2;
 #endif
 
+// The values of a later step are prefetched into the second-level cache, which does not hold those of long sequences.
+constexpr int FETCHED_AHEAD = 8;  // steps
+
 // A cell of a block: one hidden unit of one batch row. Four neighbouring lanes compute four neighbouring units of a row.
 struct Place {
     int row, unit;
@@ -91,20 +94,14 @@ __device__ __forceinline__ int read_ends(int* rows, const i64* lengths, const in
 // Writes zeros to the steps after the end of all rows of a group: the block's units of a tensor with `step_values` values a step
 // and `row_values` values a row.
 __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 row_values, const Ends& ends, int first_unit, int steps) {
-#if FLOAT32
-    using Four = uint4;
-    const Four zeros = make_uint4(0, 0, 0, 0);
-#else
-    using Four = uint2;
-    const Four zeros = make_uint2(0, 0);
-#endif
+    const FourValues zeros = four_zeros();
     constexpr int ITEMS = ROWS * UNITS / 4, BESIDE = ITEMS < THREADS ? THREADS / ITEMS : 1;  // steps at the same time
     for (int item = threadIdx.x; item < ITEMS * BESIDE; item += THREADS) {
         const int row = item / (UNITS / 4) % ROWS, unit = first_unit + item % (UNITS / 4) * 4;
         if (ends.first_row + row >= ends.batch || unit >= HIDDEN) continue;
         Value* const column = tensor + ends.place(row) * row_values + unit;
 #pragma unroll 4
-        for (int t = steps + item / ITEMS; t < ends.time; t += BESIDE) *(Four*)step_of(column, t, step_values) = zeros;
+        for (int t = steps + item / ITEMS; t < ends.time; t += BESIDE) *(FourValues*)step_of(column, t, step_values) = zeros;
     }
 }
 #endif

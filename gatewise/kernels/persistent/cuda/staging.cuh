@@ -48,13 +48,10 @@ struct Staging {
     }
 
     __device__ __forceinline__ static void copy(char* to, const Value* from, bool exists) {
-        const u32 place = (u32)__cvta_generic_to_shared(to);
         if constexpr (ROW_ALIGNMENT == 2) {
             *(Value*)to = exists ? *from : (Value)0;
-        } else if constexpr (ROW_ALIGNMENT == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(exists ? 16 : 0) : "memory");
         } else {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(ROW_ALIGNMENT), "r"(exists ? ROW_ALIGNMENT : 0) : "memory");
+            begin_copy<ROW_ALIGNMENT>(to, from, exists);
         }
     }
 
@@ -64,9 +61,9 @@ struct Staging {
         for (int next = span ? span + STAGED - 1 : 0; next < span + STAGED; ++next) {
             __syncwarp();  // all lanes have read the span that was stored there before
             if (next < SPANS) request(next, first_unit);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            end_group_of_copies();
         }
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGED - 1) : "memory");
+        wait_for_copies<STAGED - 1>();
         __syncwarp();
     }
 
@@ -74,15 +71,6 @@ struct Staging {
     __device__ __forceinline__ Pair pair_at(int tile, int span) const {
         const int lane = threadIdx.x & 31;
         const char* const row = memory + span % STAGED * SPAN_PITCH + ((lane >> 4) * 8 + (lane & 7)) * ROW_PITCH + tile * 32 + (lane >> 3 & 1) * 16;
-        return {{turned(row), turned(row + 16 * ROW_PITCH)}};
-    }
-
-    __device__ __forceinline__ static uint4 turned(const char* row) {
-        uint4 words;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                     : "r"((u32)__cvta_generic_to_shared(row))
-                     : "memory");
-        return words;
+        return {{load_transposed_matrices(row), load_transposed_matrices(row + 16 * ROW_PITCH)}};
     }
 };

@@ -15,7 +15,7 @@ from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.device import device_code
-from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches.compiled import SOURCES, Launch, on, pointers_of_each_direction
 from gatewise.kernels.persistent.launches.passes import LayerWeights, planes
@@ -254,11 +254,11 @@ def activate(problem: Problem, weights: LayerWeights, gates: Tensor, dgates: Ten
 @functools.lru_cache(maxsize=256)
 def _activating_code(cell: Cell, hidden_size: int, dtype: torch.dtype, exact: bool, device: torch.device) -> bytes:
     architecture = Device.probe(device).architecture
-    macros = {
-        "SIZE": hidden_size,
-        "HIDDEN": hidden_of(hidden_size),
-        "FLOAT16": int(dtype == torch.float16),
-        "FLOAT32": int(dtype == torch.float32),
-        "EXACT": int(exact),
-    }
+    macros = activating_macros(hidden_size, dtype, exact)
     return toolchain.compile_source(SOURCES / "activate.cu", architecture, macros, device_code(cell))
+
+
+def activating_macros(hidden_size: int, dtype: torch.dtype, exact: bool) -> dict[str, int]:
+    """Return the template parameters of activate.cu."""
+    sizes = {"SIZE": hidden_size, "HIDDEN": hidden_of(hidden_size)}
+    return {**sizes, **formats.macros(dtype), "EXACT": int(exact)}

@@ -85,7 +85,7 @@ def launch_of(
     chosen = stacked_tiling(hidden_size, batch, *asked) if pair else tiling(hidden_size, batch, directions, *asked)
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
-    macros = {"SIZE": hidden_size, **chosen.macros(dtype == torch.float16, ragged)}
+    macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
     def compile_pass() -> bytes:

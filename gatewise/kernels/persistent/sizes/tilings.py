@@ -7,8 +7,11 @@ import functools
 import itertools
 import math
 
+import torch
+
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as measured_weights
+from gatewise.kernels.cuda import formats
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
@@ -156,8 +159,8 @@ class Tiling:
         chunk = next((size for size in sizes if free // size >= 2), 1)
         return chunk, max(1, min(4, 10 // chunk, free // chunk))
 
-    def macros(self, float16: bool, ragged: bool) -> dict[str, int]:
-        """The template parameters of the source."""
+    def macros(self, dtype: torch.dtype, ragged: bool) -> dict[str, int]:
+        """The template parameters of the source, for tensors of a dtype of `value_bytes`."""
         names = {
             "HIDDEN": self.hidden,
             "UNITS": self.units,
@@ -169,8 +172,7 @@ class Tiling:
             "DEPTH": self.ahead,
             "RAGGED": int(ragged),
             "STACKED": int(self.stacked),
-            "FLOAT16": int(float16),
-            "FLOAT32": int(self.value_bytes == 4),
+            **formats.macros(dtype),
             "EXACT": int(self.exact),
             "ONE_ROW": int(self.one_row),
             "SHARED_BYTES": self.shared_bytes,

@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     if (a.dy) dy = load(a.dy + at.direction * a.dy_direction + t * a.dy_time + at.outer * a.dy_outer + at.inner);
     if (a.dh_n) dh_n = load(a.dh_n + state);
 
-    wait_for_product();
+    wait_for_preceding_kernel();
     Real through[WIDTH];
     for (int k = 0; k < WIDTH; k++) through[k] = 0;
     if (step > 0 || a.whole)

@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
     const unsigned carried = ALL_CARRIED;
 #endif
 
-    wait_for_product();
+    wait_for_preceding_kernel();
     const Value* const product =
         a.product + at.direction * a.product_direction + at.outer * a.product_outer + at.inner;
     Values products[GATES];

@@ -4,7 +4,8 @@
 // units in row-major layout, and that of the batch in column-major layout (COLUMN); the other axis is the outer one. A
 // block has LANES threads along the inner axis and THREADS / LANES along the outer axis.
 #pragma once
-#include "numbers.cuh"
+#include "launch.cuh"
+#include "vectors.cuh"
 
 constexpr int THREADS = 128;
 
@@ -40,12 +41,4 @@ __device__ __forceinline__ Steps steps(const i64* lengths, Place at, int t, int 
         found.last[k] = at.direction ? begins : ends;
     }
     return found;
-}
-
-// The kernel may start while the preceding product still runs (programmatic dependent launch). This waits until the
-// product's results are visible.
-__device__ __forceinline__ void wait_for_product() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }

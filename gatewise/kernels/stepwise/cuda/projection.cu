@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) project_forward(const Forw
     const int t = at.direction ? a.time - 1 - a.step : a.step;
     const i64 state = ((i64)at.direction * a.outer + at.outer) * a.inner + at.inner;
     const Steps found = steps(a.lengths, at, t, a.time);
-    wait_for_product();
+    wait_for_preceding_kernel();
     const Values product = load(a.product + state);
     Values hidden = load(a.hidden + state), output;
 #pragma unroll
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) project_backward(const Bac
     Values dy, dh_n, product, total;
     if (a.dy) dy = load(a.dy + at.direction * a.dy_direction + t * a.dy_time + at.outer * a.dy_outer + at.inner);
     if (a.dh_n) dh_n = load(a.dh_n + state);
-    wait_for_product();
+    wait_for_preceding_kernel();
     product = load(a.product + state);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {

@@ -4,9 +4,7 @@
 // memory, which is not cached, so they are not acquired at cluster scope: that would invalidate the first-level cache in every
 // step.
 #pragma once
-#include "numerics.cuh"
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+#include "memory.cuh"
 
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;

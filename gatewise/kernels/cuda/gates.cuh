@@ -5,14 +5,14 @@
 #pragma once
 #include "cell.cuh"
 #include "exchange.cuh"
+#include "memory.cuh"
+#include "shuffles.cuh"
+#include "words.cuh"
 
-// Prefetches the values of a later step into the second-level cache, which does not hold those of long sequences.
-constexpr int FETCHED_AHEAD = 8;  // steps
-__device__ __forceinline__ void fetch(const Value* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+using Gates = Kept;            // four numbers of a unit: gate sums, kept gates, or gradients
+using FourGates = FourValues;  // the words of four gates: of one unit, or of one gate of four units
 
-#if FLOAT32
-
-using FourGates = uint4;  // one gate in each word
+#if VALUE_BYTES == 4
 
 // The index at which a lane loads and stores the gates of a cell in a tensor [B, 4H].
 __device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
@@ -25,11 +25,9 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
     at[0] = gates.x, at[HIDDEN] = gates.y, at[2 * HIDDEN] = gates.z, at[3 * HIDDEN] = gates.w;
 }
 
-__device__ __forceinline__ void fetch_gates(const Value* at) {
-    fetch(at), fetch(at + HIDDEN), fetch(at + 2 * HIDDEN), fetch(at + 3 * HIDDEN);
+__device__ __forceinline__ void prefetch_gates(const Value* at) {
+    prefetch(at), prefetch(at + HIDDEN), prefetch(at + 2 * HIDDEN), prefetch(at + 3 * HIDDEN);
 }
-
-__device__ __forceinline__ FourGates no_gates() { return make_uint4(0, 0, 0, 0); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
@@ -50,7 +48,7 @@ __device__ __forceinline__ FourGates gathered(FourGates loaded) {
 #endif
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) {
-    auto word = [](float gate) { return marked(narrowed(gate)); };
+    auto word = [](float gate) { return marked(canonical(gate)); };
     return make_uint4(word(gates.x), word(gates.y), word(gates.z), word(gates.w));
 }
 
@@ -59,12 +57,12 @@ __device__ __forceinline__ Gates widened(FourGates gates) {
 }
 
 // The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
-__device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? narrowed(value) : 0u; }
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return active ? canonical(value) : 0u; }
 __device__ __forceinline__ Value own_value(u32 word) { return word; }
 
 // The words with the gradients of a cell's gates that other blocks read, rounded as all products round them.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
-    auto word = [&](float value) { return active ? unmarked(narrowed(widened(rounded(__float_as_uint(value))))) : 0u; };
+    auto word = [&](float value) { return active ? unmarked(canonical(widened(rounded(Number::to_bits(value))))) : 0u; };
     return make_uint4(word(grad.x), word(grad.y), word(grad.z), word(grad.w));
 }
 
@@ -74,20 +72,16 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     store_exchanged(to + 2 * HIDDEN, words.z), store_exchanged(to + 3 * HIDDEN, words.w);
 }
 
-#else
-
-using FourGates = uint2;  // the first two gates, the last two gates
-
-// Transposes a 4 x 4 matrix of 16-bit values in four neighbouring lanes: lane j passes row j and receives column j.
-__device__ __forceinline__ uint2 transposed(uint2 own) {
-    const int lane = threadIdx.x & 31;
-    const u32 far = __shfl_xor_sync(EVERY_LANE, (lane & 2) ? own.x : own.y, 2);
-    const u32 first = (lane & 2) ? far : own.x, second = (lane & 2) ? own.y : far;
-    const u32 low = __byte_perm(first, second, 0x5410), high = __byte_perm(first, second, 0x7632);
-    const u32 near = __shfl_xor_sync(EVERY_LANE, (lane & 1) ? low : high, 1);
-    const u32 even = (lane & 1) ? near : low, odd = (lane & 1) ? high : near;
-    return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+// Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
+// in the word.
+template <class Function>
+__device__ __forceinline__ void replace_gates(u32& x, u32& y, u32& z, u32& w, Function function) {
+    const Gates found = function({widened(x), widened(y), widened(z), widened(w)}, 0);
+    x = marked(canonical(found.x)), y = marked(canonical(found.y));
+    z = marked(canonical(found.z)), w = marked(canonical(found.w));
 }
+
+#else
 
 // The index at which a lane loads and stores in a tensor [B, 4H]: lane j of four has gate j of their four units.
 __device__ __forceinline__ u32 gates_place(int row, int unit) {
@@ -96,52 +90,30 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
-__device__ __forceinline__ void fetch_gates(const Value* at) { fetch(at); }
-__device__ __forceinline__ FourGates no_gates() { return make_uint2(0, 0); }
+__device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
 
 // The same for gates that other blocks wait for.
-__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
-    FourGates gates;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(gates.x), "=r"(gates.y) : "l"(at) : "memory");
-    return gates;
-}
-
-__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(gates.x), "r"(gates.y) : "memory");
-}
-
-__device__ __forceinline__ bool is_unwritten(FourGates gates) { return max(gates.x, gates.y) == UNWRITTEN; }
+__device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_word_pair(at); }
+__device__ __forceinline__ void store_gates_exchanged(Value* at, FourGates gates) { store_exchanged(at, gates); }
 
 // From the words that a lane loads to the gates of its cell, and back to the words that it stores.
 __device__ __forceinline__ FourGates gathered(FourGates loaded) { return transposed(loaded); }
 __device__ __forceinline__ FourGates narrowed(Gates gates) {
-    return {packed(gates.x, gates.y), packed(gates.z, gates.w)};
+    return {Number::pair(gates.x, gates.y), Number::pair(gates.z, gates.w)};
 }
 __device__ __forceinline__ FourGates scattered(Gates gates) { return transposed(narrowed(gates)); }
 
 __device__ __forceinline__ Gates widened(FourGates gates) {
-    return {low_half(gates.x), high_half(gates.x), low_half(gates.y), high_half(gates.y)};
-}
-
-// The 16-bit values of two neighbouring lanes as one word, valid in the first of them.
-__device__ __forceinline__ u32 paired(u32 own) { return own | __shfl_down_sync(EVERY_LANE, own, 1) << 16; }
-
-// Two neighbouring lanes pass (a0 a1)(a2 a3) each; the first one receives both a0 and both a1, the second one both a2 and
-// both a3.
-__device__ __forceinline__ uint2 paired(uint2 own) {
-    const bool second = threadIdx.x & 1;
-    const u32 other = __shfl_xor_sync(EVERY_LANE, second ? own.x : own.y, 1);
-    const u32 low = second ? other : own.x, high = second ? own.y : other;
-    return make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+    return {Number::low(gates.x), Number::high(gates.x), Number::low(gates.y), Number::high(gates.y)};
 }
 
 // The word with a lane's hidden state that other blocks read; only lanes whose index is a multiple of VALUES_PER_WORD store it.
-__device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? narrowed(value) : 0u); }
+__device__ __forceinline__ u32 exchanged(float value, bool active) { return paired(active ? canonical(value) : 0u); }
 __device__ __forceinline__ Value own_value(u32 word) { return (Value)word; }
 
 // The words with the gradients of a cell's gates that other blocks read.
 __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
-    return paired(active ? narrowed(grad) : make_uint2(0, 0));
+    return paired(active ? narrowed(grad) : four_zeros());
 }
 
 // The first of two neighbouring lanes stores the first two gates of both units, the second one the last two.
@@ -149,6 +121,16 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
     store_exchanged(to, words.x);
     store_exchanged(to + HIDDEN, words.y);
+}
+
+// Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
+// in the word.
+template <class Function>
+__device__ __forceinline__ void replace_gates(u32& x, u32& y, u32& z, u32& w, Function function) {
+    const Gates low = function({Number::low(x), Number::low(y), Number::low(z), Number::low(w)}, 0);
+    const Gates high = function({Number::high(x), Number::high(y), Number::high(z), Number::high(w)}, 1);
+    x = Number::pair(low.x, high.x), y = Number::pair(low.y, high.y);
+    z = Number::pair(low.z, high.z), w = Number::pair(low.w, high.w);
 }
 
 #endif

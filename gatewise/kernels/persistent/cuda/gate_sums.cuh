@@ -1,14 +1,10 @@
-// The step of the cell and its adjoint for one hidden unit, in fp32.
+// The gate sums of a unit: their parts, and sums of their gradients over the steps of a sequence.
 //
-// CELL_CODE is generated from the cell's statement (gatewise/derivation/device.py). Its functions `input_gate` and
-// `recurrent_gate` say which rows of the input and the recurrent weights and biases each gate sum of the step takes.
+// The functions `input_gate` and `recurrent_gate` of the cell's code say which rows of the input and the recurrent weights and
+// biases each gate sum of the step takes.
 #pragma once
-#include "numerics.cuh"
-
-using Real = float;
-#include "functions.cuh"
-CELL_CODE
-static_assert(SUMS <= 4, "memory has room for four gates of a unit");
+#define FAST_ACTIVATIONS 1  // calls of functions would take registers that hold weights
+#include "gates.cuh"
 
 // Whether gate sum k takes the rows of gate k of both matrices, for all four sums.
 constexpr bool SUMS_ARE_GATES = input_gate(0) == 0 && input_gate(1) == 1 && input_gate(2) == 2 && input_gate(3) == 3 &&
@@ -16,8 +12,6 @@ constexpr bool SUMS_ARE_GATES = input_gate(0) == 0 && input_gate(1) == 1 && inpu
 
 // The gate whose rows of a matrix a gate sum takes; -1 if it takes none.
 __device__ __forceinline__ int gate_of(int sum, bool of_input_weights) { return of_input_weights ? input_gate(sum) : recurrent_gate(sum); }
-
-using Gates = Kept;  // four numbers of a unit: gate sums, kept gates, or gradients
 
 // The gate sums of a step: the input's part, which was computed before the launch, the recurrent product and the biases.
 __device__ __forceinline__ Gates total_sums(float4 recurrent, Gates input, float4 bias) {

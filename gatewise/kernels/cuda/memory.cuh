@@ -1,0 +1,43 @@
+// Prefetches, predicated loads, asynchronous copies to shared memory, and a barrier for the compiler.
+#pragma once
+#include "numbers.cuh"
+
+// Prefetches values into the second-level cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// Loads 16 bytes of a row with `size` elements from element k on; zeros after its end, and if not `exists`. With a branch, the
+// compiler would wait for each load before the next one.
+template <class Element>
+__device__ __forceinline__ uint4 load_within(const Element* row, int k, int size, bool exists) {
+    u32 words[4] = {0, 0, 0, 0};
+    asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+        : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+        : "l"(row + k), "r"((int)(exists && k < size)));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Begins to copy BYTES (4, 8 or 16) to shared memory, or zeros if not `exists`.
+template <int BYTES>
+__device__ __forceinline__ void begin_copy(char* to, const void* from, bool exists) {
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(exists ? BYTES : 0) : "memory");
+    }
+}
+
+// Ends a group of copies; and waits until all but the last LATER groups have arrived.
+__device__ __forceinline__ void end_group_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+}
+
+// Makes the compiler compute anew what depends on a value, because results that were computed before would not fit in
+// registers.
+template <class Type>
+__device__ __forceinline__ void forget_results_of(Type& value) {
+    asm volatile("" : "+r"(value));
+}
