@@ -120,6 +120,7 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
             weights += [random(gates, problem.layer_input_size(layer)), random(gates, problem.state_size)]
             weights += [random(gates), random(gates)] if problem.bias else []
             weights += [random(problem.proj_size, problem.hidden_size)] if problem.proj_size else []
+            weights += [random(problem.hidden_size) for _ in problem.cell.parameters]
     time, batch = problem.time, problem.batch
     packed = problem.layout is Layout.PACKED
     sequence = (time * batch,) if packed else (time, batch)

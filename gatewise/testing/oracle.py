@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import GRU, LSTM, RNN
+from gatewise.cells import GRU, LSTM, RNN, Cell
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.loop import LoopLayer
@@ -125,7 +125,7 @@ def _stack(
         if rows is None or inputs.resets is None:
             x, final = _layer(module, x, h0[there], c0[there], rows)
         else:
-            x, final = _by_episode(module, x, h0[there], c0[there], rows, inputs.resets)
+            x, final = _by_episode(problem.cell, module, x, h0[there], c0[there], rows, inputs.resets)
         finals.append(final)
     return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
 
@@ -164,7 +164,7 @@ def _layer(
 
 
 def _by_episode(
-    module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]], resets: Tensor
+    cell: Cell, module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]], resets: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     begins = resets.flatten().tolist()
     episodes: list[list[int]] = []
@@ -176,9 +176,12 @@ def _by_episode(
     if not episodes:
         return _layer(module, x, h0, c0, rows)
 
-    def initial(states: Tensor) -> Tensor:
+    def initial(states: Tensor, names: Sequence[str]) -> Tensor:
         # The forward direction enters a row at its first episode, unless that is a reset, the reverse one at its last.
-        found = [[states.new_zeros(states.shape[2])] * len(episodes) for _ in states]
+        parts = states[0, 0].chunk(len(names)) if names else ()
+        values = [torch.full_like(part, cell.initial_value(name)) for name, part in zip(names, parts, strict=True)]
+        fresh = torch.cat(values) if values else states.new_zeros(states.shape[2])
+        found = [[fresh] * len(episodes) for _ in states]
         for row, of_row in enumerate(ends):
             for direction, own in enumerate(found):
                 if of_row is not None and (direction == 1 or not begins[rows[row][0]]):
@@ -195,7 +198,7 @@ def _by_episode(
             [torch.stack([final(after, before, direction, row) for row in batch]) for direction in directions]
         )
 
-    y, (h_n, c_n) = _layer(module, x, initial(h0), initial(c0), episodes)
+    y, (h_n, c_n) = _layer(module, x, initial(h0, ["h"]), initial(c0, cell.states), episodes)
     return y, (finals(h_n, h0), finals(c_n, c0))
 
 
