@@ -1,4 +1,4 @@
-"""Criteria that several kernels share."""
+"""The conditions (`Criterion`) for running a problem that several kernels share."""
 
 from __future__ import annotations
 

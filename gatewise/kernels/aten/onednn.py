@@ -1,4 +1,4 @@
-"""Training with oneDNN's LSTM, through PyTorch's operators: one primitive for each layer and direction.
+"""Training passes with oneDNN's LSTM, one primitive for each layer and direction; and when oneDNN is used at all.
 
 The tensors for the backward pass are kept explicitly, without an autograd graph.
 """

@@ -1,4 +1,4 @@
-"""Count the memory of code that runs dry: on tensors of the device "meta", which have shapes but no memory."""
+"""Measure how much memory a function would allocate, by running it on tensors of the device "meta"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""16-bit matrix products with a large inner dimension, protected against a bug of cuBLAS that omits terms.
+"""Matrix products that avoid a bug of cuBLAS, which omits terms of long sums in 16-bit formats.
 
 The depth K of a product is the size of its inner dimension, for weight gradients the number of tokens. If a product has
 fewer tiles than the GPU has multiprocessors, cuBLAS splits its depth (split-K), in blocks of 64 terms, into parts of

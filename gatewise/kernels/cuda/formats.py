@@ -1,4 +1,4 @@
-"""The number formats of the CUDA sources: their macro, and the dtypes that have one."""
+"""The macro DTYPE, by which the CUDA sources are compiled for a dtype, and the dtypes that tensor cores support."""
 
 from __future__ import annotations
 

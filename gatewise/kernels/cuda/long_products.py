@@ -1,4 +1,4 @@
-"""Float32 matrix products with a large inner dimension, split so that they are as accurate as those of `nn.LSTM`.
+"""Split long sums in float32 matrix products, so that cuBLAS computes them as accurately as `nn.LSTM`.
 
 cuBLAS accumulates the terms of each element (the depth of the product) in one register, or in several (split-K) if the
 product has too few tiles to occupy the device. The rounding error grows with the square root of the number of terms per

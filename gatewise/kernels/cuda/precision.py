@@ -1,4 +1,4 @@
-"""Run PyTorch's matrix products in the float32 precision of `nn.LSTM`."""
+"""Select TF32 or full float32 precision for PyTorch's matrix products within a block."""
 
 from __future__ import annotations
 

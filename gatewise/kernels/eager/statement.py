@@ -1,4 +1,4 @@
-"""The step of a cell as a function of tensors: derived, or the cell's own where it cannot be traced."""
+"""The step function of a cell: the one derived from its trace, or the cell's own `step` if it cannot be traced."""
 
 from __future__ import annotations
 

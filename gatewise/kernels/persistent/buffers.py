@@ -1,4 +1,4 @@
-"""Tensors as the kernels and matrix products read them: order of tokens, padding, and memory for gradients."""
+"""Prepare tensors for kernels and matrix products: memory order, zero padding, and buffers for gradients."""
 
 from __future__ import annotations
 

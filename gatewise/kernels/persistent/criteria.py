@@ -1,4 +1,4 @@
-"""The criteria of the persistent kernel."""
+"""The conditions under which the kernel `persistent` can run a problem, and the messages if it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `stepwise`: one matrix product of the library and one element-wise CUDA kernel for every time step."""
+"""The kernel `stepwise`: in each time step, one matrix product of cuBLAS and one element-wise CUDA kernel."""
 
 from __future__ import annotations
 

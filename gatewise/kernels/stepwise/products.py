@@ -1,4 +1,4 @@
-"""The recurrent matrix products of a step, for both directions at once, and the layouts of their operands."""
+"""Functions for the recurrent matrix products of one step, for both directions at once, and for their operands."""
 
 from __future__ import annotations
 

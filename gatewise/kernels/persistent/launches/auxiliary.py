@@ -1,4 +1,4 @@
-"""The small launches around the passes, which copy, gather, sort and activate."""
+"""Launch the small kernels around the passes: pad and crop, gather hidden states, sort rows, activate gates."""
 
 from __future__ import annotations
 

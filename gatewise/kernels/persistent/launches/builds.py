@@ -1,4 +1,4 @@
-"""Building ahead what a call will launch, so that many calls can be built at a time."""
+"""Compile the forward and backward kernels of a problem ahead of time, as benchmarks do for many problems."""
 
 from __future__ import annotations
 

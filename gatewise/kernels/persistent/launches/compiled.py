@@ -1,4 +1,4 @@
-"""Compiled kernels: a pass for a tiling, with the shape of its launch and its machine code."""
+"""Choose the kernel of a pass, with its tiling and launch configuration; it is compiled at its first launch."""
 
 from __future__ import annotations
 

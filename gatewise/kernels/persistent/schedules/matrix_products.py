@@ -1,4 +1,4 @@
-"""The matrix products around a launch, over all of its steps, by PyTorch's libraries."""
+"""The matrix products outside the kernels, over all time steps: of the input, and for gradients of x and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The schedule of a layer with projection, h = W_hr m with m = o tanh(c), as one without: its hidden state is m.
+"""Compute a layer with projection by the kernels without projection, by merging W_hr into W_hh.
+
+A layer with projection computes m = o tanh(c) and h = W_hr m. Its recurrence is that of a layer without projection
+whose hidden state is m and whose recurrent weights are W_hh W_hr:
 
     W_hh h_t-1 = (W_hh W_hr) m_t-1
 

@@ -1,4 +1,4 @@
-"""What gradient checkpointing computes around the launch of a segment.
+"""The backward pass of one checkpointed segment: recompute its gates, and add up gradients of x and weights.
 
 The backward pass of a segment reads the inputs of its steps and the hidden states that the steps read, recomputes the
 gate sums from both where they were not kept, and adds the segment's share to the gradients of x and of the weights.

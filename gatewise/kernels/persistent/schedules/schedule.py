@@ -1,8 +1,8 @@
 """What a schedule is, and which schedule computes a layer.
 
 A schedule is the order of launches and matrix products that computes a layer's forward and backward pass. There are
-four: for a single layer, for a pair of layers in one launch, for a layer with gradient checkpointing (`memory="lean"`),
-and for a layer with projection.
+three: for a single layer, for a pair of layers in one launch, and for a layer with gradient checkpointing
+(`memory="lean"`). A layer with projection is computed by `Projection`, which allocates its own memory.
 """
 
 from __future__ import annotations

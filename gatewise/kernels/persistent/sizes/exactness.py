@@ -1,4 +1,4 @@
-"""The precision of float32 matrix products: TF32 or exact, as `torch.nn.LSTM` has it under the same settings."""
+"""Decide, by the sizes of a problem, whether float32 matrix products round to TF32, as cuDNN does for `nn.LSTM`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tiling a problem gets: pure arithmetic on sizes and device numbers."""
+"""Choose the tiling of a pass (how its work is divided among thread blocks) with the least predicted time."""
 
 from __future__ import annotations
 
