@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
-from gatewise.contract.criterion import Criterion
 from gatewise.contract.decision import Verdict
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel
@@ -16,9 +14,9 @@ from gatewise.selection import cost
 _BY_NAME = {kernel.name: kernel for kernel in ALL}
 
 
-def verdict(kernel: Kernel, problem: Problem, device: Device, waived: Sequence[Criterion] = ()) -> Verdict:
-    """Return the verdict of one kernel on a problem; criteria in `waived` are not checked."""
-    checks = (criterion.check(problem, device) for criterion in kernel.criteria() if criterion not in waived)
+def verdict(kernel: Kernel, problem: Problem, device: Device) -> Verdict:
+    """Return the verdict of one kernel on a problem."""
+    checks = (criterion.check(problem, device) for criterion in kernel.criteria())
     refusals = tuple(refusal for refusal in checks if refusal is not None)
     if refusals:
         return Verdict(kernel.name, kernel.summary, refusals=refusals)
@@ -34,9 +32,9 @@ def verdict(kernel: Kernel, problem: Problem, device: Device, waived: Sequence[C
     )
 
 
-def verdicts(problem: Problem, device: Device, waived: Sequence[Criterion] = ()) -> tuple[Verdict, ...]:
-    """Return the verdicts of all kernels on a problem; criteria in `waived` are not checked."""
-    return tuple(verdict(kernel, problem, device, waived) for kernel in ALL)
+def verdicts(problem: Problem, device: Device) -> tuple[Verdict, ...]:
+    """Return the verdicts of all kernels on a problem."""
+    return tuple(verdict(kernel, problem, device) for kernel in ALL)
 
 
 def kernel_names() -> tuple[str, ...]:

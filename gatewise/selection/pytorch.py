@@ -6,7 +6,6 @@ from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.pytorch import pytorch_layer
-from gatewise.kernels.cudnn.criteria import NOT_TRIED_ON_A_GPU
 from gatewise.selection import admit
 
 _LIBRARY, _OTHERWISE = "cudnn", "aten"
@@ -23,7 +22,7 @@ def decide_as_pytorch(problem: Problem, device: Device) -> Decision:
     if problem.layout is not Layout.DENSE:
         problem = problem.replace(layout=Layout.PACKED)
     layer = f"torch.nn.{pytorch_layer(problem.cell).name}"
-    verdicts = admit.verdicts(problem, device, waived=(NOT_TRIED_ON_A_GPU,))
+    verdicts = admit.verdicts(problem, device)
     library = next(verdict for verdict in verdicts if verdict.kernel == _LIBRARY)
     if library.accepted:
         return Decision(problem, device, verdicts, _LIBRARY, f"{layer} takes cuDNN wherever it can")

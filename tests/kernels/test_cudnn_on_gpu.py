@@ -11,7 +11,6 @@ from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.execution import prepare
 from gatewise.kernels.cudnn import cudnn
-from gatewise.kernels.cudnn.criteria import CRITERIA, NOT_TRIED_ON_A_GPU
 
 pytestmark = pytest.mark.gpu
 FORMS = [
@@ -22,13 +21,6 @@ FORMS = [
 ]
 CELLS = {"LSTM": LSTM(), "GRU": GRU(), "RNN_TANH": RNN("tanh"), "RNN_RELU": RNN("relu")}
 CALLS = [(cell, form) for cell in CELLS for form in FORMS if cell == "LSTM" or "proj_size" not in form]
-
-
-@pytest.fixture(autouse=True)
-def only_admitted(request):
-    cell = request.node.callspec.params.get("cell", "") if hasattr(request.node, "callspec") else ""
-    if cell.startswith("RNN") and NOT_TRIED_ON_A_GPU in CRITERIA:
-        pytest.skip(f"cudnn takes {NOT_TRIED_ON_A_GPU.allowed}; remove NOT_TRIED_ON_A_GPU from CRITERIA to run this")
 
 
 def layer(module, cell, *sizes, **options):

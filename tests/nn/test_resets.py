@@ -309,7 +309,7 @@ def test_empty_calls():
 def test_the_decision_shows_them():
     ours, _ = layers("lstm")
     decision = gatewise.explain(ours, (T, B, F), resets=True, device="h200")
-    assert decision.chosen == "eager"
+    assert decision.chosen == "stepwise"
     assert ", resets," in str(decision.problem)
     for name in ("persistent", "cudnn", "aten"):
         assert "resets" in [refusal.quantity for refusal in decision.verdict(name).refusals]

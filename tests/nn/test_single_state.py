@@ -8,7 +8,6 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import gatewise
-from gatewise.kernels.cudnn.criteria import CRITERIA, NOT_TRIED_ON_A_GPU
 
 FORMS = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}, {"batch_first": True}]
 KINDS = {"gru": ("GRU", {}), "rnn_tanh": ("RNN", {}), "rnn_relu": ("RNN", {"nonlinearity": "relu"})}
@@ -150,8 +149,6 @@ def test_compiled_with_a_state_and_lengths(kind, extra):
 def test_on_a_gpu_compiled_and_not_it_is_pytorchs(kind, dtype, options, extra, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     name, own = kind
-    if name == "RNN" and options.get("kernel") == "cudnn" and NOT_TRIED_ON_A_GPU in CRITERIA:
-        pytest.skip(NOT_TRIED_ON_A_GPU.allowed)
     layer = getattr(gatewise, name)(24, 32, device="cuda", dtype=dtype, **own, **options)
     exact = getattr(torch.nn, name)(24, 32, layer.num_layers, bidirectional=layer.bidirectional, **own).double()
     exact.load_state_dict(layer.state_dict())
@@ -197,8 +194,7 @@ def test_the_decision_names_the_cell(cell):
     decision = gatewise.explain(ours, (7, 3, 4), device="h200")
     assert decision.problem.cell.name == cell
     assert decision.chosen == "persistent"
-    assert all(decision.verdict(kernel).accepted for kernel in ("aten", "stepwise", "eager"))
-    assert decision.verdict("cudnn").accepted == (cell == "gru" or NOT_TRIED_ON_A_GPU not in CRITERIA)
+    assert all(decision.verdict(kernel).accepted for kernel in ("aten", "cudnn", "stepwise", "eager"))
     assert gatewise.explain(theirs, (7, 3, 4)).chosen == gatewise.explain(ours, (7, 3, 4)).chosen == "aten"
 
 

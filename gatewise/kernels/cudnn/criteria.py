@@ -18,17 +18,7 @@ from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, N
 
 _BF16_SINCE = 91300
 
-NOT_TRIED_ON_A_GPU = Criterion(
-    "cell",
-    allowed="lstm, gru, whose results on cuDNN have been compared with PyTorch's on a GPU",
-    actual=lambda problem, device: problem.cell.name,
-    holds=lambda problem, device: type(problem.cell) is not RNN,
-    violation=lambda problem, device: (problem.replace(cell=RNN(), proj_size=0), device),
-)
-"""A criterion of gatewise that PyTorch does not have: `torch.nn.RNN` runs on cuDNN."""
-
 CRITERIA = (
-    NOT_TRIED_ON_A_GPU,  # to be removed once the tests of RNNs in tests/kernels/test_cudnn_on_gpu.py have passed
     Criterion(
         "device",
         allowed="a CUDA GPU",

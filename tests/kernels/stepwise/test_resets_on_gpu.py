@@ -1,4 +1,4 @@
-"""Resets in the kernel `stepwise` on a GPU, compared with float64. Its criterion refuses them until this has passed."""
+"""Resets in the kernel `stepwise` on a GPU, compared with float64."""
 
 import pytest
 import torch
@@ -7,12 +7,14 @@ from gatewise import testing
 from gatewise.cells import SHIPPED
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import layer, stepwise
-from gatewise.kernels.stepwise.criteria import CRITERIA, RESETS_NOT_COMPARED
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
+
+FUSED = [cell for cell in SHIPPED if is_fused(cell)]
 
 SHAPES = {case.name: case.shape for case in testing.CASES if case.shape.resets} | {
     "encoder": Problem(9, 128, 64, 512, num_layers=2, bidirectional=True, resets=True),
@@ -35,30 +37,19 @@ NUMBERS = {
 }
 
 
-class WithResets:
-    """The kernel without the criterion that refuses resets."""
-
-    name, layouts = stepwise.name, stepwise.layouts
-    forward, backward = staticmethod(stepwise.forward), staticmethod(stepwise.backward)
-    single_use = staticmethod(stepwise.single_use)
-
-    def criteria(self):
-        return [criterion for criterion in CRITERIA if criterion is not RESETS_NOT_COMPARED]
-
-
-@pytest.mark.parametrize(("name", "numbers", "cell"), pairwise([*SHAPES], [*NUMBERS], SHIPPED), ids=str)
+@pytest.mark.parametrize(("name", "numbers", "cell"), pairwise([*SHAPES], [*NUMBERS], FUSED), ids=str)
 def test_agrees_with_the_oracle(name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers])
     if cell.name != "lstm":
         problem = problem.replace(proj_size=0)
-    testing.check_kernel(WithResets(), problem, "cuda")
+    testing.check_kernel(stepwise, problem, "cuda")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["encoder", "ragged"])
 def test_every_layout_agrees_with_the_oracle(name, layout, monkeypatch):
     monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
-    testing.check_kernel(WithResets(), SHAPES[name].replace(dtype=torch.bfloat16, needs_grad=True), "cuda")
+    testing.check_kernel(stepwise, SHAPES[name].replace(dtype=torch.bfloat16, needs_grad=True), "cuda")
 
 
 def test_recorded_steps_read_the_resets_of_the_call():
@@ -69,24 +60,24 @@ def test_recorded_steps_read_the_resets_of_the_call():
         inputs = testing.make_inputs(problem, "cuda", seed=seed)
         gradients = testing.make_gradients(problem, inputs)
         for own, given in ((problem, inputs), (plain, inputs._replace(resets=None))):
-            found = testing.named(own, *testing.run_kernel(WithResets(), own, given, gradients))
+            found = testing.named(own, *testing.run_kernel(stepwise, own, given, gradients))
             exact = testing.named(own, *testing.oracle(own, given, gradients))
             for name, value in exact.items():
                 assert testing.relative_error(found[name], value) < 1e-4, name
 
 
-@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", FUSED, ids=lambda cell: cell.name)
 def test_nan_stays_in_its_episode(cell):
     problem = Problem(12, 8, 16, 32, bidirectional=True, needs_grad=True, resets=True, cell=cell)
     resets = torch.zeros(12, 8, dtype=torch.bool, device="cuda")
     resets[[4, 9], 3] = True
     inputs = testing.make_inputs(problem, "cuda")._replace(resets=resets)
     gradients = testing.make_gradients(problem, inputs)
-    clean, clean_gradients = testing.run_kernel(WithResets(), problem, inputs, gradients, Needs(weights=False))
+    clean, clean_gradients = testing.run_kernel(stepwise, problem, inputs, gradients, Needs(weights=False))
     broken = torch.zeros_like(resets)
     broken[4:9, 3] = True
     dirty = inputs._replace(x=inputs.x.masked_fill(broken.unsqueeze(2), torch.nan))
-    result, found = testing.run_kernel(WithResets(), problem, dirty, gradients, Needs(weights=False))
+    result, found = testing.run_kernel(stepwise, problem, dirty, gradients, Needs(weights=False))
     assert result.y[broken].isnan().all()
     assert torch.equal(result.y[~broken], clean.y[~broken])
     assert torch.equal(found.x[~broken], clean_gradients.x[~broken])
