@@ -65,7 +65,7 @@ def test_the_very_numbers_of_pytorchs_module(cell, form, dtype):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_a_state_may_have_any_strides(dropout, cell):
-    module = getattr(gatewise, cell)(16, 32, 2, dropout=dropout, device="cuda", kernel="cudnn").eval()
+    module = layer(gatewise, cell, 16, 32, 2, dropout=dropout, kernel="cudnn").eval()
     x = torch.randn(7, 5, 16, device="cuda", requires_grad=True)
     h0, c0 = (torch.randn(5, 2, 32, device="cuda").transpose(0, 1) for _ in range(2))
     strided = outputs(module, x, state_of(module, h0, c0))
