@@ -4,8 +4,11 @@ from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
 from gatewise.cells.coupled_lstm import CoupledLSTM
 from gatewise.cells.gru import GRU
+from gatewise.cells.layer_norm_gru import LayerNormGRU
+from gatewise.cells.layer_norm_lstm import LayerNormLSTM
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.mgu import MGU
+from gatewise.cells.normalization import standardized
 from gatewise.cells.peephole_lstm import PeepholeLSTM
 from gatewise.cells.rnn import RNN
 from gatewise.cells.slstm import SLSTM
@@ -21,6 +24,8 @@ SHIPPED: tuple[Cell, ...] = (
     PeepholeLSTM(),
     MGU(),
     SLSTM(),
+    LayerNormLSTM(),
+    LayerNormGRU(),
 )
 """The cells of the library."""
 
@@ -40,8 +45,11 @@ __all__ = [
     "CappedLSTM",
     "Cell",
     "CoupledLSTM",
+    "LayerNormGRU",
+    "LayerNormLSTM",
     "PeepholeLSTM",
     "StatementError",
     "cell_named",
     "check_statement",
+    "standardized",
 ]

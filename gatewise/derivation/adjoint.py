@@ -87,13 +87,13 @@ def backpropagated(step: Step, output: str, cut: Collection[str] = ()) -> dict[s
         above = found.get(operation.name)
         if above is None or operation.name in cut:
             continue
-        for operand, slope in zip(operation.operands, _slopes(operation), strict=True):
+        for operand, slope in zip(operation.operands, slopes(operation), strict=True):
             if not is_number(operand):
                 found[str(operand)] = found.get(str(operand), 0) + above * slope
     return found
 
 
-def _slopes(operation: Operation) -> tuple[Any, ...]:
+def slopes(operation: Operation) -> tuple[Any, ...]:
     """Return the derivative of an operation with respect to each operand, if possible as a function of its result.
 
     As a function of the result, the derivative of an activation needs no value but the kept activation.

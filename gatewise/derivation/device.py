@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,11 +56,12 @@ _FUNCTIONS = {
 }
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return the literal of a number of type `Real`."""
     return f"Real({int(value)})" if float(value).is_integer() and abs(value) < 2**31 else f"Real({value!r})"
 
 
-_CUDA = Language("    const Real {} = {};", _number, lambda function: _FUNCTIONS.get(function, function))
+CUDA = Language("    const Real {} = {};", number, lambda function: _FUNCTIONS.get(function, function))
 
 
 class DeviceCode(NamedTuple):
@@ -69,22 +70,30 @@ class DeviceCode(NamedTuple):
     Attributes:
         cell: The cell.
         key: A hash that differs between cells with different code; it is computed without generating the code.
+        generate: The function that generates the code.
     """
 
     cell: Cell
     key: str
+    generate: Callable[[Cell], str]
 
     @property
     def text(self) -> str:
         """The code, with line breaks."""
-        return _written(self.cell)
+        return self.generate(self.cell)
 
 
 @functools.lru_cache(maxsize=256)
 def device_code(cell: Cell) -> DeviceCode:
     """Return the code of a cell, without generating its text yet."""
+    return DeviceCode(cell, key_of(cell), _written)
+
+
+@functools.lru_cache(maxsize=256)
+def key_of(cell: Cell, form: str = "") -> str:
+    """Return a hash that differs between cells with different code, and between the forms of code of a cell."""
     stated = repr((cell.gates, cell.states, cell.apart, traced(cell)))
-    return DeviceCode(cell, hashlib.sha256(f"{stated}{_derivation()}".encode()).hexdigest())
+    return hashlib.sha256(f"{form}{stated}{_derivation()}".encode()).hexdigest()
 
 
 @functools.cache
@@ -105,12 +114,13 @@ def _structure(cell: Cell) -> list[str]:
         f"constexpr int SUMS = {len(sums)}, GATES = {gates};",
         f"constexpr bool CARRIES_HIDDEN = {str(carried_states(cell) == ('h',)).lower()};",
         f"struct Kept {{ Real {', '.join(FIELDS)}; }};",
-        _place("input_gate", [place if place < gates else -1 for place in range(len(sums))]),
-        _place("recurrent_gate", [recurrent.get(place, -1) for place in range(len(sums))]),
+        place("input_gate", [index if index < gates else -1 for index in range(len(sums))]),
+        place("recurrent_gate", [recurrent.get(index, -1) for index in range(len(sums))]),
     ]
 
 
-def _place(name: str, places: Sequence[int]) -> str:
+def place(name: str, places: Sequence[int]) -> str:
+    """Return the function that maps the index of a sum to one of these places."""
     if list(places) == list(range(MOST_SUMS)):
         body = "sum"
     else:
@@ -123,7 +133,7 @@ def _forward(cell: Cell) -> list[str]:
     after = after_step(step)[carried]
 
     def name(value: str) -> str:
-        return _CUDA.name(value, step.sums)
+        return CUDA.name(value, step.sums)
 
     wanted = {step.hidden, after, *kept}
     values = ", ".join([*(name(value) for value in kept), *["Real(0)"] * (MOST_SUMS - len(kept))])
@@ -132,7 +142,7 @@ def _forward(cell: Cell) -> list[str]:
         "__device__ __forceinline__ Stepped stepped(const Kept sums, const Real before) {",
         *(f"    const Real {name(own)} = sums.{field};" for own, field in zip(step.sums, FIELDS, strict=False)),
         f"    const Real {name(before(carried))} = before;",
-        *_CUDA.lines(needed(step, wanted, frozenset()), step.sums),
+        *CUDA.lines(needed(step, wanted, frozenset()), step.sums),
         f"    return {{{{{values}}}, {name(after)}, {name(step.hidden)}}};",
         "}",
     ]
@@ -144,7 +154,7 @@ def _backward(cell: Cell) -> list[str]:
     step, own, kept, (carried,) = traced(cell), coefficients_of(cell), kept_values(cell), carried_states(cell)
 
     def name(value: str) -> str:
-        return _CUDA.name(value, step.sums)
+        return CUDA.name(value, step.sums)
 
     through, of_state, direct = own.through[0], [row[0] for row in own.table], list(own.direct)
     slots = {"through": through}
@@ -154,7 +164,7 @@ def _backward(cell: Cell) -> list[str]:
     symbols = sympy.numbered_symbols("t")
     shared: Any
     shared, entries = sympy.cse(list(stored.values()), symbols=symbols, optimizations=[])
-    printed = printer(name, number=_number)
+    printed = printer(name, number=number)
     given = {**dict(zip(kept, FIELDS, strict=False))}
     known = known_values(cell, kept)
     lines = [f"    const Real {name(value)} = kept.{field};" for value, field in given.items()]
@@ -162,7 +172,7 @@ def _backward(cell: Cell) -> list[str]:
     if after not in given:
         lines.append(f"    const Real {name(after)} = after;")
     lines.append(f"    const Real {name(before(carried))} = before;")
-    lines += _CUDA.lines(needed(step, wanted_values(cell), known), step.sums)
+    lines += CUDA.lines(needed(step, wanted_values(cell), known), step.sums)
     lines += [f"    const Real {symbol} = {printed.doprint(value)};" for symbol, value in shared]
     total = _sum([_product("dh", "through", through), "d"])
     gradients = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gatewise.derivation.trace import Operand, Operation, is_number
@@ -31,10 +31,15 @@ class Language(NamedTuple):
 
     def lines(self, operations: Iterable[Operation], sums: Collection[str]) -> list[str]:
         """Return one assignment for each operation."""
-        return [self.assignment.format(operation.name, self._expression(operation, sums)) for operation in operations]
+        return [
+            self.assignment.format(
+                operation.name, self.expression(operation, [self.name(operand, sums) for operand in operation.operands])
+            )
+            for operation in operations
+        ]
 
-    def _expression(self, operation: Operation, sums: Collection[str]) -> str:
-        operands = [self.name(operand, sums) for operand in operation.operands]
+    def expression(self, operation: Operation, operands: Sequence[str]) -> str:
+        """Return the expression of an operation on operands that are given as text."""
         if operation.function in _SYMBOLS:
             return f" {_SYMBOLS[operation.function]} ".join(operands)
         if operation.function == "neg":

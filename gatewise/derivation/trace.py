@@ -12,9 +12,29 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from gatewise.cells.cell import Cell
+from gatewise.cells.normalization import standardized
 from gatewise.cells.statement import StatementError, before, check_statement, learned, returned_error
 
-__all__ = ["NotTraceable", "Operand", "Operation", "Step", "before", "is_number", "refusal_of", "traced"]
+__all__ = [
+    "STATISTICS",
+    "NotTraceable",
+    "Operand",
+    "Operation",
+    "Step",
+    "before",
+    "is_number",
+    "is_pointwise",
+    "refusal_of",
+    "traced",
+]
+
+MEAN, RECIPROCAL_DEVIATION = "mean", "reciprocal_deviation"
+STATISTICS = frozenset({MEAN, RECIPROCAL_DEVIATION})
+"""The operations whose result is a number for all hidden units of a sequence.
+
+The operands of "mean" are the values that it averages over units. Those of "reciprocal_deviation" are epsilon, the mean
+(a number if it is given) and the values: 1 / sqrt(average of (value - mean)^2 + epsilon).
+"""
 
 Operand = str | float
 """An operand: the name of a value, or a number."""
@@ -25,7 +45,7 @@ class Operation(NamedTuple):
 
     Attributes:
         name: The name of its result.
-        function: The name of the PyTorch function, such as "sigmoid" or "mul".
+        function: The name of the PyTorch function, such as "sigmoid" or "mul", or one of `STATISTICS`.
         operands: The names of values, or numbers.
     """
 
@@ -68,6 +88,11 @@ class Step:
             if all(is_number(operand) or operand in found for operand in operation.operands):
                 found.add(operation.name)
         return frozenset(found)
+
+    @property
+    def statistics(self) -> tuple[Operation, ...]:
+        """The operations that combine hidden units."""
+        return tuple(operation for operation in self.operations if operation.function in STATISTICS)
 
 
 @functools.lru_cache(maxsize=256)
@@ -122,6 +147,12 @@ def refusal_of(cell: Cell) -> str:
     except NotTraceable as error:
         return str(error)
     return ""
+
+
+@functools.lru_cache(maxsize=256)
+def is_pointwise(cell: Cell) -> bool:
+    """Return whether a cell can be traced and computes every hidden unit by itself, without `standardized`."""
+    return not refusal_of(cell) and not traced(cell).statistics
 
 
 class _Untraceable(Exception):
@@ -228,8 +259,22 @@ def _log_sigmoid(value: _Value) -> _Value:
     return (value - size) / 2 - torch.log(1 + torch.exp(-size))  # type: ignore[call-overload]
 
 
-# The PyTorch functions that are recorded as several others.
-_COMPOSED: dict[Callable, Callable[..., _Value]] = {torch.clamp: _clamped, torch.nn.functional.logsigmoid: _log_sigmoid}
+def _standardized(*values: Any, eps: float, centered: bool) -> Any:
+    for value in values:
+        if not isinstance(value, _Value):
+            raise _Untraceable(f"`standardized` of {type(value).__name__}")
+    mean = _recorded(MEAN, *values) if centered else 0.0
+    scale = _recorded(RECIPROCAL_DEVIATION, eps, mean, *values)
+    found = tuple((value - mean) * scale if centered else value * scale for value in values)
+    return found if len(found) > 1 else found[0]
+
+
+# The functions that are recorded as several operations.
+_COMPOSED: dict[Callable, Callable[..., Any]] = {
+    torch.clamp: _clamped,
+    torch.nn.functional.logsigmoid: _log_sigmoid,
+    standardized: _standardized,
+}
 
 _FOREIGN_TENSOR = "a tensor from outside of the step, which a cell may declare in `parameters`"
 
@@ -256,7 +301,7 @@ def _lifted(tape: list[Operation], value: Any) -> str:
 
 
 def _refusal(cell: Cell, error: _Untraceable) -> str:
-    allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid"}))
+    allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid", "standardized"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
     return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{_line(cell, error)}."
 

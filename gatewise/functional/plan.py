@@ -25,7 +25,17 @@ from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, Passes, PlainPyTorch
 from gatewise.functional.weights import NestedWeights, flattened
-from gatewise.selection import AUTO, REFERENCE, Preference, choose, decide, kernel_named, predicted, refusal_of
+from gatewise.selection import (
+    AUTO,
+    REFERENCE,
+    Preference,
+    choose,
+    decide,
+    is_pointwise,
+    kernel_named,
+    predicted,
+    refusal_of,
+)
 from gatewise.selection.evidence import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch
 
@@ -140,10 +150,12 @@ def plan_of(
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
     kernel = kernel_named(chosen or "")
-    if kernel is REFERENCE and (refusal := refusal_of(cell)):
-        advice = f"Only {kernel.name} runs it, by its own operators under autograd."
-        warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
-        return Plan(problem, kernel.name, PlainPyTorch(), records=True, single_use=False)
+    if kernel is REFERENCE and not is_pointwise(cell):
+        if refusal := refusal_of(cell):
+            advice = f"Only {kernel.name} runs it, by its own operators under autograd."
+            warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
+        if refusal or not problem.rebuilds_gates:
+            return Plan(problem, kernel.name, PlainPyTorch(), records=True, single_use=False)
     reads_layout = problem.layout in kernel.layouts
     elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
     straight = reads_layout and not (autocast or capture or elsewhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from gatewise.contract.problem import Layout
 from gatewise.contract.pytorch import LAYERS, in_pytorch
 from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
-from gatewise.derivation.trace import refusal_of
+from gatewise.derivation.trace import is_pointwise, refusal_of
 
 
 def _architecture(device: Device) -> str:
@@ -62,9 +63,10 @@ class _TwoStates(Cell):
         return m - n, {"m": m, "n": n}
 
 
+@functools.lru_cache(maxsize=256)
 def is_fused(cell: Cell) -> bool:
     """Return whether a cell meets the criterion `FUSES`."""
-    if cell.parameters or len(cell.sums) > MOST_SUMS or refusal_of(cell):
+    if cell.parameters or len(cell.sums) > MOST_SUMS or not is_pointwise(cell):
         return False
     return len(carried_states(cell)) == 1
 
@@ -72,16 +74,39 @@ def is_fused(cell: Cell) -> bool:
 def _described(cell: Cell) -> str:
     if refusal := refusal_of(cell):
         return f"{cell.name}, which cannot be traced: {refusal.rstrip('.')}"
-    learned = f" and the parameters {', '.join(cell.parameters)}" if cell.parameters else ""
-    return f"{cell.name}, with {len(carried_states(cell))} carried and {len(cell.sums)} sums{learned}"
+    learned = f", {len(cell.parameters)} parameters" if cell.parameters else ""
+    normalized = "" if is_pointwise(cell) else ", normalization over units"
+    return f"{cell.name}, with {len(carried_states(cell))} carried, {len(cell.sums)} sums{learned}{normalized}"
 
 
 FUSES = Criterion(
     "cell",
-    allowed=f"a cell with one carried state, at most {MOST_SUMS} gate sums and no parameters of its own",
+    allowed=(
+        f"a cell with one carried state, at most {MOST_SUMS} gate sums, no parameters of its own and no normalization"
+        " over units"
+    ),
     actual=lambda problem, device: _described(problem.cell),
     holds=lambda problem, device: is_fused(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),
+)
+
+
+class _Branches(Cell):
+    """A cell that cannot be traced, which does not meet the criterion `TRACES`."""
+
+    name = "a cell that branches on values"
+    gates = ("a",)
+
+    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+        return (gate.a if gate.a > 0 else -gate.a), {}
+
+
+TRACES = Criterion(
+    "cell",
+    allowed="a cell that can be traced",
+    actual=lambda problem, device: _described(problem.cell),
+    holds=lambda problem, device: not refusal_of(problem.cell),
+    violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
 )
 
 NOT_EMPTY = Criterion(

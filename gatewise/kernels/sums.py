@@ -36,8 +36,9 @@ class Run(NamedTuple):
     adds: bool
 
     def columns_of(self, sums: Tensor, hidden: int) -> Tensor:
-        """Return the columns of a tensor [..., 4H] that belong to these sums."""
-        return sums if self.number == SUMS else sums.narrow(-1, self.sums * hidden, self.number * hidden)
+        """Return the columns of a tensor [..., S*H] that belong to these sums."""
+        columns = self.number * hidden
+        return sums if columns == sums.shape[-1] else sums.narrow(-1, self.sums * hidden, columns)
 
     def rows_of(self, matrix: Tensor, size: int) -> Tensor:
         """Return the rows of a matrix [G * size, columns] that belong to these gates."""

@@ -5,7 +5,7 @@ from gatewise.selection.choose import choose, decide
 from gatewise.selection.explain import explain
 from gatewise.selection.predict import predicted
 from gatewise.selection.preference import AUTO, Preference, check_name, preference, use_kernel
-from gatewise.selection.reference import REFERENCE, differentiable, refusal_of
+from gatewise.selection.reference import REFERENCE, differentiable, is_pointwise, refusal_of
 
 __all__ = [
     "AUTO",
@@ -16,6 +16,7 @@ __all__ = [
     "decide",
     "differentiable",
     "explain",
+    "is_pointwise",
     "kernel_named",
     "kernel_names",
     "predicted",

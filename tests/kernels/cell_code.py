@@ -17,7 +17,10 @@ from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.toolchain import SHARED
 
 FUSED = tuple(cell for cell in SHIPPED if is_fused(cell))
-"""The shipped cells that the kernels `persistent` and `stepwise` compute."""
+"""The shipped cells that the kernel `persistent` computes, and `stepwise` element by element."""
+
+ROWS = tuple(cell for cell in SHIPPED if not is_fused(cell))
+"""The shipped cells that `stepwise` computes a batch row at a time."""
 
 _SOURCE = """
 #include <cmath>

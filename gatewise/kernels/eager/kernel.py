@@ -18,10 +18,10 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.derivation.trace import refusal_of
+from gatewise.derivation.trace import is_pointwise, refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
-from gatewise.kernels.eager import adjoint, unroll
+from gatewise.kernels.eager import adjoint, repetition, unroll
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
 # tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
@@ -62,6 +62,8 @@ class _Eager:
         """Return a description of the algorithm: the derived operators, or the cell's own step."""
         if refusal := refusal_of(problem.cell):
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
+        if not is_pointwise(problem.cell):
+            return "one product and the cell's own step, differentiated by autograd, which keeps all values"
         return "one product and a few pointwise operators a step"
 
     def work(self, problem: Problem, device: Device) -> Work:
@@ -97,19 +99,20 @@ class _Eager:
         )
         backward += read_again(matrix, steps, device)
         # With memory="lean" the forward pass is run again.
-        return forward + forward + backward if problem.rebuilds_gates else forward + backward
+        return forward + forward + backward if _repeats(problem) else forward + backward
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
-        With `memory="lean"` only the outputs are kept, and the backward pass repeats each layer's forward pass.
+        With `memory="lean"`, and for cells whose step combines hidden units, only the outputs are kept, and the
+        backward pass repeats each layer's forward pass.
         """
         if not problem.needs_grad:
             return ()
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         directions = problem.num_layers * problem.num_directions
         outputs = (output,) * (problem.num_layers - 1)
-        return outputs if problem.lean else outputs + unroll.Kept.specs(problem) * directions
+        return outputs if _repeats(problem) else outputs + unroll.Kept.specs(problem) * directions
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         """Return the workspace of the pass that needs more, in training usually the backward pass."""
@@ -118,7 +121,7 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         backward = adjoint.backward_workspace(problem, device.kind)
-        if problem.rebuilds_gates:  # a direction at a time, and what the forward pass keeps lives beside it
+        if _repeats(problem):  # a direction at a time, and what the forward pass keeps lives beside it
             backward += sum(spec.nbytes for spec in unroll.Kept.specs(problem))
         return max(forward, backward)
 
@@ -155,7 +158,7 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
     with _named(_FORWARD):
         result = stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
     profiled = torch.autograd._profiler_enabled() and not torch._C._are_functorch_transforms_active()
-    if profiled and result.y.requires_grad and refusal_of(problem.cell):
+    if profiled and result.y.requires_grad and not is_pointwise(problem.cell):
         return Result(*_NamedInBackward.apply(*result[:3]))
     return result
 
@@ -176,9 +179,14 @@ class _NamedInBackward(torch.autograd.Function):
             return gradients
 
 
+def _repeats(problem: Problem) -> bool:
+    """Return whether the backward pass repeats the forward pass, instead of reading values that it kept."""
+    return problem.needs_grad and (problem.lean or not is_pointwise(problem.cell))
+
+
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     products = _projected(problem, layer)
-    keep = problem.needs_grad and not problem.rebuilds_gates
+    keep = problem.needs_grad and not _repeats(problem)
     runs = [_run(problem, layer, products, direction, keep) for direction in range(len(layer.weights))]
     kept = tuple(tensor for run in runs if run.kept is not None for tensor in (run.kept.sums, *run.kept.states))
     y = runs[0].y if len(runs) == 1 else torch.cat([run.y for run in runs], -1)
@@ -231,6 +239,8 @@ def _kept(
 def _layer_backward(
     problem: Problem, layer: stack.Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> stack.LayerGradients:
+    if not is_pointwise(problem.cell):
+        return repetition.backward(problem, layer, gradients, needs, _layer_forward)
     size = problem.state_size
     products = _projected(problem, layer)
     runs = [

@@ -1,4 +1,4 @@
-"""The step function of a cell: the one derived from its trace, or the cell's own `step` if it cannot be traced."""
+"""The step function of a cell: the one derived from its trace if each unit computes by itself, or its own `step`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.cells.statement import returned_error
 from gatewise.derivation.pointwise import pointwise_of
-from gatewise.derivation.trace import NotTraceable, refusal_of
+from gatewise.derivation.trace import NotTraceable, is_pointwise, refusal_of
 
 
 @functools.lru_cache(maxsize=256)
 def step_of(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     """Return the function of a cell's step, with the arguments and results of `Pointwise.step`.
 
-    For a cell that cannot be traced it calls the cell itself, and only autograd can differentiate it.
+    For a cell that cannot be traced, or whose step combines hidden units, it calls the cell itself, and only autograd
+    can differentiate it.
     """
-    return _Stated(cell) if refusal_of(cell) else pointwise_of(cell).step
+    return pointwise_of(cell).step if is_pointwise(cell) else _Stated(cell)
 
 
 class _Stated:
-    """The step of a cell that cannot be traced.
+    """The step of a cell as the cell states it.
 
     Args:
         cell: The cell.
@@ -47,7 +48,9 @@ class _Stated:
                 dict(zip(cell.parameters, others[count:], strict=True)),
             )
         except RuntimeError as error:
-            raise NotTraceable(refusal_of(cell)) from error
+            if refusal := refusal_of(cell):
+                raise NotTraceable(refusal) from error
+            raise
         like = sums[..., : sums.shape[-1] // len(cell.sums)]
         for name, value in zip(("h", *cell.states), (hidden, *after), strict=True):
             if not isinstance(value, Tensor):

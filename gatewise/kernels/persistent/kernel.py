@@ -15,8 +15,8 @@ from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
     gradients_as_carried,
-    gradients_without_state,
-    without_state,
+    gradients_without_hidden,
+    without_hidden,
 )
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.sizes import layer_pairs
@@ -106,24 +106,24 @@ class _Persistent:
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
         if carries:
-            inputs = as_carried(inputs)
+            inputs = as_carried(problem, inputs)
         if replayed is not None:
             result = replayed.forward(inputs)
         else:
             result = stack.forward(problem, inputs, _layer_passes(problem).forward)
-        return without_state(result) if carries else result
+        return without_hidden(problem, result) if carries else result
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
         if carries:
-            inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
+            inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)
         if replayed is not None:
             found = replayed.backward(inputs, result, gradients, needs)
         else:
             found = stack.backward(problem, inputs, result, gradients, needs, _layer_passes(problem).backward)
-        return gradients_without_state(found) if carries else found
+        return gradients_without_hidden(problem, found) if carries else found
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None

@@ -14,6 +14,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.carried import carries_hidden
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
+from gatewise.kernels.stepwise.parameters import carried_size, parameter_sums, parameters_of
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
@@ -27,14 +28,16 @@ class LoopGradients(NamedTuple):
     Attributes:
         dgates: The gradients of the gate sums of all steps [D, T, B, S*H], zero after the end of each sequence.
         dh0: The gradient of the initial hidden states [D, B, R]; None if not requested.
-        dc0: The gradient of the initial cell states [D, B, H].
+        dc0: The gradient of the initial carried states [D, B, C*H].
         dprojected: The gradients of the projected hidden states of all steps [D, T, B, P]; None without a projection.
+        dparameters: The gradients of the cell's parameters, for each sequence [D, B, P, H]; None without parameters.
     """
 
     dgates: Tensor
     dh0: Tensor | None
     dc0: Tensor
     dprojected: Tensor | None
+    dparameters: Tensor | None
 
 
 class StepBuffers(NamedTuple):
@@ -44,7 +47,7 @@ class StepBuffers(NamedTuple):
         dgates: The gradients of one step's recurrent sums [D, G, B, H], in the layout that the product reads.
         through: The result of the product [D, parts, B, R]: the gradient of the hidden state before the step, as
             partial sums.
-        dcell: The gradient of the cell state [D, B, H], in float32 for 16-bit dtypes.
+        dcell: The gradients of the carried states [D, B, C*H], in float32 for 16-bit dtypes.
     """
 
     dgates: Tensor
@@ -58,7 +61,7 @@ class StepBuffers(NamedTuple):
         return cls(
             gradients_of_a_step(layout, memory, directions, len(problem.cell.gates), batch, size, dtype),
             layout.planes(memory, directions, layout.split_k, batch, problem.state_size, dtype=dtype),
-            layout.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
+            layout.planes(memory, directions, batch, carried_size(problem), dtype=state_dtype(dtype)),
         )
 
 
@@ -101,10 +104,13 @@ def run(
         else:
             arguments.product, arguments.whole, arguments.parts = address(projection.dhidden), 1, 1
             arguments.product_direction = projection.dhidden.stride(0)
-        arguments.resets = address(layer.resets)
+        parameters, dparameters = parameters_of(layer), parameter_sums(problem, gates)
+        arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
+        arguments.dparameters = address(dparameters)
         early = starts_early(problem, Device.probe(gates.device))
         flags = {"early": early, "resets": layer.resets is not None}
-        launch = Launch("backward", "step_backward", layout, memory.dcell, problem.dtype, problem.cell, **flags)
+        planes = memory.dcell[..., : problem.hidden_size]
+        launch = Launch("backward", "step_backward", layout, planes, problem.dtype, problem.cell, **flags)
         weights = backward_weights(layout, recurrent, tape)
         multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1))
 
@@ -121,9 +127,9 @@ def run(
             tape.play(key_of("backward", problem, layout), launch, arguments, one_step)
         dh0 = _initial_gradient(problem, memory, written, lengths, dh_n, multiply) if state else None
         if dh0 is not None and carries_hidden(problem):
-            dh0 += memory.dcell
+            dh0 += memory.dcell[..., -problem.hidden_size :]
         dc0 = memory.dcell.to(problem.dtype, memory_format=torch.contiguous_format, copy=True)
-    return LoopGradients(written, dh0, dc0, None if projection is None else projection.written)
+    return LoopGradients(written, dh0, dc0, None if projection is None else projection.written, dparameters)
 
 
 def first_steps(share: Tensor, lengths: Tensor | None, direction: int) -> Tensor:

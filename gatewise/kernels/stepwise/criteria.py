@@ -7,10 +7,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from gatewise.cells import Cell
+from gatewise.cells import Cell, PeepholeLSTM
 from gatewise.contract.criterion import Criterion
-from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
+from gatewise.kernels.criteria import (
+    AMPERE,
+    COMPILER,
+    NOT_EMPTY,
+    NOT_LEAN,
+    NOT_PROJECTED,
+    TRACES,
+    is_fused,
+)
 from gatewise.kernels.cuda import formats
+from gatewise.kernels.stepwise.product_layout import MOST_UNITS_OF_ROW
 
 
 class _BeginsAtOne(Cell):
@@ -33,6 +42,28 @@ RESETS_TO_ZERO = Criterion(
     advice="the kernel `eager` computes them",
 )
 
+ROW_FITS = Criterion(
+    "hidden_size",
+    allowed=f"at most {MOST_UNITS_OF_ROW} for a cell that is computed a row at a time",
+    actual=lambda problem, device: f"{problem.hidden_size} with {problem.cell.name}",
+    holds=lambda problem, device: problem.hidden_size <= MOST_UNITS_OF_ROW or is_fused(problem.cell),
+    violation=lambda problem, device: (
+        problem.replace(cell=PeepholeLSTM(), proj_size=0, hidden_size=MOST_UNITS_OF_ROW + 1),
+        device,
+    ),
+)
+
+ROW_NOT_PROJECTED = Criterion(
+    "proj_size",
+    allowed="0 for a cell that is computed a row at a time",
+    actual=lambda problem, device: f"{problem.proj_size} with {problem.cell.name}",
+    holds=lambda problem, device: problem.proj_size == 0 or is_fused(problem.cell),
+    violation=lambda problem, device: (
+        problem.replace(cell=PeepholeLSTM(), proj_size=1, hidden_size=max(2, problem.hidden_size)),
+        device,
+    ),
+)
+
 CRITERIA = (
     COMPILER,
     AMPERE,
@@ -43,7 +74,9 @@ CRITERIA = (
         holds=lambda problem, device: problem.dtype in formats.NUMBERS,
         violation=lambda problem, device: (problem.replace(dtype=torch.float8_e5m2), device),
     ),
-    FUSES,
+    TRACES,
+    ROW_FITS,
+    ROW_NOT_PROJECTED,
     NOT_EMPTY,
     NOT_PROJECTED,
     RESETS_TO_ZERO,

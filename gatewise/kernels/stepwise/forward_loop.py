@@ -12,6 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
+from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, parameters_of
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
@@ -25,8 +26,8 @@ class LoopOutputs(NamedTuple):
     Attributes:
         y: The outputs [T, B, D * R].
         h_n: The final hidden states [D, B, R].
-        c_n: The final cell states [D, B, H].
-        cells: The cell states of all steps [D, T, B, H]; None if no backward pass follows.
+        c_n: The final values of the carried states [D, B, C*H].
+        cells: The carried states of all steps [D, T, B, C*H]; None if no backward pass follows.
         unprojected: The hidden states before the projection [D, T, B, H]; None without a projection, or if no backward
             pass follows.
     """
@@ -43,7 +44,7 @@ class StepBuffers(NamedTuple):
 
     Attributes:
         hidden: The hidden state, an operand of the next product [D, B, R].
-        cell: The cell state [D, B, H], in float32 for 16-bit dtypes.
+        cell: The carried states [D, B, C*H], in float32 for 16-bit dtypes.
         sums: The recurrent product of one step [D, B, G*H].
     """
 
@@ -54,10 +55,10 @@ class StepBuffers(NamedTuple):
     @classmethod
     def empty(cls, problem: Problem, layout: ProductLayout, memory: Allocator) -> StepBuffers:
         """Return uninitialized buffers for one layer."""
-        directions, batch, size, dtype = problem.num_directions, problem.batch, problem.hidden_size, problem.dtype
+        directions, batch, dtype = problem.num_directions, problem.batch, problem.dtype
         return cls(
             layout.planes(memory, directions, batch, problem.state_size, dtype=dtype),
-            layout.planes(memory, directions, batch, size, dtype=state_dtype(dtype)),
+            layout.planes(memory, directions, batch, carried_size(problem), dtype=state_dtype(dtype)),
             layout.planes(memory, directions, batch, problem.gate_rows, dtype=dtype),
         )
 
@@ -77,7 +78,9 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
     size, dtype, projected = problem.hidden_size, problem.dtype, problem.proj_size > 0
     states = (directions, time, batch, size)
     y = _outputs(layout, gates, time, batch, directions, problem.state_size)
-    cells = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad else None
+    cells = None
+    if problem.needs_grad:
+        cells = layout.planes(gates, *states[:3], carried_size(problem), dtype=kept_dtype(problem))
     unprojected = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
     bias = _launched_bias(problem, layout, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
@@ -88,7 +91,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums)
         early = starts_early(problem, Device.probe(gates.device))
         flags = {"early": early, "resets": layer.resets is not None}
-        launch = Launch("forward", "step_forward", layout, memory.cell, dtype, problem.cell, **flags)
+        launch = Launch("forward", "step_forward", layout, memory.cell[..., :size], dtype, problem.cell, **flags)
         if projected:
             outputs = None if unprojected is None else unprojected.permute(1, 2, 0, 3)
             # With a projection, the element-wise launch writes to a separate buffer, which the projection then reads.
@@ -98,7 +101,8 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         else:
             arguments = _arguments(problem, layout, memory, memory.hidden, gates, y, cells, bias, lengths)
             project = None
-        arguments.resets = address(layer.resets)
+        parameters = parameters_of(layer)
+        arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             multiply()

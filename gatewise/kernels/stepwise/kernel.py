@@ -14,10 +14,12 @@ from gatewise.kernels.carried import (
     as_carried,
     carries_hidden,
     gradients_as_carried,
-    gradients_without_state,
-    without_state,
+    gradients_without_hidden,
+    without_hidden,
 )
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise.criteria import CRITERIA
+from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 
 
@@ -40,7 +42,8 @@ class _Stepwise:
         return CRITERIA
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        return str(product_layout_of(problem, device))
+        layout = str(product_layout_of(problem, device))
+        return layout if is_fused(problem.cell) else f"{layout}, a block of threads for each sequence"
 
     def work(self, problem: Problem, device: Device) -> Work:
         layers, directions = problem.num_layers, problem.num_directions
@@ -75,7 +78,7 @@ class _Stepwise:
         tokens = (problem.num_directions, problem.time, problem.batch)
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         gates = TensorSpec((*tokens, len(problem.cell.sums) * problem.hidden_size), problem.dtype)
-        state = TensorSpec((*tokens, problem.hidden_size), problem.dtype)
+        state = TensorSpec((*tokens, carried_size(problem)), kept_dtype(problem))
         layer_keeps = (gates, state, state) if problem.proj_size else (gates, state)
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
@@ -88,6 +91,9 @@ class _Stepwise:
         # With resets: the outputs before each step, zero where an episode begins, for the gradient of the weights.
         before = problem.time * problem.batch * problem.state_size * problem.element_bytes
         masked = before if problem.resets and problem.needs_grad else 0
+        if problem.needs_grad:  # the gradients of the cell's parameters, for each sequence, in the dtype of states
+            sequences = problem.num_directions * problem.batch * len(problem.cell.parameters)
+            masked += sequences * problem.hidden_size * max(4, problem.element_bytes)
         return memory_bytes(problem) + gates + masked + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
@@ -95,7 +101,7 @@ class _Stepwise:
 
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)
-        return without_state(stack.forward(problem, as_carried(inputs), layer.forward))
+        return without_hidden(problem, stack.forward(problem, as_carried(problem, inputs), layer.forward))
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
@@ -104,8 +110,10 @@ class _Stepwise:
 
         if not carries_hidden(problem):
             return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
-        inputs, gradients = as_carried(inputs), gradients_as_carried(gradients)
-        return gradients_without_state(stack.backward(problem, inputs, result, gradients, needs, layer.backward))
+        inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)
+        return gradients_without_hidden(
+            problem, stack.backward(problem, inputs, result, gradients, needs, layer.backward)
+        )
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None

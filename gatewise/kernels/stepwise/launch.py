@@ -12,8 +12,10 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
+from gatewise.derivation.row import row_code
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda import driver, formats, toolchain
-from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, tiling
+from gatewise.kernels.stepwise.product_layout import THREADS, ProductLayout, row_tiling, tiling
 
 SOURCES = Path(__file__).parent / "cuda"
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -21,7 +23,7 @@ _ONE_THREAD = driver.Shape((1, 1, 1), 1, 0, cooperative=False)
 
 
 class Forward(ctypes.Structure):
-    """The struct `Forward` of forward.cu."""
+    """The struct `Forward` of forward.cu and of row_forward.cu; the former has no parameters."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "product", "bias", "hidden", "cell", "output", "cells", "lengths")],
@@ -29,12 +31,12 @@ class Forward(ctypes.Structure):
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "outer", "gate")],
         *[(f"output_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(name, _SIZE) for name in ("time", "outer", "inner", "step")],
-        ("resets", _POINTER),
+        *[(name, _POINTER) for name in ("resets", "parameters")],
     ]
 
 
 class Backward(ctypes.Structure):
-    """The struct `Backward` of backward.cu."""
+    """The struct `Backward` of backward.cu and of row_backward.cu; the former has no parameters."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "written", "dgates", "cells", "c0", "dy", "dh_n", "product")],
@@ -44,7 +46,7 @@ class Backward(ctypes.Structure):
         *[(f"dy_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "part")],
         *[(name, _SIZE) for name in ("parts", "whole", "time", "outer", "inner", "step")],
-        ("resets", _POINTER),
+        *[(name, _POINTER) for name in ("resets", "parameters", "dparameters")],
     ]
 
 
@@ -93,7 +95,8 @@ class Launch:
     """An element-wise kernel, compiled for one layout and one size; calling the object launches the kernel.
 
     Args:
-        name: The name of the source file in `cuda/`, without the suffix.
+        name: The name of the source file in `cuda/`, without the suffix; for cells that are not fused, the source file
+            is the one with the prefix `row_`.
         entry: The name of the kernel.
         layout: The layout of the tensors.
         planes: A tensor [D, B, N] of the size and on the device that the kernel runs on.
@@ -119,10 +122,16 @@ class Launch:
         directions, batch, units = planes.shape
         self._entry, self._device, self._cell = entry, planes.device, cell
         numbers = Device.probe(planes.device)
+        early = early and numbers.capability >= (9, 0)
+        if cell is not None and not is_fused(cell):
+            threads, each = row_tiling(units)
+            self._name, self._macros = f"row_{name}", row_macros(dtype, threads, each)
+            self._shape = driver.Shape((batch, 1, directions), threads, 0, cooperative=False, early=early)
+            return
         sizes = (*layout.axes(batch, units), directions, dtype.itemsize, numbers.multiprocessors)
         width, lanes, grid = tiling(*sizes)
         self._name, self._macros = name, macros_of(dtype, width, lanes, layout, resets=resets)
-        self._shape = driver.Shape(grid, THREADS, 0, cooperative=False, early=early and numbers.capability >= (9, 0))
+        self._shape = driver.Shape(grid, THREADS, 0, cooperative=False, early=early)
 
     def __call__(self, arguments: Arguments, step: int) -> None:
         """Launch the kernel for one step."""
@@ -156,6 +165,17 @@ def macros_of(
     return (*formats.macros(dtype).items(), *layout_macros, *((("RESETS", 1),) if resets else ()))
 
 
+def row_macros(dtype: torch.dtype, threads: int, units: int) -> tuple[tuple[str, int], ...]:
+    """Return the macros with which the sources for rows are compiled, except for TABLE.
+
+    Args:
+        dtype: The dtype of the tensors in memory.
+        threads: The number of threads of a block.
+        units: The number of hidden units that a thread computes.
+    """
+    return (*formats.macros(dtype).items(), ("THREADS", threads), ("UNITS", units))
+
+
 def address(tensor: Tensor | None) -> int | None:
     """Return the address of a tensor's first element; None for None."""
     return None if tensor is None else tensor.data_ptr()
@@ -164,5 +184,5 @@ def address(tensor: Tensor | None) -> int | None:
 @functools.lru_cache(maxsize=1024)
 def _binary(name: str, cell: Cell | None, macros: tuple[tuple[str, int], ...], device_index: int) -> bytes:
     architecture = Device.probe(torch.device("cuda", device_index)).architecture
-    code = None if cell is None else device_code(cell)
+    code = None if cell is None else device_code(cell) if is_fused(cell) else row_code(cell)
     return toolchain.compile_source(SOURCES / f"{name}.cu", architecture, dict(macros), code)

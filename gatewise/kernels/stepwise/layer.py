@@ -28,7 +28,7 @@ _THIRDS_OF_G = 7 / 12, 8 / 12
 def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None) -> Result:
     """Run the forward pass of one layer.
 
-    The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, H] and, with a
+    The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, C*H] and, with a
     projection, the hidden states before it [D, T, B, H].
 
     Args:
@@ -146,6 +146,8 @@ def _weight_gradients(
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
             gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))
+        if chain.dparameters is not None:
+            gradients += chain.dparameters[direction].sum(0).to(problem.dtype).unbind(0)
     return tuple(gradients)
 
 

@@ -17,6 +17,8 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.derivation.fused import carried_states
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 RUNS = (32, 16, 8, 4, 2, 1)
@@ -42,6 +44,9 @@ def product_layouts(problem: Problem) -> list[ProductLayout]:
     if problem.proj_size:  # a second product a step, which reads rows
         return [ProductLayout()]
     flags = (False, True)
+    if not is_fused(problem.cell):  # a block computes a row
+        turned = flags if problem.needs_grad else (False,)
+        return [ProductLayout(False, forward, backward) for forward, backward in itertools.product(flags, turned)]
     backward = itertools.product(flags, (1, len(problem.cell.gates))) if problem.needs_grad else [(False, 1)]
     # What is compiled is promised tensors whose rows lie side by side.
     columns = (False,) if problem.traced else flags
@@ -87,8 +92,9 @@ def memory_bytes(problem: Problem) -> int:
     """Return the bytes of the buffers that all steps share: states, sums and a copy of the recurrent weights."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
     weights = problem.gate_rows * problem.state_size
+    carried = problem.batch * problem.hidden_size * len(carried_states(problem.cell))
     return problem.num_directions * (
-        (states + weights) * problem.element_bytes + 4 * problem.batch * problem.hidden_size
+        (states + weights) * problem.element_bytes + max(4, problem.element_bytes) * carried
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 THREADS = 128  # threads per block, as in place.cuh
 _VECTOR_BYTES = 16
+_MOST_THREADS_OF_ROW = 512  # of which each has 128 registers
 _ENOUGH_THREADS = 512  # threads per multiprocessor that hide the latency of loads; measured on an H200
 
 
@@ -75,6 +76,17 @@ class ProductLayout:
     def axes(self, batch: int, units: int) -> tuple[int, int]:
         """Return the size of the outer (non-contiguous) axis and of the inner (contiguous) axis."""
         return (units, batch) if self.column_major else (batch, units)
+
+
+MOST_UNITS_OF_ROW = 8192
+"""The largest number of hidden units for which one block computes a batch row."""
+
+
+def row_tiling(units: int) -> tuple[int, int]:
+    """Return the number of threads of a block that computes a batch row, and the number of units of a thread."""
+    each = -(-units // _MOST_THREADS_OF_ROW)
+    threads = max(32, 1 << (-(-units // each) - 1).bit_length())
+    return threads, each
 
 
 class Tiling(NamedTuple):

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from gatewise.derivation.device import device_code
+from gatewise.derivation.row import row_code
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
 from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
 
@@ -35,7 +37,8 @@ extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, 
 def compiled(name, entry, struct, macros, cell):
     folder = Path(tempfile.mkdtemp())
     source = write_sources(launch.SOURCES / f"{name}.cu", folder)
-    code = "" if cell is None else " ".join(device_code(cell).text.splitlines())
+    code_of = row_code if name.startswith("row_") else device_code
+    code = "" if cell is None else " ".join(code_of(cell).text.splitlines())
     text = [f"#define CELL_CODE {code}\n", PRELUDE, source, _GRID.format(struct=struct, entry=entry)]
     (folder / "kernel.cpp").write_text("".join(text))
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
@@ -47,9 +50,15 @@ def compiled(name, entry, struct, macros, cell):
 class LaunchOnCpu:
     def __init__(self, name, entry, layout, planes, dtype, cell=None, *, early=False, resets=False):
         directions, batch, units = planes.shape
+        struct = "Forward" if "forward" in entry else "Backward"
+        if cell is not None and not is_fused(cell):
+            # One thread computes a row, so that the sums over threads are its own.
+            self._grid = batch, 1, directions
+            self._run = compiled(f"row_{name}", entry, struct, launch.row_macros(dtype, 1, units), cell)
+            return
         width, lanes, self._grid = launch.tiling(*layout.axes(batch, units), directions, dtype.itemsize, 132)
         macros = launch.macros_of(dtype, width, lanes, layout, resets=resets)
-        self._run = compiled(name, entry, "Forward" if "forward" in entry else "Backward", macros, cell)
+        self._run = compiled(name, entry, struct, macros, cell)
 
     def __call__(self, arguments, step):
         arguments.step = step

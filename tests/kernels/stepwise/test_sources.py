@@ -7,11 +7,12 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 
 from gatewise.cells import LSTM
 from gatewise.derivation.device import device_code
+from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.formats import NUMBERS
-from gatewise.kernels.stepwise.launch import SOURCES, macros_of
+from gatewise.kernels.stepwise.launch import SOURCES, macros_of, row_macros
 from gatewise.kernels.stepwise.product_layout import ProductLayout
-from tests.kernels.cell_code import FUSED
+from tests.kernels.cell_code import FUSED, ROWS
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -59,3 +60,17 @@ def test_resets_are_compiled_separately(name, table, dtype, cell):
     binary, taken = compiled(*given, resets=True)
     assert taken.spilled_bytes == 0
     assert len(binary) > len(compiled(*given)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "dtype", "cell", "table"),
+    pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], ROWS, [0, 1]),
+    ids=str,
+)
+def test_rows_compile(name, architecture, dtype, cell, table):
+    macros = dict(row_macros(dtype, 256, 1)) | {"TABLE": table}
+    binary, taken = toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, row_code(cell))
+    assert binary[:4] == b"\x7fELF"
+    assert taken.spilled_bytes == 0
+    for entry in ("enter", "advance") if table else ():
+        assert f"{entry}_{name}".encode() in binary

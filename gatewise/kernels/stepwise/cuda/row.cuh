@@ -1,0 +1,69 @@
+// A batch row in one block of THREADS threads, each of which computes UNITS hidden units: the units `threadIdx.x`,
+// `threadIdx.x + THREADS`, and so on. The macro CELL_CODE contains the step of the cell and its adjoint for a row, which
+// gatewise/derivation/row.py generates from the definition of the cell.
+#pragma once
+#define WIDTH 1
+#include "activations.cuh"
+#include "functions.cuh"
+#include "launch.cuh"
+#include "vectors.cuh"
+CELL_CODE
+
+struct Row {
+    int units;
+    Real size;  // the same number
+
+    __device__ __forceinline__ int unit(int u) const { return (int)threadIdx.x + u * THREADS; }
+    __device__ __forceinline__ bool exists(int u) const { return unit(u) < units; }
+
+    // Replaces numbers by their sums over all threads of the block, added in the same order in every call.
+    template <int COUNT>
+    __device__ __forceinline__ void add_up(Real (&numbers)[COUNT]) const {
+#if THREADS > 1
+        __shared__ Real partial[COUNT][THREADS / 32];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int distance = 16; distance > 0; distance /= 2)
+                numbers[i] += __shfl_xor_sync(0xffffffffu, numbers[i], distance);
+        __syncthreads();  // all threads have read the sums of the call before
+        if (threadIdx.x % 32 == 0)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) partial[i][threadIdx.x / 32] = numbers[i];
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            numbers[i] = 0;
+#pragma unroll
+            for (int warp = 0; warp < THREADS / 32; warp++) numbers[i] += partial[i][warp];
+        }
+#endif
+    }
+};
+
+// The place of a row in time: its step t, and whether it is active there, at its first or last step in the order of the
+// direction, and whether it reads the states before the step, which a reset replaces by zeros (see resets.cuh).
+struct RowStep {
+    int t;
+    bool active, first, last, reads_state;
+};
+
+__device__ __forceinline__ RowStep row_step(
+    const i64* lengths, const bool* resets, int direction, int b, int batch, int t, int time) {
+    const i64 length = lengths ? lengths[b] : time;
+    const bool begins = t == 0, ends = t == length - 1;
+    RowStep found = {t, t < length, direction ? ends : begins, direction ? begins : ends, true};
+    if (resets && found.active && !(direction && found.first)) found.reads_state = !resets[(i64)(t + direction) * batch + b];
+    return found;
+}
+
+// Reads the parameters of the cell [PARAMETERS, H] of a direction.
+__device__ __forceinline__ void load_parameters(const Value* parameters, int direction, const Row& row, Given (&given)[UNITS]) {
+    if (PARAMETERS == 0) return;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int i = 0; i < PARAMETERS; i++)
+            given[u].parameters[i] =
+                row.exists(u) ? widened(parameters[((i64)direction * PARAMETERS + i) * row.units + row.unit(u)]) : Real(0);
+}

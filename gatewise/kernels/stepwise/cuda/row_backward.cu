@@ -1,0 +1,117 @@
+// The backward pass between two recurrent products, for cells that backward.cu does not support: the adjoint of one time step of
+// the cell for a batch row in each block.
+#include "row.cuh"
+
+struct Backward {
+    const Value* gates;    // the sums of all steps
+    Value* written;        // the gradients of the sums of all steps, with the strides of `gates`; may be `gates`
+    Value* dgates;         // the gradients of this step's recurrent sums, an operand of the next product
+    const Real* cells;     // the carried states of all steps [D, T, B, CARRIED * H]
+    const Value* c0;       // the initial carried states [D, B, CARRIED * H]
+    const Value* dy;       // the gradient of the outputs, or null
+    const Value* dh_n;     // the gradient of the final hidden state [D, B, H], or null
+    const Value* product;  // the gradient of the hidden state through the step after this one [D, B, H]
+    Real* dcell;           // the gradients of the carried states [D, B, CARRIED * H]; overwritten
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
+    i64 gates_direction, gates_time, gates_outer, gates_gate;
+    i64 dgates_direction, dgates_outer, dgates_gate;
+    i64 dy_direction, dy_time, dy_outer;
+    i64 product_direction, product_part;
+    int parts, whole, time, outer, inner, step;  // `parts` is 1 and `whole` is 0
+    const bool* resets;                          // the steps at which episodes begin [T, B], or null
+    const Value* parameters;                     // the parameters of the cell [D, PARAMETERS, H]
+    Real* dparameters;                           // their gradients for each row, summed over steps [D, B, PARAMETERS, H]
+};
+
+#if TABLE
+// The arguments of a captured launch never change, as in backward.cu.
+struct Recorded {
+    Backward* table;
+    int step;
+};
+
+struct Entered {
+    Backward* table;
+    Backward arguments;
+};
+
+extern "C" __global__ void enter_row_backward(const Entered a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_row_backward(const Recorded a) { a.table->step += a.step; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded recorded) {
+    const Backward a = *recorded.table;
+    const int step = a.step + recorded.step;
+#else
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backward a) {
+    const int step = a.step;
+#endif
+    const int b = blockIdx.x, direction = blockIdx.z;
+    const Row row = {a.inner, (Real)a.inner};
+    const RowStep at = row_step(a.lengths, a.resets, direction, b, a.outer, direction ? step : a.time - 1 - step, a.time);
+    const i64 place_of_gates = direction * a.gates_direction + at.t * a.gates_time + b * a.gates_outer;
+    const i64 plane = (i64)direction * a.outer + b;
+    Value* const dgates = a.dgates + direction * a.dgates_direction + b * a.dgates_outer;
+    if (!at.active) {
+        for (int u = 0; u < UNITS; u++) {
+            if (!row.exists(u)) continue;
+            for (int sum = 0; sum < SUMS; sum++) {
+                a.written[place_of_gates + sum * a.gates_gate + row.unit(u)] = narrowed(0);
+                if (recurrent_gate(sum) >= 0) dgates[recurrent_gate(sum) * a.dgates_gate + row.unit(u)] = narrowed(0);
+            }
+        }
+        return;
+    }
+    const i64 before = direction ? at.t + 1 : at.t - 1;
+    const Real* const earlier = a.cells + (((i64)direction * a.time + before) * a.outer + b) * CARRIED * a.inner;
+    const Value* const initial = a.c0 + plane * CARRIED * a.inner;
+    Real* const dcell = a.dcell + plane * CARRIED * a.inner;
+    Given given[UNITS];
+    Returned above[UNITS];
+    load_parameters(a.parameters, direction, row, given);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int unit = row.unit(u);
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++)
+            given[u].sums[sum] = row.exists(u) ? widened(a.gates[place_of_gates + sum * a.gates_gate + unit]) : Real(0);
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++) {
+            given[u].states[i] = 0;
+            if (row.exists(u) && at.reads_state)
+                given[u].states[i] = at.first ? widened(initial[i * a.inner + unit]) : earlier[i * a.inner + unit];
+            const Real gradient = row.exists(u) ? dcell[i * a.inner + unit] : Real(0);
+            if (i < STATES)
+                above[u].states[i] = gradient;
+            else
+                above[u].hidden = gradient;
+        }
+        if (CARRIED == STATES) above[u].hidden = 0;
+        if (a.dy && row.exists(u))
+            above[u].hidden += widened(a.dy[direction * a.dy_direction + at.t * a.dy_time + b * a.dy_outer + unit]);
+        if (at.last && a.dh_n && row.exists(u)) above[u].hidden += widened(a.dh_n[plane * a.inner + unit]);
+    }
+
+    wait_for_preceding_kernel();
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (!at.last && row.exists(u)) above[u].hidden += widened(a.product[direction * a.product_direction + b * a.inner + row.unit(u)]);
+    Given found[UNITS];
+    adjoint_of_row(given, above, found, row);
+    Real* const dparameters = a.dparameters + plane * PARAMETERS * a.inner;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        if (!row.exists(u)) continue;
+        const int unit = row.unit(u);
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) {
+            const Value gradient = narrowed(found[u].sums[sum]);
+            a.written[place_of_gates + sum * a.gates_gate + unit] = gradient;
+            if (recurrent_gate(sum) >= 0)
+                dgates[recurrent_gate(sum) * a.dgates_gate + unit] = at.reads_state ? gradient : narrowed(0);
+        }
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++) dcell[i * a.inner + unit] = at.reads_state ? found[u].states[i] : Real(0);
+#pragma unroll
+        for (int i = 0; i < PARAMETERS; i++) dparameters[i * a.inner + unit] += found[u].parameters[i];
+    }
+}

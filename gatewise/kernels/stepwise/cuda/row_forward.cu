@@ -1,0 +1,107 @@
+// The forward pass between two recurrent products, for cells that forward.cu does not support: one time step of the cell for a
+// batch row in each block, so that the step can combine the hidden units of the row.
+#include "row.cuh"
+
+struct Forward {
+    Value* gates;          // the input products of all steps; if `cells` is not null, overwritten by the sums of the steps
+    const Value* product;  // the product of the hidden state before this step and the recurrent weights
+    const Value* bias;     // the biases [D, SUMS * H] of the sums without an input product, or null
+    Value* hidden;         // the hidden state [D, B, H]; overwritten
+    Real* cell;            // the carried states [D, B, CARRIED * H]; overwritten
+    Value* output;         // the hidden states of all steps, zero after the end of a sequence; or null
+    Real* cells;           // the carried states of all steps [D, T, B, CARRIED * H]; null if nothing is kept
+    const i64* lengths;    // the lengths of the sequences [B]; null if all are T
+    i64 gates_direction, gates_time, gates_outer, gates_gate;
+    i64 product_direction, product_outer, product_gate;
+    i64 output_direction, output_time, output_outer;
+    int time, outer, inner, step;  // T, B and H, and the number of the step
+    const bool* resets;            // the steps at which episodes begin [T, B], or null
+    const Value* parameters;       // the parameters of the cell [D, PARAMETERS, H]
+};
+
+#if TABLE
+// The arguments of a captured launch never change, as in forward.cu.
+struct Recorded {
+    Forward* table;
+    int step;
+};
+
+struct Entered {
+    Forward* table;
+    Forward arguments;
+};
+
+extern "C" __global__ void enter_row_forward(const Entered a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_row_forward(const Recorded a) { a.table->step += a.step; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded recorded) {
+    const Forward a = *recorded.table;
+    const int step = a.step + recorded.step;
+#else
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward a) {
+    const int step = a.step;
+#endif
+    const int b = blockIdx.x, direction = blockIdx.z;
+    const Row row = {a.inner, (Real)a.inner};
+    const RowStep at = row_step(a.lengths, a.resets, direction, b, a.outer, direction ? a.time - 1 - step : step, a.time);
+    Value* const gates = a.gates + direction * a.gates_direction + at.t * a.gates_time + b * a.gates_outer;
+    Real* const cell = a.cell + ((i64)direction * a.outer + b) * CARRIED * a.inner;
+    Value* const output =
+        a.output ? a.output + direction * a.output_direction + at.t * a.output_time + b * a.output_outer : nullptr;
+    if (!at.active) {
+        if (output)
+            for (int u = 0; u < UNITS; u++)
+                if (row.exists(u)) output[row.unit(u)] = narrowed(0);
+        return;
+    }
+    Given given[UNITS];
+    load_parameters(a.parameters, direction, row, given);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int unit = row.unit(u);
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) {
+            given[u].sums[sum] = 0;
+            if (!row.exists(u)) continue;
+            if (input_gate(sum) >= 0)
+                given[u].sums[sum] = widened(gates[sum * a.gates_gate + unit]);
+            else if (a.bias)
+                given[u].sums[sum] = widened(a.bias[((i64)direction * SUMS + sum) * a.inner + unit]);
+        }
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++)
+            given[u].states[i] = row.exists(u) && at.reads_state ? cell[i * a.inner + unit] : Real(0);
+    }
+
+    wait_for_preceding_kernel();
+    const Value* const product = a.product + direction * a.product_direction + b * a.product_outer;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++) {
+            Real& total = given[u].sums[sum];
+            if (recurrent_gate(sum) >= 0 && row.exists(u) && at.reads_state)
+                total += widened(product[recurrent_gate(sum) * a.product_gate + row.unit(u)]);
+            total = widened(narrowed(total));  // as the backward pass reads it
+        }
+    Returned returned[UNITS];
+    step_of_row(given, returned, row);
+    Real* const kept = a.cells ? a.cells + (((i64)direction * a.time + at.t) * a.outer + b) * CARRIED * a.inner : nullptr;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        if (!row.exists(u)) continue;
+        const int unit = row.unit(u);
+        const Value hidden = narrowed(returned[u].hidden);
+        a.hidden[((i64)direction * a.outer + b) * a.inner + unit] = hidden;
+        if (output) output[unit] = hidden;
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++) {
+            const Real state = i < STATES ? returned[u].states[i] : returned[u].hidden;
+            cell[i * a.inner + unit] = state;
+            if (kept) kept[i * a.inner + unit] = state;
+        }
+        if (kept)
+#pragma unroll
+            for (int sum = 0; sum < SUMS; sum++) gates[sum * a.gates_gate + unit] = narrowed(given[u].sums[sum]);
+    }
+}

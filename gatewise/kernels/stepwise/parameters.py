@@ -1,0 +1,38 @@
+"""The tensors of cells with several carried states or with parameters: their sizes, and the operands of launches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.derivation.fused import carried_states
+from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.stack import Layer
+from gatewise.kernels.stepwise.products import state_dtype
+
+
+def carried_size(problem: Problem) -> int:
+    """Return the number of values of a sequence's carried states, C*H with C carried states."""
+    return len(carried_states(problem.cell)) * problem.hidden_size
+
+
+def kept_dtype(problem: Problem) -> torch.dtype:
+    """Return the dtype of the carried states that the forward pass keeps for the backward pass.
+
+    Cells that are not fused compute their step again from these states, which the rounding to 16 bits would change.
+    """
+    return problem.dtype if is_fused(problem.cell) else state_dtype(problem.dtype)
+
+
+def parameters_of(layer: Layer) -> Tensor | None:
+    """Return the parameters of a layer's cell [D, P, H]; None if it has none."""
+    each = [parameter for weights in layer.weights for parameter in weights.parameters]
+    return torch.stack(each).unflatten(0, (len(layer.weights), -1)) if each else None
+
+
+def parameter_sums(problem: Problem, like: Tensor) -> Tensor | None:
+    """Return zeros [D, B, P, H] to which the backward pass adds the gradients of the parameters, or None."""
+    count = len(problem.cell.parameters)
+    shape = problem.num_directions, problem.batch, count, problem.hidden_size
+    return like.new_zeros(shape, dtype=state_dtype(problem.dtype)) if count else None

@@ -1,0 +1,65 @@
+"""Both passes of cells that are computed a row at a time, on the CPU: the CUDA kernels compiled as C++."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM, standardized
+from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.stepwise.product_layout import ProductLayout
+from tests.kernels.cell_code import ROWS
+from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
+from tests.pairwise import pairwise
+
+
+class TwoLevels(Cell):
+    """A cell whose second state and hidden state are normalized, and which reads h."""
+
+    gates = ("a", "b")
+    states = ("m", "n")
+    parameters: ClassVar = {"p": 0.5}
+
+    def step(self, gate, state, parameter):
+        m, n = state.m * torch.sigmoid(gate.a), torch.tanh(state.n + parameter.p * state.h + gate.b)
+        n, m = standardized(n + m, m - n, eps=0.1)
+        h = standardized(torch.exp(-m * m) + n * state.h, eps=0.1, centered=False)
+        return h, {"m": m, "n": n + h}
+
+
+CELLS = [*ROWS, TwoLevels(), LayerNormGRU(gates="apart"), LayerNormGRU(centered=False), LayerNormLSTM(hidden=True)]
+PLAIN = [case for case in testing.CASES if not case.shape.proj_size]
+TURNED = ProductLayout(transposed_forward=True, transposed_backward=True)
+
+
+@pytest.mark.usefixtures("budgets_once")
+@pytest.mark.parametrize(("case", "cell"), pairwise(PLAIN, CELLS), ids=lambda own: getattr(own, "name", None))
+def test_agrees_with_the_oracle(case, cell, on_cpu):
+    on_cpu(TURNED)
+    problem = case.problem(dtype=torch.float64).replace(cell=cell)
+    if problem.resets and cell.initial_states:
+        pytest.skip("the passes reset states to zero")
+    testing.check_kernel(Unrefused(), problem, "cpu")
+
+
+@pytest.mark.parametrize("form", ["haste", "tensorflow1", "lingvo", "returnn"])
+def test_published_forms_agree_with_the_oracle(form, on_cpu):
+    on_cpu(ProductLayout())
+    cell = LayerNormLSTM.of(form)
+    problem = Problem(5, 3, 4, 7, bidirectional=True, bias=False, dtype=torch.float64, needs_grad=True, cell=cell)
+    testing.check_kernel(Unrefused(), problem, "cpu")
+
+
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), PeepholeLSTM(), LayerNormGRU()], ids=lambda cell: cell.name)
+def test_nan_stays_in_its_sequence(cell, on_cpu):
+    on_cpu(ProductLayout())
+    problem = Problem(6, 3, 4, 5, dtype=torch.float64, layout=Layout.DENSE, cell=cell)
+    inputs = testing.make_inputs(problem)
+    inputs.x[2, 1, 0] = torch.nan
+    y, h_n, c_n, _ = testing.run_kernel(Unrefused(), problem, inputs)[0]
+    assert y[2:, 1].isnan().all()
+    assert not y[:2].isnan().any()
+    assert not y[:, [0, 2]].isnan().any()
+    assert h_n[0, 1].isnan().all()
+    assert not c_n[0, [0, 2]].isnan().any()
