@@ -5,13 +5,14 @@ hidden units (`gatewise.cells.standardized`). A thread computes N units of a row
 The code calls the functions of `kernels/cuda/functions.cuh` and `activations.cuh`, and defines
 
     SUMS, GATES, STATES, PARAMETERS   the numbers of sums, of gates, of states other than h, and of parameters
+    STATISTICS                        the number of means and deviations over units that the step computes
     CARRIED                           the number of carried states (`fused.carried_states`), of which h is the last one
     input_gate(sum)                   the gate whose rows of the input weights contribute to a sum; -1 for none
     recurrent_gate(sum)               the gate whose rows of the recurrent weights contribute to a sum; -1 for none
     Given                             the inputs of the step of a unit: `sums`, `states` and `parameters`
     Returned                          the results of the step: `hidden` and `states`
-    step_of_row(given, returned, row)          the step
-    adjoint_of_row(given, returned, to, row)   the gradients of the inputs from those of the results
+    step_of_row(given, returned, statistics, row)          the step, and its statistics
+    adjoint_of_row(given, returned, to, statistics, row)   the gradients of the inputs from those of the results
 
 `row` provides `exists(u)`, whether unit u of the thread belongs to the layer, `size`, the number of units, and
 `add_up(numbers)`, which replaces an array of numbers by their sums over all threads of the row.
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import slopes
@@ -54,7 +55,7 @@ def _structure(cell: Cell) -> list[str]:
     gates, recurrent = len(cell.gates), dict(zip(cell.recurrent_sums, range(len(cell.gates)), strict=True))
     carried = carried_states(cell)
     numbers = {"SUMS": len(cell.sums), "GATES": gates, "STATES": len(cell.states), "PARAMETERS": len(cell.parameters)}
-    numbers["CARRIED"] = len(carried)
+    numbers |= {"CARRIED": len(carried), "STATISTICS": len(traced(cell).statistics)}
     return [
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in numbers.items())};",
         place("input_gate", [index if index < gates else -1 for index in range(len(cell.sums))]),
@@ -79,7 +80,7 @@ class _Row:
         self._given |= {learned(name): f"parameters[{index}]" for index, name in enumerate(cell.parameters)}
         self._returned = [("hidden", step.hidden)]
         self._returned += [(f"states[{index}]", name) for index, name in enumerate(step.after)]
-        self._of_row = {operation.name for operation in step.statistics}
+        self._of_row = {operation.name: index for index, operation in enumerate(step.statistics)}
         levels: dict[str, int] = {}
         for operation in step.operations:
             read = [levels.get(str(operand), 0) for operand in _values(operation)]
@@ -95,11 +96,12 @@ class _Row:
         return [
             "template <int N, class Units>",
             "__device__ __forceinline__ void step_of_row("
-            "const Given (&given)[N], Returned (&returned)[N], const Units& row) {",
-            *self._forward(),
+            "const Given (&given)[N], Returned (&returned)[N], Real (&statistics)[STATISTICS + 1], const Units& row) {",
+            *self._forward(self._computed),
             _LOOP,
             *(f"        returned[u].{field} = {self._text(name)};" for field, name in self._returned),
             "    }",
+            *(f"    statistics[{index}] = {name};" for name, index in self._of_row.items()),
             "}",
         ]
 
@@ -110,10 +112,11 @@ class _Row:
         return [
             "template <int N, class Units>",
             "__device__ __forceinline__ void adjoint_of_row("
-            "const Given (&given)[N], const Returned (&returned)[N], Given (&to)[N], const Units& row) {",
-            *self._forward(),
+            "const Given (&given)[N], const Returned (&returned)[N], Given (&to)[N],"
+            " const Real (&statistics)[STATISTICS + 1], const Units& row) {",
+            *self._forward(self._known),
             f"    Real {declared};",
-            *(f"    Real d_{name} = 0;" for name in sorted(self._of_row)),
+            *(f"    Real d_{name} = 0;" for name in self._of_row),
             _LOOP,
             *(f"        to[u].{field} = 0;" for field in self._given.values()),
             *(f"        d_{name}[u] += returned[u].{field};" for field, name in self._returned),
@@ -134,13 +137,12 @@ class _Row:
         name = str(value)
         return f"to[u].{self._given[name]}" if name in self._given else f"d_{name}[u]"
 
-    def _forward(self) -> Iterator[str]:
+    def _forward(self, statistics_of: Callable[[Sequence[Operation]], Iterator[str]]) -> Iterator[str]:
         names = [operation.name for operation in self._step.operations if operation.name not in self._of_row]
         yield f"    Real {', '.join(f'{name}[N]' for name in names)};"
         for operations in self._levels:
             statistics = [operation for operation in operations if operation.function in STATISTICS]
-            for kind in (True, False):
-                yield from self._statistics([one for one in statistics if (one.function == MEAN) == kind])
+            yield from statistics_of(statistics)
             yield _LOOP
             for operation in operations:
                 if operation.function not in STATISTICS:
@@ -148,7 +150,16 @@ class _Row:
                     yield f"        {operation.name}[u] = {CUDA.expression(operation, operands)};"
             yield "    }"
 
-    def _statistics(self, operations: Sequence[Operation]) -> Iterator[str]:
+    def _known(self, statistics: Sequence[Operation]) -> Iterator[str]:
+        """Yield the code that reads the statistics of a level."""
+        return (f"    const Real {own.name} = statistics[{self._of_row[own.name]}];" for own in statistics)
+
+    def _computed(self, statistics: Sequence[Operation]) -> Iterator[str]:
+        """Yield the code that computes the statistics of a level: first its means, then its deviations."""
+        yield from self._averages([operation for operation in statistics if operation.function == MEAN])
+        yield from self._averages([operation for operation in statistics if operation.function != MEAN])
+
+    def _averages(self, operations: Sequence[Operation]) -> Iterator[str]:
         """Yield the code of means, or of deviations, that are summed over units together."""
         if not operations:
             return

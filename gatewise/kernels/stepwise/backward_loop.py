@@ -14,7 +14,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.carried import carries_hidden
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import carried_size, parameter_sums, parameters_of
+from gatewise.kernels.stepwise.parameters import carried_size, parameter_sums, parameters_of, statistics_count
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
@@ -107,6 +107,8 @@ def run(
         parameters, dparameters = parameters_of(layer), parameter_sums(problem, gates)
         arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
         arguments.dparameters = address(dparameters)
+        if statistics_count(problem):
+            arguments.statistics = address(result.kept[2])
         early = starts_early(problem, Device.probe(gates.device))
         flags = {"early": early, "resets": layer.resets is not None}
         planes = memory.dcell[..., : problem.hidden_size]

@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, parameters_of
+from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, parameters_of, statistics_of
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
@@ -28,7 +28,8 @@ class LoopOutputs(NamedTuple):
         h_n: The final hidden states [D, B, R].
         c_n: The final values of the carried states [D, B, C*H].
         cells: The carried states of all steps [D, T, B, C*H]; None if no backward pass follows.
-        unprojected: The hidden states before the projection [D, T, B, H]; None without a projection, or if no backward
+        further: What the backward pass needs besides: the hidden states before the projection [D, T, B, H], or the
+            statistics of a cell that combines hidden units [D, T, B, count]; None without either, or if no backward
             pass follows.
     """
 
@@ -36,7 +37,7 @@ class LoopOutputs(NamedTuple):
     h_n: Tensor
     c_n: Tensor
     cells: Tensor | None
-    unprojected: Tensor | None
+    further: Tensor | None
 
 
 class StepBuffers(NamedTuple):
@@ -81,6 +82,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
     cells = None
     if problem.needs_grad:
         cells = layout.planes(gates, *states[:3], carried_size(problem), dtype=kept_dtype(problem))
+    statistics = statistics_of(problem, gates) if problem.needs_grad else None
     unprojected = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
     bias = _launched_bias(problem, layout, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
@@ -103,6 +105,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
             project = None
         parameters = parameters_of(layer)
         arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
+        arguments.statistics = address(statistics)
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             multiply()
@@ -118,7 +121,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         # These are copies, because the next call overwrites the buffers.
         h_n = memory.hidden.clone(memory_format=torch.contiguous_format)
         c_n = memory.cell.to(dtype, memory_format=torch.contiguous_format, copy=True)
-    return LoopOutputs(y.flatten(2), h_n, c_n, cells, unprojected)
+    return LoopOutputs(y.flatten(2), h_n, c_n, cells, unprojected if statistics is None else statistics)
 
 
 def _arguments(

@@ -19,8 +19,9 @@ from gatewise.kernels.carried import (
 )
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise.criteria import CRITERIA
-from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype
+from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
+from gatewise.kernels.stepwise.products import state_dtype
 
 
 class _Stepwise:
@@ -80,6 +81,8 @@ class _Stepwise:
         gates = TensorSpec((*tokens, len(problem.cell.sums) * problem.hidden_size), problem.dtype)
         state = TensorSpec((*tokens, carried_size(problem)), kept_dtype(problem))
         layer_keeps = (gates, state, state) if problem.proj_size else (gates, state)
+        if count := statistics_count(problem):
+            layer_keeps += (TensorSpec((*tokens, count), state_dtype(problem.dtype)),)
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:

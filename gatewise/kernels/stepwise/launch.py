@@ -31,7 +31,7 @@ class Forward(ctypes.Structure):
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "outer", "gate")],
         *[(f"output_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(name, _SIZE) for name in ("time", "outer", "inner", "step")],
-        *[(name, _POINTER) for name in ("resets", "parameters")],
+        *[(name, _POINTER) for name in ("resets", "parameters", "statistics")],
     ]
 
 
@@ -46,7 +46,7 @@ class Backward(ctypes.Structure):
         *[(f"dy_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "part")],
         *[(name, _SIZE) for name in ("parts", "whole", "time", "outer", "inner", "step")],
-        *[(name, _POINTER) for name in ("resets", "parameters", "dparameters")],
+        *[(name, _POINTER) for name in ("resets", "parameters", "statistics", "dparameters")],
     ]
 
 

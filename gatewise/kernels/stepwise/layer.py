@@ -28,8 +28,8 @@ _THIRDS_OF_G = 7 / 12, 8 / 12
 def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None) -> Result:
     """Run the forward pass of one layer.
 
-    The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, C*H] and, with a
-    projection, the hidden states before it [D, T, B, H].
+    The kept tensors are one value for each gate sum [D, T, B, S*H], the carried states [D, T, B, C*H] and
+    `LoopOutputs.further`, if there is any.
 
     Args:
         problem: The problem; its number of layers is ignored.
@@ -46,13 +46,13 @@ def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None)
             bias = bias_of_sums(problem.cell, weights.b_ih, weights.b_hh)
             _input_sums(layout, x, weights.w_ih, bias, share.flatten(0, 1))
         found = forward_loop.run(problem, layout, layer, gates, lengths)
-    y, h_n, c_n, cells, unprojected = found
+    y, h_n, c_n, cells, further = found
     if lengths is not None:
         # The final hidden state of an empty sequence is its initial one.
         h_n = torch.where((lengths > 0).unsqueeze(1), h_n, layer.h0)
     if not problem.needs_grad:
         return Result(y, h_n, c_n)
-    return Result(y, h_n, c_n, tuple(each for each in (gates, cells, unprojected) if each is not None))
+    return Result(y, h_n, c_n, tuple(each for each in (gates, cells, further) if each is not None))
 
 
 def backward(

@@ -1,4 +1,4 @@
-"""The tensors of cells with several carried states or with parameters: their sizes, and the operands of launches."""
+"""The tensors of cells with several carried states, parameters or statistics: their sizes, and operands of launches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.derivation.fused import carried_states
+from gatewise.derivation.trace import traced
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.products import state_dtype
@@ -23,6 +24,18 @@ def kept_dtype(problem: Problem) -> torch.dtype:
     Cells that are not fused compute their step again from these states, which the rounding to 16 bits would change.
     """
     return problem.dtype if is_fused(problem.cell) else state_dtype(problem.dtype)
+
+
+def statistics_count(problem: Problem) -> int:
+    """Return the number of means and deviations over hidden units that a step computes for each sequence."""
+    return 0 if is_fused(problem.cell) else len(traced(problem.cell).statistics)
+
+
+def statistics_of(problem: Problem, like: Tensor) -> Tensor | None:
+    """Return an uninitialized tensor for the statistics of all steps [D, T, B, count]; None if the cell has none."""
+    count = statistics_count(problem)
+    shape = problem.num_directions, problem.time, problem.batch, count
+    return like.new_empty(shape, dtype=state_dtype(problem.dtype)) if count else None
 
 
 def parameters_of(layer: Layer) -> Tensor | None:

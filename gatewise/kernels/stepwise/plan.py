@@ -44,12 +44,10 @@ def product_layouts(problem: Problem) -> list[ProductLayout]:
     if problem.proj_size:  # a second product a step, which reads rows
         return [ProductLayout()]
     flags = (False, True)
-    if not is_fused(problem.cell):  # a block computes a row
-        turned = flags if problem.needs_grad else (False,)
-        return [ProductLayout(False, forward, backward) for forward, backward in itertools.product(flags, turned)]
     backward = itertools.product(flags, (1, len(problem.cell.gates))) if problem.needs_grad else [(False, 1)]
     # What is compiled is promised tensors whose rows lie side by side.
-    columns = (False,) if problem.traced else flags
+    # A cell that is not fused is computed a row at a time.
+    columns = (False,) if problem.traced or not is_fused(problem.cell) else flags
     return [
         ProductLayout(column, transposed, *rest)
         for column, transposed, rest in itertools.product(columns, flags, list(backward))

@@ -16,27 +16,34 @@ struct Row {
     __device__ __forceinline__ int unit(int u) const { return (int)threadIdx.x + u * THREADS; }
     __device__ __forceinline__ bool exists(int u) const { return unit(u) < units; }
 
+#if THREADS > 1
+    // Replaces numbers by their sums over lanes whose indices differ in the bits of 2 DISTANCE - 1.
+    template <int DISTANCE, int COUNT>
+    __device__ __forceinline__ static void add_up_lanes(Real (&numbers)[COUNT]) {
+#pragma unroll
+        for (int distance = DISTANCE; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) numbers[i] += __shfl_xor_sync(0xffffffffu, numbers[i], distance);
+    }
+#endif
+
     // Replaces numbers by their sums over all threads of the block, added in the same order in every call.
     template <int COUNT>
     __device__ __forceinline__ void add_up(Real (&numbers)[COUNT]) const {
 #if THREADS > 1
-        __shared__ Real partial[COUNT][THREADS / 32];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-#pragma unroll
-            for (int distance = 16; distance > 0; distance /= 2)
-                numbers[i] += __shfl_xor_sync(0xffffffffu, numbers[i], distance);
+        constexpr int WARPS = THREADS / 32;
+        __shared__ Real partial[COUNT][WARPS];
+        const int lane = threadIdx.x % 32;
+        add_up_lanes<16>(numbers);
+        if (WARPS == 1) return;
         __syncthreads();  // all threads have read the sums of the call before
-        if (threadIdx.x % 32 == 0)
+        if (lane == 0)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) partial[i][threadIdx.x / 32] = numbers[i];
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            numbers[i] = 0;
-#pragma unroll
-            for (int warp = 0; warp < THREADS / 32; warp++) numbers[i] += partial[i][warp];
-        }
+        for (int i = 0; i < COUNT; i++) numbers[i] = partial[i][lane % WARPS];
+        add_up_lanes<WARPS / 2>(numbers);
 #endif
     }
 };

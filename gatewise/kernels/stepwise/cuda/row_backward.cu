@@ -10,17 +10,18 @@ struct Backward {
     const Value* c0;       // the initial carried states [D, B, CARRIED * H]
     const Value* dy;       // the gradient of the outputs, or null
     const Value* dh_n;     // the gradient of the final hidden state [D, B, H], or null
-    const Value* product;  // the gradient of the hidden state through the step after this one [D, B, H]
+    const Value* product;  // the gradient of the hidden state through the step after this one, as partial sums
     Real* dcell;           // the gradients of the carried states [D, B, CARRIED * H]; overwritten
     const i64* lengths;    // the lengths of the sequences [B]; null if all are T
     i64 gates_direction, gates_time, gates_outer, gates_gate;
     i64 dgates_direction, dgates_outer, dgates_gate;
     i64 dy_direction, dy_time, dy_outer;
     i64 product_direction, product_part;
-    int parts, whole, time, outer, inner, step;  // `parts` is 1 and `whole` is 0
+    int parts, whole, time, outer, inner, step;  // `parts` is the number of partial sums, and `whole` is 0
     const bool* resets;                          // the steps at which episodes begin [T, B], or null
     const Value* parameters;                     // the parameters of the cell [D, PARAMETERS, H]
-    Real* dparameters;                           // their gradients for each row, summed over steps [D, B, PARAMETERS, H]
+    const Real* statistics;                      // the statistics of all steps [D, T, B, STATISTICS]
+    Real* dparameters;                           // the gradients of the parameters for each row [D, B, PARAMETERS, H]
 };
 
 #if TABLE
@@ -61,6 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
         }
         return;
     }
+    Real statistics[STATISTICS + 1];
+#pragma unroll
+    for (int i = 0; i < STATISTICS; i++)
+        statistics[i] = a.statistics[(((i64)direction * a.time + at.t) * a.outer + b) * STATISTICS + i];
     const i64 before = direction ? at.t + 1 : at.t - 1;
     const Real* const earlier = a.cells + (((i64)direction * a.time + before) * a.outer + b) * CARRIED * a.inner;
     const Value* const initial = a.c0 + plane * CARRIED * a.inner;
@@ -94,9 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     wait_for_preceding_kernel();
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        if (!at.last && row.exists(u)) above[u].hidden += widened(a.product[direction * a.product_direction + b * a.inner + row.unit(u)]);
+        for (int part = 0; part < a.parts; part++) {
+            const Value* const share = a.product + direction * a.product_direction + part * a.product_part + (i64)b * a.inner;
+            if (!at.last && row.exists(u)) above[u].hidden += widened(share[row.unit(u)]);
+        }
     Given found[UNITS];
-    adjoint_of_row(given, above, found, row);
+    adjoint_of_row(given, above, found, statistics, row);
     Real* const dparameters = a.dparameters + plane * PARAMETERS * a.inner;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -112,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
 #pragma unroll
         for (int i = 0; i < CARRIED; i++) dcell[i * a.inner + unit] = at.reads_state ? found[u].states[i] : Real(0);
 #pragma unroll
-        for (int i = 0; i < PARAMETERS; i++) dparameters[i * a.inner + unit] += found[u].parameters[i];
+        for (int i = 0; i < PARAMETERS; i++)
+            atomicAdd(dparameters + i * a.inner + unit, found[u].parameters[i]);  // by this thread alone, which need not wait
     }
 }

@@ -17,6 +17,7 @@ struct Forward {
     int time, outer, inner, step;  // T, B and H, and the number of the step
     const bool* resets;            // the steps at which episodes begin [T, B], or null
     const Value* parameters;       // the parameters of the cell [D, PARAMETERS, H]
+    Real* statistics;              // the statistics of all steps [D, T, B, STATISTICS], kept with `cells`
 };
 
 #if TABLE
@@ -85,8 +86,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
             total = widened(narrowed(total));  // as the backward pass reads it
         }
     Returned returned[UNITS];
-    step_of_row(given, returned, row);
-    Real* const kept = a.cells ? a.cells + (((i64)direction * a.time + at.t) * a.outer + b) * CARRIED * a.inner : nullptr;
+    Real statistics[STATISTICS + 1];
+    step_of_row(given, returned, statistics, row);
+    const i64 token = ((i64)direction * a.time + at.t) * a.outer + b;
+    Real* const kept = a.cells ? a.cells + token * CARRIED * a.inner : nullptr;
+    if (kept && threadIdx.x == 0)
+#pragma unroll
+        for (int i = 0; i < STATISTICS; i++) a.statistics[token * STATISTICS + i] = statistics[i];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         if (!row.exists(u)) continue;
