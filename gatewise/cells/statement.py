@@ -27,8 +27,8 @@ def check_statement(cell: Cell) -> None:
     """Check the names and the initial values of a cell.
 
     Raises:
-        StatementError: A name is no Python identifier, is reserved, or clashes with another; or an initial value is
-            neither a number nor a function.
+        StatementError: A name is no Python identifier, is reserved, or clashes with another; an initial value is
+            neither a number nor a function; or the class defines no step, or one with other arguments.
     """
     for kind in ("gates", "states", "apart"):
         if not isinstance(getattr(cell, kind), tuple | list):
@@ -74,7 +74,11 @@ def _check_clashes(cell: Cell) -> None:
 
 
 def _check_signature(cell: Cell) -> None:
+    from gatewise.cells.cell import Cell  # imported here because that module imports this one
+
     given = ("gate", "state", *(["parameter"] if cell.parameters else []))
+    if type(cell).step is Cell.step:
+        raise _error(cell, "step", f"defined as step(self, {', '.join(given)})", "none")
     try:
         inspect.signature(cell.step).bind(*given)
     except TypeError:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,7 +15,22 @@ import torch
 from gatewise.cells.cell import Cell
 from gatewise.cells.statement import StatementError, before, check_statement, learned, returned_error
 
-__all__ = ["NotTraceable", "Operand", "Operation", "Step", "before", "is_number", "refusal_of", "traced"]
+__all__ = [
+    "STEP_ERRORS",
+    "NotTraceable",
+    "Operand",
+    "Operation",
+    "Step",
+    "before",
+    "is_number",
+    "line_of",
+    "refusal_of",
+    "said_by",
+    "traced",
+]
+
+STEP_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""The errors that are taken for mistakes in a step that raises them."""
 
 Operand = str | float
 """An operand: the name of a value, or a number."""
@@ -90,11 +106,15 @@ def traced(cell: Cell) -> Step:
         hidden, after = cell.called(sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
-        raise NotTraceable(_refusal(cell, error)) from None
-    except AttributeError as error:
+        raise NotTraceable(_refusal(cell, str(error), error)) from None
+    except StatementError:
+        raise
+    except STEP_ERRORS as error:
+        if not isinstance(error, AttributeError) or not isinstance(error.obj, types.SimpleNamespace):
+            raise NotTraceable(_refusal(cell, said_by(error), error)) from error
         named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
         expectation = f"read {'; '.join(named)}"
-        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{_line(cell, error)}."
+        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{line_of(cell, error)}."
         raise StatementError(message) from error
     step = Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]), tuple(map(learned, parameters)))
     of_units = step.of_units
@@ -156,7 +176,8 @@ class _Value:
     def _compared(self, other: object) -> NoReturn:
         raise _Untraceable("a comparison, which torch.maximum, minimum and clamp can often replace")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
+    __hash__ = object.__hash__
 
     def __float__(self) -> float:
         raise _Untraceable("a conversion of a value to a Python number")
@@ -255,13 +276,19 @@ def _lifted(tape: list[Operation], value: Any) -> str:
     return _recorded("mul", value, 1.0).name  # a state or a sum that is returned unchanged gets a new name
 
 
-def _refusal(cell: Cell, error: _Untraceable) -> str:
+def _refusal(cell: Cell, got: str, error: Exception) -> str:
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
-    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{_line(cell, error)}."
+    return f"`{type(cell).__name__}.step` must be {expectation}, got {got}{line_of(cell, error)}."
 
 
-def _line(cell: Cell, error: Exception) -> str:
+def said_by(error: Exception) -> str:
+    """Return the class of an error that a step raised and the first line of its message."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first.rstrip('.')}"
+
+
+def line_of(cell: Cell, error: Exception) -> str:
     """Return the line of a cell's step in which an error was raised, for the error's sentence."""
     code = getattr(type(cell).step, "__code__", None)
     file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file

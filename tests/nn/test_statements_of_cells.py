@@ -48,6 +48,7 @@ WRONG_ATTRIBUTES = {
         {"step": lambda self, gate, state, parameter: (gate.a, {})},
         r"must be step\(self, gate, state\), got step\(self, gate, state, parameter\), from the step in line \d+ of",
     ),
+    "no step": ({"step": gatewise.Cell.step}, r"`Stated\.step` must be defined as step\(self, gate, state\), got none"),
     "an initial state": ({"initial_states": {"h": "1"}}, r"`Stated\.initial_states` must be numbers, got '1' for h"),
 }
 
@@ -263,9 +264,43 @@ WRONG_VALUES = {
     ),
     "shape": (lambda self, gate, state: (torch.erf(gate.a).sum(-1), {}), r"got torch.float64 and \[3\] for the state"),
     "number": (lambda self, gate, state: (torch.erf(gate.a).sum().item(), {}), r"must return tensors, got float"),
+    "dtype of a state": (
+        lambda self, gate, state: (gate.a, {"c": torch.erf(gate.b).to(torch.bfloat16)}),
+        r"got torch.bfloat16 and \[3, 4\] for the state 'c', from the step in line \d+ of .*test_statements_of_cells.py",
+        ("c",),
+    ),
     "branch": (
         lambda self, gate, state: (gate.a if gate.a > 0 else gate.b, {}),
-        r"got a comparison, .*, in line \d+ of .*test_statements_of_cells.py: lambda self",
+        r"got a comparison, .*, in line \d+ of .*test_statements_of_cells.py: lambda self.* PyTorch cannot run it either: "
+        r"RuntimeError: Boolean value of Tensor .* is ambiguous, in line \d+ of .*test_statements_of_cells.py: lambda",
+    ),
+    "branch on equality": (
+        lambda self, gate, state: (gate.a if gate.a == 0 else gate.b, {}),
+        r"got a comparison, .*, in line \d+ of",
+    ),
+    "conversion": (
+        lambda self, gate, state: (gate.a * math.tanh(gate.b), {}),
+        r"got a conversion of a value to a Python number, in line \d+ of .* either: ValueError: only one element",
+    ),
+    "sizes": (
+        lambda self, gate, state: (torch.erf(gate.a) @ TABLE[:2], {}),
+        r"got torch.erf, in line \d+ of .* PyTorch cannot run it either: RuntimeError: size mismatch.* in line \d+ of",
+    ),
+    "operand": (
+        lambda self, gate, state: (torch.maximum(gate.a, 0.0), {}),
+        r"got TypeError: maximum\(\): argument 'other' .* must be Tensor, not float, in line \d+ of .*lambda[^.]*\.maximum",
+    ),
+    "name of a function": (
+        lambda self, gate, state: (torch.sigmoidd(gate.a), {}),
+        r"got AttributeError: module 'torch' has no attribute 'sigmoidd', in line \d+ of",
+    ),
+    "name of an attribute": (
+        lambda self, gate, state: (gate.a * self.rate, {}),
+        r"got AttributeError: 'Stated' object has no attribute 'rate', in line \d+ of (?!.* either)",
+    ),
+    "error of its own": (
+        lambda self, gate, state: (gate.a * {}["rate"], {}),
+        r"got KeyError: 'rate', in line \d+ of (?!.* either)",
     ),
 }
 
@@ -273,9 +308,62 @@ WRONG_VALUES = {
 @pytest.mark.parametrize("name", WRONG_VALUES)
 @pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of")
 def test_wrong_values_are_refused_while_the_step_runs(name):
-    step, message = WRONG_VALUES[name]
-    with pytest.raises(StatementError, match=message):
+    step, message, *states = WRONG_VALUES[name]
+    with pytest.raises(StatementError, match=message) as refused:
+        layer_of(stated(step, states=(*states, ())[0]))(x_of())
+    assert str(refused.value).startswith("`Stated.step` must ")
+
+
+RUNS_ON_EAGER = {
+    "power": (lambda self, gate, state: (gate.a**2, {}), r"TypeError: unsupported operand type.* for \*\*"),
+    "absolute": (lambda self, gate, state: (abs(gate.a), {}), r"TypeError: bad operand type for abs\(\)"),
+    "index": (lambda self, gate, state: (gate.a[..., :], {}), "TypeError: .* object is not subscriptable"),
+    "iteration": (lambda self, gate, state: (torch.stack([*gate.a]), {}), "TypeError: .* iterable"),
+    "conversion": (lambda self, gate, state: (torch.as_tensor(gate.a), {}), "RuntimeError: Could not infer dtype"),
+    "equality": (lambda self, gate, state: (torch.where(gate.a == 0, gate.a, gate.b), {}), "a comparison"),
+    "inequality": (lambda self, gate, state: (gate.a * (gate.b != 0), {}), "a comparison"),
+    "helper": (lambda self, gate, state: (torch.nn.functional.gelu(gate.a), {}), r"torch\.gelu"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS_ON_EAGER)
+def test_what_tensors_have_and_traced_values_have_not_runs_on_eager_with_a_warning(name):
+    step, reason = RUNS_ON_EAGER[name]
+    layer, x = layer_of(stated(step)), x_of()
+    pattern = rf"`Stated\.step` must be composed of .* got {reason}.*, in line \d+ of .*Only eager runs it"
+    with pytest.warns(UserWarning, match=pattern):
+        y, _ = layer(x)
+    torch.testing.assert_close(y, looped(layer, x)[0])
+
+
+def test_running_out_of_memory_is_no_mistake_of_a_step():
+    def step(self, gate, state):
+        if isinstance(gate.a, torch.Tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.erf(gate.a), {}
+
+    with pytest.warns(UserWarning, match=r"torch\.erf"), pytest.raises(torch.OutOfMemoryError, match="^CUDA out of"):
         layer_of(stated(step))(x_of())
+
+
+def test_cells_that_hold_tensors_are_equal_if_these_are_the_same():
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def __init__(self, scale):
+            self.scale = scale
+
+        def step(self, gate, state):
+            return gate.a * self.scale, {}
+
+    one, other = Scaled(TABLE), Scaled(TABLE.clone())
+    assert one == Scaled(TABLE)
+    assert one != other
+    assert Scaled(2.0) == Scaled(2.0) != Scaled(3.0)
+    assert Scaled(TABLE) != Scaled(2.0)
+    for cell in (one, other):
+        with pytest.warns(UserWarning, match="got a tensor from outside of the step"):
+            layer_of(cell)(x_of())
 
 
 def test_methods_of_values_are_not_recorded():
