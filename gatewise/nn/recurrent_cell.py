@@ -12,6 +12,7 @@ from gatewise.contract.errors import sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
+from gatewise.functional.resets import check_resets
 from gatewise.nn import init
 from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_sizes, check_step, refuse_script
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
@@ -99,7 +100,7 @@ class RecurrentCell(nn.Module):
             self.register_parameter("bias_hh", None)
         self.reset_parameters()
 
-    def forward(self, input: Tensor, hx: States | None = None) -> States:
+    def forward(self, input: Tensor, hx: States | None = None, resets: Tensor | None = None) -> States:
         """Compute one time step.
 
         Args:
@@ -107,6 +108,9 @@ class RecurrentCell(nn.Module):
             hx: The states before the step: the hidden state [B, H], or [H] without a batch. For a cell that has states
                 beside the hidden one this is a tuple: the hidden state, and the others in the order of `cell.states`,
                 all of one shape. If None, states are zero, or what `cell.initial_states` says.
+            resets: The rows in which an episode begins at this step [B], or one value [] without a batch; bool, or
+                integers that are 0 or 1, on the input's device. Where it is set, the states before the step are not
+                read: they are zero, or what `cell.initial_states` says, and no gradient flows back through them.
 
         Returns:
             The states after the step, in the form of `hx`.
@@ -115,19 +119,22 @@ class RecurrentCell(nn.Module):
             ShapeError: A rank or size does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
-            ArgumentError: `input` or a state is not a tensor, or `hx` has another number of states.
+            ArgumentError: `input`, a state or `resets` is not a tensor, or `hx` has another number of states.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
         states = None if hx is None else checked_states(self.cell, hx)
         check_step(input, states, self.input_size, self.hidden_size, self.weight_ih.dtype)
+        if resets is not None:
+            check_resets(resets, input.shape[:-1], "[B]" if input.dim() == 2 else "[]")
         check_compiled(self.cell)
         if input.dim() == 2:
-            return returned_states(self._step(input, states))
+            return returned_states(self._step(input, states, resets))
         rows = None if states is None else tuple([state.unsqueeze(0) for state in states])
-        return returned_states(tuple([state.squeeze(0) for state in self._step(input.unsqueeze(0), rows)]))
+        found = self._step(input.unsqueeze(0), rows, None if resets is None else resets.unsqueeze(0))
+        return returned_states(tuple([state.squeeze(0) for state in found]))
 
-    def _step(self, x: Tensor, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    def _step(self, x: Tensor, states: tuple[Tensor, ...] | None, resets: Tensor | None) -> tuple[Tensor, ...]:
         given = None
         if states is not None:
             given = joined_states(self.cell, tuple([state.unsqueeze(0) for state in states]))
@@ -144,6 +151,7 @@ class RecurrentCell(nn.Module):
             kernel=self.kernel,
             memory=NORMAL,
             cell=self.cell,
+            resets=None if resets is None else resets.unsqueeze(0),
         )
         return separate_states(self.cell, h.squeeze(0), others.squeeze(0))
 

@@ -97,6 +97,35 @@ def test_steps_are_the_layer_in_values_and_all_gradients(cell, given, bias):
     assert all(gradient.any() for gradient in gradients)
 
 
+RESETS = torch.tensor([[False, True, False], [True, False, False], [False, True, False], [True, True, False]] * 2)[:T]
+
+
+@each_cell
+def test_steps_with_resets_are_the_layer_with_them(cell):
+    module, x, states = module_of(cell), x_of().requires_grad_(), states_of(cell, B)
+    layer, leaves, carried, outputs = layer_like(module), [x, *as_list(states)], states, []
+    for token, resets in zip(x, RESETS, strict=True):
+        carried = module(token, carried, resets)
+        outputs.append(as_list(carried)[0])
+    batched = tuple(state.unsqueeze(0) for state in leaves[1:])
+    y, finals = layer(x, batched if cell.states else batched[0], resets=RESETS)
+    found, expected = [torch.stack(outputs), *as_list(carried)], [y, *(state[0] for state in as_list(finals))]
+    torch.testing.assert_close(found, expected)
+    above = [torch.randn_like(one) for one in found]
+    gradients = torch.autograd.grad(found, [*leaves, *module.parameters()], above)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, [*leaves, *layer.parameters()], above))
+    for gradient in gradients[1 : len(leaves)]:
+        assert not gradient[1].any()  # the second row begins with an episode
+
+
+@each_cell
+def test_a_reset_without_a_batch_takes_the_initial_states(cell):
+    module, x, states = module_of(cell), x_of(I), states_of(cell)
+    for value in (True, torch.tensor(1)):
+        torch.testing.assert_close(module(x, states, torch.as_tensor(value)), module(x))
+    torch.testing.assert_close(module(x, states, torch.tensor(False)), module(x, states))
+
+
 PYTORCH = {
     LSTM(): torch.nn.LSTMCell,
     GRU(): torch.nn.GRUCell,
@@ -276,6 +305,15 @@ WRONG = {
     ),
     "state of a layer": (lambda: module_of(GRU())(x_of(B, I), x_of(1, B, H)), r"`hx` must be of shape \[3, 4\]"),
     "state without a batch": (lambda: module_of(GRU())(x_of(I), x_of(1, H)), r"`hx` must be of shape \[4\]"),
+    "resets": (lambda: module_of(GRU())(x_of(B, I), None, True), "`resets` must be a tensor, got bool"),
+    "shape of the resets": (
+        lambda: module_of(GRU())(x_of(B, I), None, torch.ones(1, B, dtype=torch.bool)),
+        r"`resets` must be one value for each step, \[B\] = \[3\], got \[1, 3\]",
+    ),
+    "dtype of the resets": (
+        lambda: module_of(GRU())(x_of(I), None, torch.tensor(1.0)),
+        "`resets` must be bool, or integers that are 0 or 1, got torch.float32",
+    ),
     "dtype": (lambda: module_of(GRU())(x_of(B, I).float()), "`input` must be torch.float64 like the parameters"),
     "dtype of the states": (lambda: module_of(GRU())(x_of(B, I), x_of(B, H).float()), "torch.float64 like x"),
     "dtype of a state": (
