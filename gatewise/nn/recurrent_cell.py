@@ -29,7 +29,10 @@ class RecurrentCell(nn.Module):
 
     The step is for programs that get their input step by step, such as streams and policies that act. Programs that
     have the whole sequence are faster with `gatewise.Recurrent`. The kernel of a call is chosen as for a sequence of
-    one step.
+    one step: `gatewise.explain(layer, (1, B, I))` of a `Recurrent` with the same sizes shows which one.
+
+    In float16 and bfloat16 all states are rounded to the dtype between the calls. A layer rounds only the hidden state
+    that is multiplied, and keeps the others in float32 from step to step.
 
     Args:
         cell: The cell, such as `gatewise.cells.CoupledLSTM()`, or an instance of your own class.

@@ -71,10 +71,10 @@ def as_list(states):
     return list(states) if isinstance(states, tuple) else [states]
 
 
-def looped(module, x, states):
+def looped(module, x, states, resets=None):
     outputs = []
-    for token in x:
-        states = module(token, states)
+    for step, token in enumerate(x):
+        states = module(token, states, None if resets is None else resets[step])
         outputs.append(as_list(states)[0])
     return [torch.stack(outputs), *as_list(states)]
 
@@ -103,13 +103,10 @@ RESETS = torch.tensor([[False, True, False], [True, False, False], [False, True,
 @each_cell
 def test_steps_with_resets_are_the_layer_with_them(cell):
     module, x, states = module_of(cell), x_of().requires_grad_(), states_of(cell, B)
-    layer, leaves, carried, outputs = layer_like(module), [x, *as_list(states)], states, []
-    for token, resets in zip(x, RESETS, strict=True):
-        carried = module(token, carried, resets)
-        outputs.append(as_list(carried)[0])
+    layer, leaves = layer_like(module), [x, *as_list(states)]
     batched = tuple(state.unsqueeze(0) for state in leaves[1:])
     y, finals = layer(x, batched if cell.states else batched[0], resets=RESETS)
-    found, expected = [torch.stack(outputs), *as_list(carried)], [y, *(state[0] for state in as_list(finals))]
+    found, expected = looped(module, x, states, RESETS), [y, *(state[0] for state in as_list(finals))]
     torch.testing.assert_close(found, expected)
     above = [torch.randn_like(one) for one in found]
     gradients = torch.autograd.grad(found, [*leaves, *module.parameters()], above)
@@ -212,8 +209,10 @@ def test_autocast_converts_what_is_given(cell):
 def test_shipped_cells_can_be_compiled_in_one_graph(cell):
     torch.compiler.reset()
     module, x, states = module_of(cell), x_of(2, B, I), states_of(cell, B)
-    compiled = torch.compile(lambda x, states: looped(module, x, states), backend="aot_eager", fullgraph=True)
-    found, expected = compiled(x, states), looped(module, x, states)
+    compiled = torch.compile(
+        lambda x, states, resets: looped(module, x, states, resets), backend="aot_eager", fullgraph=True
+    )
+    found, expected = compiled(x, states, RESETS[:2]), looped(module, x, states, RESETS[:2])
     torch.testing.assert_close(found, expected)
     leaves = [*as_list(states), *module.parameters()]
     gradients = [torch.autograd.grad(one[0].square().sum(), leaves) for one in (found, expected)]
@@ -341,3 +340,17 @@ def test_parameters_that_clash_with_attributes_of_the_module_are_refused(name):
     with pytest.raises(StatementError, match=message):
         gatewise.RecurrentCell(clashing(name), I, H)
     gatewise.Recurrent(clashing(name), I, H)  # where parameters have the layer's number in their names
+
+
+@pytest.mark.gpu
+@each_cell
+def test_steps_on_a_gpu_are_those_on_the_cpu(cell):
+    module, x, states = module_of(cell), x_of().requires_grad_(), states_of(cell, B)
+    expected = looped(module, x, states, RESETS)
+    leaves = [x, *as_list(states)]
+    gradients = torch.autograd.grad(sum(one.square().sum() for one in expected), [*leaves, *module.parameters()])
+    module, moved = module.cuda(), [leaf.detach().cuda().requires_grad_() for leaf in leaves]
+    found = looped(module, moved[0], tuple(moved[1:]) if cell.states else moved[1], RESETS.cuda())
+    torch.testing.assert_close([one.cpu() for one in found], expected)
+    others = torch.autograd.grad(sum(one.square().sum() for one in found), [*moved, *module.parameters()])
+    torch.testing.assert_close([one.cpu() for one in others], list(gradients))
