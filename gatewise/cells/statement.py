@@ -66,8 +66,9 @@ def _check_clashes(cell: Cell) -> None:
     for name in cell.parameters:
         if name in _OF_LAYERS:
             raise _error(cell, "parameters", f"names other than {', '.join(sorted(_OF_LAYERS))}", repr(name))
-    states = [before(name) for name in ("h", *cell.states)]
-    if again := _repeated([*cell.sums, *states, *map(learned, cell.parameters)]):
+    others = [*(before(name) for name in ("h", *cell.states)), *map(learned, cell.parameters)]
+    in_code = [f"sum_{name}" for name in cell.sums]
+    if again := _repeated([*cell.sums, *others]) or _repeated([*in_code, *others]):
         allowed = "such that no name of a gate is that of another value"
         advice = "Gates in `apart` take the names with _input and _recurrent, states take those with _before."
         raise _error(cell, "gates", allowed, repr(again), advice)

@@ -215,7 +215,7 @@ class Recurrent(nn.Module):
             # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
             kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
             if kind in self.cell.parameters:
-                init.of_cell_(parameter, self.cell.parameters[kind])
+                init.of_cell_(parameter, self.cell, kind)
             else:
                 init.uniform_([parameter], self.hidden_size)
 

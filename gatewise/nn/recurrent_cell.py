@@ -164,7 +164,7 @@ class RecurrentCell(nn.Module):
             # A parametrization moves the parameter `p` to `parametrizations.p.original`.
             kind = name.removeprefix("parametrizations.").partition(".")[0]
             if kind in self.cell.parameters:
-                init.of_cell_(parameter, self.cell.parameters[kind])
+                init.of_cell_(parameter, self.cell, kind)
             else:
                 init.uniform_([parameter], self.hidden_size)
 

@@ -39,6 +39,10 @@ WRONG_ATTRIBUTES = {
     "a gate like a state": ({"gates": ("c_before",), "states": ("c",)}, r"`Stated\.gates` must be .* got 'c_before'"),
     "a gate like a sum": ({"gates": ("a", "a_input"), "apart": ("a",)}, r"`Stated\.gates` must be .* got 'a_input'"),
     "apart": ({"apart": ("n",)}, r"`Stated\.apart` must be names of gates, which are a, b, got 'n'"),
+    "a gate like a state in code": (
+        {"gates": ("c_before",), "states": ("sum_c",)},
+        r"`Stated\.gates` must be .* got 'sum_c_before'",
+    ),
     "a weight": ({"parameters": {"weight_hh": 0.0}}, r"`Stated\.parameters` must be names other than .* 'weight_hh'"),
     "names alone": ({"parameters": ("p",)}, r"`Stated\.parameters` must be a dictionary .*, got \('p',\)"),
     "an initial value": ({"parameters": {"p": "zeros"}}, r"`Stated\.parameters` must be numbers, or .* 'zeros' for p"),
@@ -58,6 +62,39 @@ def test_wrong_attributes_are_refused_when_the_layer_is_made(name):
     attributes, message = WRONG_ATTRIBUTES[name]
     with pytest.raises(StatementError, match=message):
         gatewise.Recurrent(stated(**attributes), I, H)
+
+
+def filled(function):
+    def step(self, gate, state, parameter):
+        return gate.a * parameter.p, {}
+
+    return stated(step, parameters={"p": function})
+
+
+WRONG_FUNCTIONS = {
+    "returns another tensor": (lambda p: torch.zeros(p.shape), "one that leaves elements as they are"),
+    "fills a part": (lambda p: p[1:].zero_(), "one that leaves elements as they are"),
+    "needs a matrix": (torch.nn.init.xavier_uniform_, "ValueError: Fan in and fan out"),
+    "takes no tensor": (lambda: None, "TypeError: "),
+}
+
+
+@pytest.mark.parametrize("make", [gatewise.Recurrent, gatewise.RecurrentCell])
+@pytest.mark.parametrize("name", WRONG_FUNCTIONS)
+def test_functions_that_do_not_fill_a_parameter_are_refused(name, make):
+    function, got = WRONG_FUNCTIONS[name]
+    message = rf"`Stated\.parameters\['p'\]` must be a function that fills a tensor \[H\] in place, got {got}"
+    with pytest.raises(StatementError, match=message):
+        make(filled(function), I, H)
+
+
+@pytest.mark.parametrize("make", [gatewise.Recurrent, gatewise.RecurrentCell])
+def test_parameters_without_values_are_not_inspected(make):
+    cell = filled(torch.nn.init.normal_)
+    assert all(parameter.is_meta for parameter in make(cell, I, H, device="meta").parameters())
+    with torch._subclasses.FakeTensorMode():
+        shapes = [parameter.shape for parameter in make(cell, I, H).parameters()]
+    assert shapes[-1] == (H,)
 
 
 WRONG_STEPS = {
@@ -87,6 +124,26 @@ def test_wrong_results_of_a_step_are_refused_with_its_line(name, traceable):
         layer_of(cell)(x_of())
     assert "`Stated.step` must return (h, {'c': c, 'd': d})" in str(refused.value)
     assert f"from the step in line {line} of {__file__}" in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:`Scaled.step` must be composed of")
+@pytest.mark.parametrize("function", [torch.tanh, torch.erf], ids=["traced", "run"])
+@pytest.mark.parametrize("values", [(1.0, 2.0), ([1.0], [2.0])], ids=["number", "list"])
+def test_a_cell_is_traced_anew_where_its_attributes_change(function, values):
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def step(self, gate, state):
+            return function(gate.a) * (self.scale if isinstance(self.scale, float) else self.scale[0]), {}
+
+    cell = Scaled()
+    layer, x, found = layer_of(cell), x_of(1, B, I), []
+    for value in (*values, values[0]):
+        cell.scale = value
+        y, _ = layer(x)
+        found.append([y, *torch.autograd.grad(y.sum(), layer.bias_ih_l0)])
+    torch.testing.assert_close([2 * one for one in found[0]], found[1])
+    torch.testing.assert_close(found[0], found[2])
 
 
 def test_a_state_of_parameters_alone_is_refused():
@@ -306,7 +363,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("name", WRONG_VALUES)
-@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of")
+@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of", "ignore:Converting a tensor with requires_grad")
 def test_wrong_values_are_refused_while_the_step_runs(name):
     step, message, *states = WRONG_VALUES[name]
     with pytest.raises(StatementError, match=message) as refused:
