@@ -51,6 +51,8 @@ class _Stated:
             raise
         except STEP_ERRORS as error:
             refusal, said = refusal_of(cell), said_by(error)
+            if not refusal:
+                raise
             again = "" if said in refusal else f" PyTorch cannot run it either: {said}{line_of(cell, error)}."
             raise NotTraceable(f"{refusal}{again}") from error
         like = sums[..., : sums.shape[-1] // len(cell.sums)]
