@@ -6,6 +6,7 @@ import collections
 import inspect
 import numbers
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ _RESERVED = re.compile(r"[vt]\d+|h")
 
 # The names of the other parameters of a layer, to which its number is appended as to those of a cell.
 _OF_LAYERS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"})
+
+
+STEP_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""The errors that are taken for mistakes in a step that raises them."""
 
 
 class StatementError(TypeError):
@@ -122,6 +127,23 @@ def returned_error(cell: Cell, expectation: str, got: str, advice: str = "") -> 
     code = getattr(type(cell).step, "__code__", None)
     where = f", from the step in line {code.co_firstlineno} of {code.co_filename}" if code else ""
     return StatementError(f"`{type(cell).__name__}.step` must {expectation}, got {got}{where}. {advice}".rstrip())
+
+
+def said_by(error: Exception) -> str:
+    """Return the class of an error that a step raised and the first line of its message."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first.rstrip('.')}"
+
+
+def line_of(cell: Cell, error: Exception) -> str:
+    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
+    code = getattr(type(cell).step, "__code__", None)
+    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
+        return ""
+    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
+    return f"{where}: {frames[-1].line}" if frames[-1].line else where
 
 
 def _repeated(names: Iterable[str]) -> str:

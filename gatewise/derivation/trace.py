@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -13,24 +12,18 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from gatewise.cells.cell import Cell
-from gatewise.cells.statement import StatementError, before, check_statement, learned, returned_error
+from gatewise.cells.statement import (
+    STEP_ERRORS,
+    StatementError,
+    before,
+    check_statement,
+    learned,
+    line_of,
+    returned_error,
+    said_by,
+)
 
-__all__ = [
-    "STEP_ERRORS",
-    "NotTraceable",
-    "Operand",
-    "Operation",
-    "Step",
-    "before",
-    "is_number",
-    "line_of",
-    "refusal_of",
-    "said_by",
-    "traced",
-]
-
-STEP_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""The errors that are taken for mistakes in a step that raises them."""
+__all__ = ["NotTraceable", "Operand", "Operation", "Step", "before", "is_number", "refusal_of", "traced"]
 
 Operand = str | float
 """An operand: the name of a value, or a number."""
@@ -106,12 +99,12 @@ def traced(cell: Cell) -> Step:
         hidden, after = cell.called(sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
-        raise NotTraceable(_refusal(cell, str(error), error)) from None
+        raise NotTraceable(_refusal(cell, error)) from None
     except StatementError:
         raise
     except STEP_ERRORS as error:
         if not isinstance(error, AttributeError) or not isinstance(error.obj, types.SimpleNamespace):
-            raise NotTraceable(_refusal(cell, said_by(error), error)) from error
+            raise NotTraceable(_refusal(cell, error)) from error
         named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
         expectation = f"read {'; '.join(named)}"
         message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{line_of(cell, error)}."
@@ -276,27 +269,11 @@ def _lifted(tape: list[Operation], value: Any) -> str:
     return _recorded("mul", value, 1.0).name  # a state or a sum that is returned unchanged gets a new name
 
 
-def _refusal(cell: Cell, got: str, error: Exception) -> str:
+def _refusal(cell: Cell, error: Exception) -> str:
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
+    got = str(error) if isinstance(error, _Untraceable) else said_by(error)
     return f"`{type(cell).__name__}.step` must be {expectation}, got {got}{line_of(cell, error)}."
-
-
-def said_by(error: Exception) -> str:
-    """Return the class of an error that a step raised and the first line of its message."""
-    first, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first.rstrip('.')}"
-
-
-def line_of(cell: Cell, error: Exception) -> str:
-    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
-    code = getattr(type(cell).step, "__code__", None)
-    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    if not frames:
-        return ""
-    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
-    return f"{where}: {frames[-1].line}" if frames[-1].line else where
 
 
 def is_number(operand: Operand) -> bool:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
-from gatewise.cells.statement import StatementError, returned_error
+from gatewise.cells.statement import STEP_ERRORS, StatementError, line_of, returned_error, said_by
 from gatewise.derivation.pointwise import pointwise_of
-from gatewise.derivation.trace import STEP_ERRORS, NotTraceable, line_of, refusal_of, said_by
+from gatewise.derivation.trace import NotTraceable, refusal_of
 
 
 @functools.lru_cache(maxsize=256)
