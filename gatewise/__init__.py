@@ -39,7 +39,7 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
-    from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, accelerate, verify
+    from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell, accelerate, verify
     from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "ProcessFailed",
     "RNNCell",
     "Recurrent",
+    "RecurrentCell",
     "ShapeError",
     "TrainingDiverged",
     "UnexpectedKernel",

@@ -115,7 +115,21 @@ class Cell:
         return f"{type(self).__name__}()"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
+        if type(other) is not type(self):
+            return False
+        own, others = vars(self), vars(other)
+        return own.keys() == others.keys() and all(_is_same(value, others[name]) for name, value in own.items())
 
     def __hash__(self) -> int:
-        return hash(type(self))  # every call looks up its cell, and few cells of one class differ
+        own = vars(self)
+        if not own:  # every call looks up its cell, and most cells have no attributes
+            return hash(type(self))
+        try:
+            return hash((type(self), *own.values()))  # so that a cell is traced again if its attributes change
+        except TypeError:  # an attribute that cannot be hashed, such as a list
+            return hash((type(self), repr(own)))
+
+
+def _is_same(one: object, other: object) -> bool:
+    # Arrays and tensors cannot be compared as a whole by `==`; cells that differ in them differ.
+    return one is other or (not getattr(one, "shape", ()) and not getattr(other, "shape", ()) and one == other)

@@ -6,6 +6,7 @@ import collections
 import inspect
 import numbers
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ _RESERVED = re.compile(r"[vt]\d+|h")
 _OF_LAYERS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"})
 
 
+STEP_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""The errors that are taken for mistakes in a step that raises them."""
+
+
 class StatementError(TypeError):
     """The statement of a cell has an error; the message names the cell, and the line where there is one."""
 
@@ -27,8 +32,8 @@ def check_statement(cell: Cell) -> None:
     """Check the names and the initial values of a cell.
 
     Raises:
-        StatementError: A name is no Python identifier, is reserved, or clashes with another; or an initial value is
-            neither a number nor a function.
+        StatementError: A name is no Python identifier, is reserved, or clashes with another; an initial value is
+            neither a number nor a function; or the class defines no step, or one with other arguments.
     """
     for kind in ("gates", "states", "apart"):
         if not isinstance(getattr(cell, kind), tuple | list):
@@ -66,15 +71,20 @@ def _check_clashes(cell: Cell) -> None:
     for name in cell.parameters:
         if name in _OF_LAYERS:
             raise _error(cell, "parameters", f"names other than {', '.join(sorted(_OF_LAYERS))}", repr(name))
-    states = [before(name) for name in ("h", *cell.states)]
-    if again := _repeated([*cell.sums, *states, *map(learned, cell.parameters)]):
+    others = [*(before(name) for name in ("h", *cell.states)), *map(learned, cell.parameters)]
+    in_code = [f"sum_{name}" for name in cell.sums]
+    if again := _repeated([*cell.sums, *others]) or _repeated([*in_code, *others]):
         allowed = "such that no name of a gate is that of another value"
         advice = "Gates in `apart` take the names with _input and _recurrent, states take those with _before."
         raise _error(cell, "gates", allowed, repr(again), advice)
 
 
 def _check_signature(cell: Cell) -> None:
+    from gatewise.cells.cell import Cell  # imported here because that module imports this one
+
     given = ("gate", "state", *(["parameter"] if cell.parameters else []))
+    if type(cell).step is Cell.step:
+        raise _error(cell, "step", f"defined as step(self, {', '.join(given)})", "none")
     try:
         inspect.signature(cell.step).bind(*given)
     except TypeError:
@@ -117,6 +127,23 @@ def returned_error(cell: Cell, expectation: str, got: str, advice: str = "") -> 
     code = getattr(type(cell).step, "__code__", None)
     where = f", from the step in line {code.co_firstlineno} of {code.co_filename}" if code else ""
     return StatementError(f"`{type(cell).__name__}.step` must {expectation}, got {got}{where}. {advice}".rstrip())
+
+
+def said_by(error: Exception) -> str:
+    """Return the class of an error that a step raised and the first line of its message."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first.rstrip('.')}"
+
+
+def line_of(cell: Cell, error: Exception) -> str:
+    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
+    code = getattr(type(cell).step, "__code__", None)
+    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not frames:
+        return ""
+    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
+    return f"{where}: {frames[-1].line}" if frames[-1].line else where
 
 
 def _repeated(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import traceback
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,7 +13,16 @@ import torch
 
 from gatewise.cells.cell import Cell
 from gatewise.cells.normalization import standardized
-from gatewise.cells.statement import StatementError, before, check_statement, learned, returned_error
+from gatewise.cells.statement import (
+    STEP_ERRORS,
+    StatementError,
+    before,
+    check_statement,
+    learned,
+    line_of,
+    returned_error,
+    said_by,
+)
 
 __all__ = [
     "STATISTICS",
@@ -116,10 +125,14 @@ def traced(cell: Cell) -> Step:
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
-    except AttributeError as error:
+    except StatementError:
+        raise
+    except STEP_ERRORS as error:
+        if not isinstance(error, AttributeError) or not isinstance(error.obj, types.SimpleNamespace):
+            raise NotTraceable(_refusal(cell, error)) from error
         named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
         expectation = f"read {'; '.join(named)}"
-        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{_line(cell, error)}."
+        message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{line_of(cell, error)}."
         raise StatementError(message) from error
     step = Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]), tuple(map(learned, parameters)))
     of_units = step.of_units
@@ -187,7 +200,8 @@ class _Value:
     def _compared(self, other: object) -> NoReturn:
         raise _Untraceable("a comparison, which torch.maximum, minimum and clamp can often replace")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
+    __hash__ = object.__hash__
 
     def __float__(self) -> float:
         raise _Untraceable("a conversion of a value to a Python number")
@@ -300,21 +314,11 @@ def _lifted(tape: list[Operation], value: Any) -> str:
     return _recorded("mul", value, 1.0).name  # a state or a sum that is returned unchanged gets a new name
 
 
-def _refusal(cell: Cell, error: _Untraceable) -> str:
+def _refusal(cell: Cell, error: Exception) -> str:
     allowed = ", ".join(sorted({*_TORCH_NAMES.values(), "clamp", "logsigmoid", "standardized"}))
     expectation = f"composed of + - * / and {allowed}, without branches on values"
-    return f"`{type(cell).__name__}.step` must be {expectation}, got {error}{_line(cell, error)}."
-
-
-def _line(cell: Cell, error: Exception) -> str:
-    """Return the line of a cell's step in which an error was raised, for the error's sentence."""
-    code = getattr(type(cell).step, "__code__", None)
-    file = code.co_filename if code else None  # a class of a notebook or of the interpreter has no source file
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    if not frames:
-        return ""
-    where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
-    return f"{where}: {frames[-1].line}" if frames[-1].line else where
+    got = str(error) if isinstance(error, _Untraceable) else said_by(error)
+    return f"`{type(cell).__name__}.step` must be {expectation}, got {got}{line_of(cell, error)}."
 
 
 def is_number(operand: Operand) -> bool:

@@ -9,6 +9,7 @@ from gatewise.nn.cell import LSTMCell
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
+from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.rnn import RNN, RNNCell
 from gatewise.nn.verification import Verification, verify
 
@@ -24,6 +25,7 @@ __all__ = [
     "LSTMCell",
     "RNNCell",
     "Recurrent",
+    "RecurrentCell",
     "Swap",
     "Verification",
     "accelerate",

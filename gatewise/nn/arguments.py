@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from gatewise.cells import SHIPPED, Cell, check_statement
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
@@ -23,13 +24,42 @@ def check_sizes(input_size: int, hidden_size: int, num_layers: int = 1, proj_siz
         raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
 
 
+def check_cell(cell: object) -> None:
+    """Check that a cell is one, and its statement.
+
+    Raises:
+        ArgumentError: It is no instance of `gatewise.Cell`.
+        StatementError: Names clash, or an initial value is neither a number nor a function.
+    """
+    if not isinstance(cell, Cell):
+        advice = "Give an instance, such as gatewise.cells.LSTM()."
+        raise ArgumentError(sentence("cell", "a gatewise.Cell", repr(cell), advice))
+    check_statement(cell)
+
+
+def check_compiled(cell: Cell) -> None:
+    """Check that `torch.compile` can trace a call of the cell, if it does so now.
+
+    Raises:
+        ArgumentError: It traces a call of a cell that is not one of the library.
+    """
+    if torch.compiler.is_compiling() and cell not in SHIPPED:
+        advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
+        raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(cell), advice))
+
+
+def check_flag(name: str, value: object) -> None:
+    """Check that an option is True or False."""
+    if not isinstance(value, bool):
+        raise ArgumentError(sentence(name, "True or False", repr(value)))
+
+
 def check_layer_options(
     bias: bool, batch_first: bool, bidirectional: bool, dropout: float, kernel: str, memory: str
 ) -> None:
     """Check the options of a layer."""
-    for name, value in {"bias": bias, "batch_first": batch_first}.items():
-        if not isinstance(value, bool):
-            raise ArgumentError(sentence(name, "True or False", repr(value)))
+    check_flag("bias", bias)
+    check_flag("batch_first", batch_first)
     if not isinstance(bidirectional, int):  # PyTorch's layers accept 0 and 1 too, and some programs pass them
         raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
     check_dropout(dropout)
@@ -112,7 +142,7 @@ def refuse_script(layer: str, way: str = "script") -> NoReturn:
     The compiler of TorchScript fails at an arbitrary line of gatewise, and its tracer records the kernel and the sizes
     of this one call as if they were the layer.
     """
-    advice = f"For TorchScript, load its state_dict into a torch.nn.{layer}."
+    advice = f"For TorchScript, load its state_dict into a torch.nn.{layer}." if hasattr(torch.nn, layer) else ""
     how = "compiled by torch.compile or torch.export"
     raise ArgumentError(sentence(f"gatewise.{layer}", how, f"torch.jit.{way}", advice))
 

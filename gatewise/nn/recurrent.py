@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import SHIPPED, Cell, check_statement
-from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.cells import Cell
+from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn import init
 from gatewise.nn.arguments import (
+    check_cell,
+    check_compiled,
     check_layer_options,
     check_sizes,
     refuse_input,
@@ -22,9 +24,7 @@ from gatewise.nn.arguments import (
     warn_of_idle_dropout,
 )
 from gatewise.nn.sequences import run_one, run_packed, time_first
-
-States = Tensor | tuple[Tensor, ...]
-"""The states of a layer: h [L*D, B, H]; with other states of the cell a tuple of h and of them, in the cell's order."""
+from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 
 
 class Recurrent(nn.Module):
@@ -88,10 +88,7 @@ class Recurrent(nn.Module):
         memory: str = NORMAL,
     ) -> None:
         super().__init__()
-        if not isinstance(cell, Cell):
-            advice = "Give an instance, such as gatewise.cells.LSTM()."
-            raise ArgumentError(sentence("cell", "a gatewise.Cell", repr(cell), advice))
-        check_statement(cell)
+        check_cell(cell)
         check_sizes(input_size, hidden_size, num_layers)
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
         warn_of_idle_dropout(dropout, num_layers)
@@ -154,15 +151,15 @@ class Recurrent(nn.Module):
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
-        states = None if hx is None else self._checked(hx)
+        states = None if hx is None else checked_states(self.cell, hx)
         if isinstance(input, PackedSequence):
             packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
-            return packed, self._returned(finals)
+            return packed, returned_states(finals)
         if not isinstance(input, Tensor):
             refuse_input(input)
         if input.dim() == 2:
             y, finals = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
-            return y, self._returned(finals)
+            return y, returned_states(finals)
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
@@ -171,24 +168,7 @@ class Recurrent(nn.Module):
             resets = time_first(resets, input.shape[:2])
         x = input.transpose(0, 1) if self.batch_first else input
         y, finals = self._run(x, states, lengths=lengths, resets=resets)
-        return (y.transpose(0, 1) if self.batch_first else y), self._returned(finals)
-
-    def _checked(self, hx: object) -> tuple[Tensor, ...]:
-        names = ("h", *self.cell.states)
-        if len(names) == 1:
-            found: tuple[object, ...] = (hx,)
-        elif isinstance(hx, tuple | list) and len(hx) == len(names):
-            found = tuple(hx)
-        else:
-            got = f"{len(hx)} of them" if isinstance(hx, tuple | list) else type(hx).__name__
-            raise ArgumentError(sentence("hx", f"a tuple ({', '.join(names)}) of tensors", got))
-        for name, state in zip(names, found, strict=True):
-            if not isinstance(state, Tensor):
-                raise ArgumentError(sentence(f"hx, the state {name},", "a tensor", type(state).__name__))
-        return found  # type: ignore[return-value] - all of them are tensors
-
-    def _returned(self, finals: tuple[Tensor, ...]) -> States:
-        return finals if self.cell.states else finals[0]
+        return (y.transpose(0, 1) if self.batch_first else y), returned_states(finals)
 
     def _run(
         self,
@@ -199,17 +179,8 @@ class Recurrent(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        given = None
-        if states is not None:
-            h0, *others = states
-            for name, state in zip(self.cell.states, others, strict=True):
-                if state.shape != h0.shape:
-                    expectation = f"of shape {list(h0.shape)}, like the hidden state"
-                    raise ShapeError(sentence(f"hx, the state {name},", expectation, list(state.shape)))
-            given = h0, torch.cat(others, -1) if others else h0.new_zeros(*h0.shape[:2], 0)
-        if torch.compiler.is_compiling() and self.cell not in SHIPPED:
-            advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
-            raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
+        given = None if states is None else joined_states(self.cell, states)
+        check_compiled(self.cell)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         weights = tuple([weight for direction in self.all_weights for weight in direction])
         y, h_n, others_n = recurrent(
@@ -225,7 +196,7 @@ class Recurrent(nn.Module):
             resets=resets,
             cell=self.cell,
         )
-        return y, (h_n, *(others_n.split(self.hidden_size, -1) if self.cell.states else ()))
+        return y, separate_states(self.cell, h_n, others_n)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -244,7 +215,7 @@ class Recurrent(nn.Module):
             # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
             kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
             if kind in self.cell.parameters:
-                init.of_cell_(parameter, self.cell.parameters[kind])
+                init.of_cell_(parameter, self.cell, kind)
             else:
                 init.uniform_([parameter], self.hidden_size)
 

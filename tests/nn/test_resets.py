@@ -351,68 +351,6 @@ def test_another_shape_is_refused_in_the_callers_arrangement(kind, shape, batch_
         ours(torch.zeros(shape, dtype=torch.float64), resets=torch.zeros(given, dtype=torch.bool))
 
 
-# What libraries of reinforcement learning compute in a loop.
-
-
-def test_episode_starts_as_in_sb3_contrib():
-    """Before every step, the states of PyTorch's layer are multiplied by 1 - episode_start."""
-    ours, theirs = layers("lstm")
-    x, states = drawn(theirs)
-    starts = RESETS.to(x.dtype)
-    outputs, (h, c) = [], states
-    for features, start in zip(x, starts, strict=True):
-        keep = (1.0 - start).view(1, B, 1)
-        y, (h, c) = theirs(features.unsqueeze(0), (keep * h, keep * c))
-        outputs.append(y)
-    expected = [torch.cat(outputs), h, c]
-    found = called(ours, x, states, resets=starts.bool())
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        gradients(found, [x, *states, *ours.parameters()]), gradients(expected, [x, *states, *theirs.parameters()])
-    )
-
-
-def test_is_first_as_in_dreamer():
-    """Before every step, the carry is masked where an episode is new."""
-    ours, theirs = layers("gru", num_layers=1)
-    cell = nn.GRUCell(F, H, dtype=torch.float64)
-    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in theirs.state_dict().items()})
-    x, (h0,) = drawn(theirs)
-    carry, outputs = h0[0], []
-    for step, is_first in zip(x, RESETS, strict=True):
-        carry = cell(step, torch.where(is_first.unsqueeze(1), 0, carry))
-        outputs.append(carry)
-    expected = [torch.stack(outputs), carry.unsqueeze(0)]
-    found = called(ours, x, [h0], resets=RESETS)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        gradients(found, [x, h0, *ours.parameters()]), gradients(expected, [x, h0, *cell.parameters()])
-    )
-
-
-def test_is_init_as_in_torchrl():
-    """Trajectories are split at is_init [B, T], padded to one batch, computed, and put back together."""
-    ours, theirs = layers("lstm", batch_first=True)
-    x, states = drawn(theirs)
-    x = x.detach().transpose(0, 1).contiguous().requires_grad_()
-    is_init = RESETS.t()
-    splits, hidden = [], []
-    for row in range(B):
-        cuts = [0, *(t for t in range(1, T) if is_init[row, t]), T]
-        for start, stop in itertools.pairwise(cuts):
-            splits.append(x[row, start:stop])
-            entering = start == 0 and not is_init[row, 0]
-            hidden.append([state[:, row] if entering else torch.zeros_like(state[:, row]) for state in states])
-    padded = nn.utils.rnn.pad_sequence(splits, batch_first=True)
-    y, _ = theirs(padded, tuple(torch.stack(each, 1) for each in zip(*hidden, strict=True)))
-    expected = torch.cat([own[: len(split)] for own, split in zip(y, splits, strict=True)]).view(B, T, H)
-    found, *_ = called(ours, x, states, resets=is_init)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        gradients([found], [x, *states, *ours.parameters()]), gradients([expected], [x, *states, *theirs.parameters()])
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_call_waits_for_the_gpu(kind):

@@ -39,6 +39,10 @@ WRONG_ATTRIBUTES = {
     "a gate like a state": ({"gates": ("c_before",), "states": ("c",)}, r"`Stated\.gates` must be .* got 'c_before'"),
     "a gate like a sum": ({"gates": ("a", "a_input"), "apart": ("a",)}, r"`Stated\.gates` must be .* got 'a_input'"),
     "apart": ({"apart": ("n",)}, r"`Stated\.apart` must be names of gates, which are a, b, got 'n'"),
+    "a gate like a state in code": (
+        {"gates": ("c_before",), "states": ("sum_c",)},
+        r"`Stated\.gates` must be .* got 'sum_c_before'",
+    ),
     "a weight": ({"parameters": {"weight_hh": 0.0}}, r"`Stated\.parameters` must be names other than .* 'weight_hh'"),
     "names alone": ({"parameters": ("p",)}, r"`Stated\.parameters` must be a dictionary .*, got \('p',\)"),
     "an initial value": ({"parameters": {"p": "zeros"}}, r"`Stated\.parameters` must be numbers, or .* 'zeros' for p"),
@@ -48,6 +52,7 @@ WRONG_ATTRIBUTES = {
         {"step": lambda self, gate, state, parameter: (gate.a, {})},
         r"must be step\(self, gate, state\), got step\(self, gate, state, parameter\), from the step in line \d+ of",
     ),
+    "no step": ({"step": gatewise.Cell.step}, r"`Stated\.step` must be defined as step\(self, gate, state\), got none"),
     "an initial state": ({"initial_states": {"h": "1"}}, r"`Stated\.initial_states` must be numbers, got '1' for h"),
 }
 
@@ -57,6 +62,39 @@ def test_wrong_attributes_are_refused_when_the_layer_is_made(name):
     attributes, message = WRONG_ATTRIBUTES[name]
     with pytest.raises(StatementError, match=message):
         gatewise.Recurrent(stated(**attributes), I, H)
+
+
+def filled(function):
+    def step(self, gate, state, parameter):
+        return gate.a * parameter.p, {}
+
+    return stated(step, parameters={"p": function})
+
+
+WRONG_FUNCTIONS = {
+    "returns another tensor": (lambda p: torch.zeros(p.shape), "one that leaves elements as they are"),
+    "fills a part": (lambda p: p[1:].zero_(), "one that leaves elements as they are"),
+    "needs a matrix": (torch.nn.init.xavier_uniform_, "ValueError: Fan in and fan out"),
+    "takes no tensor": (lambda: None, "TypeError: "),
+}
+
+
+@pytest.mark.parametrize("make", [gatewise.Recurrent, gatewise.RecurrentCell])
+@pytest.mark.parametrize("name", WRONG_FUNCTIONS)
+def test_functions_that_do_not_fill_a_parameter_are_refused(name, make):
+    function, got = WRONG_FUNCTIONS[name]
+    message = rf"`Stated\.parameters\['p'\]` must be a function that fills a tensor \[H\] in place, got {got}"
+    with pytest.raises(StatementError, match=message):
+        make(filled(function), I, H)
+
+
+@pytest.mark.parametrize("make", [gatewise.Recurrent, gatewise.RecurrentCell])
+def test_parameters_without_values_are_not_inspected(make):
+    cell = filled(torch.nn.init.normal_)
+    assert all(parameter.is_meta for parameter in make(cell, I, H, device="meta").parameters())
+    with torch._subclasses.FakeTensorMode():
+        shapes = [parameter.shape for parameter in make(cell, I, H).parameters()]
+    assert shapes[-1] == (H,)
 
 
 WRONG_STEPS = {
@@ -86,6 +124,26 @@ def test_wrong_results_of_a_step_are_refused_with_its_line(name, traceable):
         layer_of(cell)(x_of())
     assert "`Stated.step` must return (h, {'c': c, 'd': d})" in str(refused.value)
     assert f"from the step in line {line} of {__file__}" in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:`Scaled.step` must be composed of")
+@pytest.mark.parametrize("function", [torch.tanh, torch.erf], ids=["traced", "run"])
+@pytest.mark.parametrize("values", [(1.0, 2.0), ([1.0], [2.0])], ids=["number", "list"])
+def test_a_cell_is_traced_anew_where_its_attributes_change(function, values):
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def step(self, gate, state):
+            return function(gate.a) * (self.scale if isinstance(self.scale, float) else self.scale[0]), {}
+
+    cell = Scaled()
+    layer, x, found = layer_of(cell), x_of(1, B, I), []
+    for value in (*values, values[0]):
+        cell.scale = value
+        y, _ = layer(x)
+        found.append([y, *torch.autograd.grad(y.sum(), layer.bias_ih_l0)])
+    torch.testing.assert_close([2 * one for one in found[0]], found[1])
+    torch.testing.assert_close(found[0], found[2])
 
 
 def test_a_state_of_parameters_alone_is_refused():
@@ -263,19 +321,106 @@ WRONG_VALUES = {
     ),
     "shape": (lambda self, gate, state: (torch.erf(gate.a).sum(-1), {}), r"got torch.float64 and \[3\] for the state"),
     "number": (lambda self, gate, state: (torch.erf(gate.a).sum().item(), {}), r"must return tensors, got float"),
+    "dtype of a state": (
+        lambda self, gate, state: (gate.a, {"c": torch.erf(gate.b).to(torch.bfloat16)}),
+        r"got torch.bfloat16 and \[3, 4\] for the state 'c', from the step in line \d+ of .*test_statements",
+        ("c",),
+    ),
     "branch": (
         lambda self, gate, state: (gate.a if gate.a > 0 else gate.b, {}),
-        r"got a comparison, .*, in line \d+ of .*test_statements_of_cells.py: lambda self",
+        r"got a comparison, .*, in line \d+ of .*test_statements_of_cells.py: lambda self.* PyTorch cannot run it "
+        r"either: RuntimeError: Boolean value of Tensor .* is ambiguous, in line \d+ of .*test_statements.*: lambda",
+    ),
+    "branch on equality": (
+        lambda self, gate, state: (gate.a if gate.a == 0 else gate.b, {}),
+        r"got a comparison, .*, in line \d+ of",
+    ),
+    "conversion": (
+        lambda self, gate, state: (gate.a * math.tanh(gate.b), {}),
+        r"got a conversion of a value to a Python number, in line \d+ of .* either: ValueError: only one element",
+    ),
+    "sizes": (
+        lambda self, gate, state: (torch.erf(gate.a) @ TABLE[:2], {}),
+        r"got torch.erf, in line \d+ of .* PyTorch cannot run it either: RuntimeError: size mismatch.* in line \d+ of",
+    ),
+    "operand": (
+        lambda self, gate, state: (torch.maximum(gate.a, 0.0), {}),
+        r"got TypeError: maximum\(\): argument 'other' .* must be Tensor, not float, in line \d+ of .*: lambda",
+    ),
+    "name of a function": (
+        lambda self, gate, state: (torch.sigmoidd(gate.a), {}),
+        r"got AttributeError: module 'torch' has no attribute 'sigmoidd', in line \d+ of",
+    ),
+    "name of an attribute": (
+        lambda self, gate, state: (gate.a * self.rate, {}),
+        r"got AttributeError: 'Stated' object has no attribute 'rate', in line \d+ of (?!.* either)",
+    ),
+    "error of its own": (
+        lambda self, gate, state: (gate.a * {}["rate"], {}),
+        r"got KeyError: 'rate', in line \d+ of (?!.* either)",
     ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_VALUES)
-@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of")
+@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of", "ignore:Converting a tensor with requires_grad")
 def test_wrong_values_are_refused_while_the_step_runs(name):
-    step, message = WRONG_VALUES[name]
-    with pytest.raises(StatementError, match=message):
+    step, message, *states = WRONG_VALUES[name]
+    with pytest.raises(StatementError, match=message) as refused:
+        layer_of(stated(step, states=(*states, ())[0]))(x_of())
+    assert str(refused.value).startswith("`Stated.step` must ")
+
+
+RUNS_ON_EAGER = {
+    "power": (lambda self, gate, state: (gate.a**2, {}), r"TypeError: unsupported operand type.* for \*\*"),
+    "absolute": (lambda self, gate, state: (abs(gate.a), {}), r"TypeError: bad operand type for abs\(\)"),
+    "index": (lambda self, gate, state: (gate.a[..., :], {}), "TypeError: .* object is not subscriptable"),
+    "iteration": (lambda self, gate, state: (torch.stack([*gate.a]), {}), "TypeError: .* iterable"),
+    "conversion": (lambda self, gate, state: (torch.as_tensor(gate.a), {}), "RuntimeError: Could not infer dtype"),
+    "equality": (lambda self, gate, state: (torch.where(gate.a == 0, gate.a, gate.b), {}), "a comparison"),
+    "inequality": (lambda self, gate, state: (gate.a * (gate.b != 0), {}), "a comparison"),
+    "helper": (lambda self, gate, state: (torch.nn.functional.gelu(gate.a), {}), r"torch\.gelu"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS_ON_EAGER)
+def test_what_tensors_have_and_traced_values_have_not_runs_on_eager_with_a_warning(name):
+    step, reason = RUNS_ON_EAGER[name]
+    layer, x = layer_of(stated(step)), x_of()
+    pattern = rf"`Stated\.step` must be composed of .* got {reason}.*, in line \d+ of .*Only eager runs it"
+    with pytest.warns(UserWarning, match=pattern):
+        y, _ = layer(x)
+    torch.testing.assert_close(y, looped(layer, x)[0])
+
+
+def test_running_out_of_memory_is_no_mistake_of_a_step():
+    def step(self, gate, state):
+        if isinstance(gate.a, torch.Tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.erf(gate.a), {}
+
+    with pytest.warns(UserWarning, match=r"torch\.erf"), pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of"):
         layer_of(stated(step))(x_of())
+
+
+def test_cells_that_hold_tensors_are_equal_if_these_are_the_same():
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def __init__(self, scale):
+            self.scale = scale
+
+        def step(self, gate, state):
+            return gate.a * self.scale, {}
+
+    one, other = Scaled(TABLE), Scaled(TABLE.clone())
+    assert one == Scaled(TABLE)
+    assert one != other
+    assert Scaled(2.0) == Scaled(2.0) != Scaled(3.0)
+    assert Scaled(TABLE) != Scaled(2.0)
+    for cell in (one, other):
+        with pytest.warns(UserWarning, match="got a tensor from outside of the step"):
+            layer_of(cell)(x_of())
 
 
 def test_methods_of_values_are_not_recorded():

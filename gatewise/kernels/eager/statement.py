@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
-from gatewise.cells.statement import returned_error
+from gatewise.cells.statement import STEP_ERRORS, StatementError, line_of, returned_error, said_by
 from gatewise.derivation.pointwise import pointwise_of
 from gatewise.derivation.trace import NotTraceable, is_pointwise, refusal_of
 
@@ -37,7 +38,7 @@ class _Stated:
         """Return the states after a step.
 
         Raises:
-            NotTraceable: PyTorch cannot run the step either, such as one that branches on the values of a tensor.
+            NotTraceable: The step raises an error, such as one that branches on the values of a tensor.
             StatementError: The step returns other states, or states of another dtype or shape.
         """
         cell, count = self._cell, len(self._cell.states)
@@ -47,10 +48,14 @@ class _Stated:
                 {"h": h, **dict(zip(cell.states, others[:count], strict=True))},
                 dict(zip(cell.parameters, others[count:], strict=True)),
             )
-        except RuntimeError as error:
-            if refusal := refusal_of(cell):
-                raise NotTraceable(refusal) from error
+        except (StatementError, torch.OutOfMemoryError):
             raise
+        except STEP_ERRORS as error:
+            refusal, said = refusal_of(cell), said_by(error)
+            if not refusal:
+                raise
+            again = "" if said in refusal else f" PyTorch cannot run it either: {said}{line_of(cell, error)}."
+            raise NotTraceable(f"{refusal}{again}") from error
         like = sums[..., : sums.shape[-1] // len(cell.sums)]
         for name, value in zip(("h", *cell.states), (hidden, *after), strict=True):
             if not isinstance(value, Tensor):
