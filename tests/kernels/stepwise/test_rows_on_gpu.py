@@ -7,6 +7,7 @@ import gatewise
 from gatewise import testing
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.contract.problem import Layout, Problem
+from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import stepwise
 from tests.kernels.cell_code import ROWS
 from tests.kernels.stepwise.test_rows_on_cpu import CELLS
@@ -35,6 +36,8 @@ def test_agrees_with_the_oracle(name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers])
     if problem.resets and cell.initial_states:
         problem = problem.replace(resets=False)
+    if problem.hidden_size == 1 and not is_pointwise(cell):
+        pytest.skip("the gradients through a normalization of one number are zero, which no relative error measures")
     testing.check_kernel(stepwise, problem, "cuda")
 
 
