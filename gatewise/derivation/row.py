@@ -14,8 +14,9 @@ The code calls the functions of `kernels/cuda/functions.cuh` and `activations.cu
     step_of_row(given, returned, statistics, row)          the step, and its statistics
     adjoint_of_row(given, returned, to, statistics, row)   the gradients of the inputs from those of the results
 
-`row` provides `exists(u)`, whether unit u of the thread belongs to the layer, `size`, the number of units, and
-`add_up(numbers)`, which replaces an array of numbers by their sums over all threads of the row.
+`row` provides `exists(u)`, whether unit u of the thread belongs to the layer, `reciprocal`, 1 divided by the number of
+units, and `add_up<place>(numbers)`, which replaces an array of numbers by their sums over all threads of the row; calls
+in different places of a function have different indices `place`. `reciprocal_root(x)` is 1 / sqrt(x).
 
 The step is divided into levels. The operations of a level compute each unit by itself. Between two levels, the means
 and deviations that the next level reads are computed over all units. The adjoint computes the step again and then goes
@@ -173,11 +174,11 @@ class _Row:
                 terms = [f"({term} - {mean}) * ({term} - {mean})" for term in terms]
             yield f"        if (row.exists(u)) {sums}[{index}] += {' + '.join(terms)};"
         yield "    }"
-        yield f"    row.add_up({sums});"
+        yield f"    row.template add_up<{self._of_row[operations[0].name]}>({sums});"
         for index, operation in enumerate(operations):
-            average = f"{sums}[{index}] / ({_count(operation)})"
+            average = f"{sums}[{index}] * {_share(operation)}"
             if operation.function != MEAN:
-                average = f"Real(1) / sqrt({average} + {self._text(operation.operands[0])})"
+                average = f"reciprocal_root({average} + {self._text(operation.operands[0])})"
             yield f"    const Real {operation.name} = {average};"
 
     def _backward(self, operations: Sequence[Operation]) -> Iterator[str]:
@@ -203,10 +204,10 @@ class _Row:
         names = [operation.name for operation in statistics]
         sums = f"gradients_of_{names[0]}"
         yield f"    Real {sums}[{len(names)}] = {{{', '.join(f'd_{name}' for name in names)}}};"
-        yield f"    row.add_up({sums});"
+        yield f"    row.template add_up<{self._of_row[names[0]]}>({sums});"
         for index, operation in enumerate(statistics):
             name, factor = operation.name, "" if operation.function == MEAN else f" * {operation.name}"
-            yield f"    d_{name} = {sums}[{index}]{factor * 3} / ({_count(operation)});"
+            yield f"    d_{name} = {sums}[{index}]{factor * 3} * {_share(operation)};"
         yield _LOOP
         for operation in statistics:
             for value in _averaged(operation):
@@ -228,5 +229,6 @@ def _values(operation: Operation) -> Iterator[Operand]:
     return (operand for operand in of_level if not is_number(operand))
 
 
-def _count(operation: Operation) -> str:
-    return f"row.size * {number(len(_averaged(operation)))}"
+def _share(operation: Operation) -> str:
+    """Return the share of each value in an average."""
+    return f"(row.reciprocal * {number(1 / len(_averaged(operation)))})"

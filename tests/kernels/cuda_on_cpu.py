@@ -8,7 +8,7 @@ PRELUDE = """
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-using std::tanh; using std::exp;
+using std::tanh; using std::exp; using std::sqrt;
 struct Index { unsigned x, y, z; };
 static Index blockIdx, threadIdx, blockDim;
 #define __device__
@@ -17,6 +17,7 @@ static Index blockIdx, threadIdx, blockDim;
 #define __launch_bounds__(...)
 inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, 4); return bits; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 template <class Number> void atomicAdd(Number* to, Number value) { *to += value; }
 inline unsigned short half_bits(float x) {
     _Float16 h = x;

@@ -31,11 +31,17 @@ class TwoLevels(Cell):
 
 CELLS = [*ROWS, TwoLevels(), LayerNormGRU(gates="apart"), LayerNormGRU(centered=False), LayerNormLSTM(hidden=True)]
 PLAIN = [case for case in testing.CASES if not case.shape.proj_size]
+# Every size and cell is compiled by itself, so that other sizes than the usual one are tested with one cell.
+PAIRS = [
+    (case, cell)
+    for case, cell in pairwise(PLAIN, CELLS)
+    if case.shape.hidden_size == 31 or cell == LayerNormLSTM(hidden=True)
+]
 TURNED = ProductLayout(transposed_forward=True, transposed_backward=True)
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize(("case", "cell"), pairwise(PLAIN, CELLS), ids=lambda own: getattr(own, "name", None))
+@pytest.mark.parametrize(("case", "cell"), PAIRS, ids=lambda own: getattr(own, "name", None))
 def test_agrees_with_the_oracle(case, cell, on_cpu):
     parts = len(cell.gates)
     on_cpu(TURNED if case.shape.bidirectional else dataclasses.replace(TURNED, split_k=parts))
@@ -45,7 +51,7 @@ def test_agrees_with_the_oracle(case, cell, on_cpu):
     testing.check_kernel(Unrefused(), problem, "cpu")
 
 
-@pytest.mark.parametrize("form", ["haste", "tensorflow1", "lingvo", "returnn"])
+@pytest.mark.parametrize("form", ["lingvo", "returnn"])
 def test_published_forms_agree_with_the_oracle(form, on_cpu):
     on_cpu(ProductLayout())
     cell = LayerNormLSTM.of(form)

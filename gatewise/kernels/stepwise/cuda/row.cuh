@@ -7,14 +7,20 @@
 #include "functions.cuh"
 #include "launch.cuh"
 #include "vectors.cuh"
+
+__device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
+__device__ __forceinline__ double reciprocal_root(double x) { return 1 / sqrt(x); }
+
 CELL_CODE
 
 struct Row {
     int units;
-    Real size;  // the same number
+    Real reciprocal;  // 1 / units
 
     __device__ __forceinline__ int unit(int u) const { return (int)threadIdx.x + u * THREADS; }
     __device__ __forceinline__ bool exists(int u) const { return unit(u) < units; }
+    // The unit or, if it does not exist, another one, which can be loaded without a condition.
+    __device__ __forceinline__ int near(int u) const { return exists(u) ? unit(u) : 0; }
 
 #if THREADS > 1
     // Replaces numbers by their sums over lanes whose indices differ in the bits of 2 DISTANCE - 1.
@@ -27,8 +33,9 @@ struct Row {
     }
 #endif
 
-    // Replaces numbers by their sums over all threads of the block, added in the same order in every call.
-    template <int COUNT>
+    // Replaces numbers by their sums over all threads of the block, added in the same order in every call. Each PLACE is called
+    // once in a launch, so that no thread overwrites sums that another one has not read.
+    template <int PLACE, int COUNT>
     __device__ __forceinline__ void add_up(Real (&numbers)[COUNT]) const {
 #if THREADS > 1
         constexpr int WARPS = THREADS / 32;
@@ -36,7 +43,6 @@ struct Row {
         const int lane = threadIdx.x % 32;
         add_up_lanes<16>(numbers);
         if (WARPS == 1) return;
-        __syncthreads();  // all threads have read the sums of the call before
         if (lane == 0)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) partial[i][threadIdx.x / 32] = numbers[i];
@@ -67,10 +73,10 @@ __device__ __forceinline__ RowStep row_step(
 // Reads the parameters of the cell [PARAMETERS, H] of a direction.
 __device__ __forceinline__ void load_parameters(const Value* parameters, int direction, const Row& row, Given (&given)[UNITS]) {
     if (PARAMETERS == 0) return;
+    const Value* const own = parameters + (i64)direction * PARAMETERS * row.units;
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
         for (int i = 0; i < PARAMETERS; i++)
-            given[u].parameters[i] =
-                row.exists(u) ? widened(parameters[((i64)direction * PARAMETERS + i) * row.units + row.unit(u)]) : Real(0);
+            given[u].parameters[i] = widened(own[i * row.units + row.near(u)]);
 }

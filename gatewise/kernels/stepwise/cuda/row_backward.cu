@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     const int step = a.step;
 #endif
     const int b = blockIdx.x, direction = blockIdx.z;
-    const Row row = {a.inner, (Real)a.inner};
+    const Row row = {a.inner, Real(1) / a.inner};
     const RowStep at = row_step(a.lengths, a.resets, direction, b, a.outer, direction ? step : a.time - 1 - step, a.time);
     const i64 place_of_gates = direction * a.gates_direction + at.t * a.gates_time + b * a.gates_outer;
     const i64 plane = (i64)direction * a.outer + b;
@@ -73,36 +73,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     Given given[UNITS];
     Returned above[UNITS];
     load_parameters(a.parameters, direction, row, given);
+    const Value* const gates = a.gates + place_of_gates;
+    const Value* const dy = a.dy ? a.dy + direction * a.dy_direction + at.t * a.dy_time + b * a.dy_outer : nullptr;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int unit = row.unit(u);
+        const int unit = row.near(u);
 #pragma unroll
-        for (int sum = 0; sum < SUMS; sum++)
-            given[u].sums[sum] = row.exists(u) ? widened(a.gates[place_of_gates + sum * a.gates_gate + unit]) : Real(0);
+        for (int sum = 0; sum < SUMS; sum++) given[u].sums[sum] = widened(gates[sum * a.gates_gate + unit]);
 #pragma unroll
         for (int i = 0; i < CARRIED; i++) {
             given[u].states[i] = 0;
-            if (row.exists(u) && at.reads_state)
-                given[u].states[i] = at.first ? widened(initial[i * a.inner + unit]) : earlier[i * a.inner + unit];
-            const Real gradient = row.exists(u) ? dcell[i * a.inner + unit] : Real(0);
+            if (at.reads_state) given[u].states[i] = at.first ? widened(initial[i * a.inner + unit]) : earlier[i * a.inner + unit];
+            const Real gradient = dcell[i * a.inner + unit];
             if (i < STATES)
                 above[u].states[i] = gradient;
             else
                 above[u].hidden = gradient;
         }
         if (CARRIED == STATES) above[u].hidden = 0;
-        if (a.dy && row.exists(u))
-            above[u].hidden += widened(a.dy[direction * a.dy_direction + at.t * a.dy_time + b * a.dy_outer + unit]);
-        if (at.last && a.dh_n && row.exists(u)) above[u].hidden += widened(a.dh_n[plane * a.inner + unit]);
+        if (dy) above[u].hidden += widened(dy[unit]);
+        if (at.last && a.dh_n) above[u].hidden += widened(a.dh_n[plane * a.inner + unit]);
     }
 
     wait_for_preceding_kernel();
+    const Value* const product = a.product + direction * a.product_direction + (i64)b * a.inner;
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        for (int part = 0; part < a.parts; part++) {
-            const Value* const share = a.product + direction * a.product_direction + part * a.product_part + (i64)b * a.inner;
-            if (!at.last && row.exists(u)) above[u].hidden += widened(share[row.unit(u)]);
-        }
+        for (int part = 0; part < a.parts; part++)
+            if (!at.last) above[u].hidden += widened(product[part * a.product_part + row.near(u)]);
     Given found[UNITS];
     adjoint_of_row(given, above, found, statistics, row);
     Real* const dparameters = a.dparameters + plane * PARAMETERS * a.inner;

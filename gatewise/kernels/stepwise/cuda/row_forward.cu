@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
     const int step = a.step;
 #endif
     const int b = blockIdx.x, direction = blockIdx.z;
-    const Row row = {a.inner, (Real)a.inner};
+    const Row row = {a.inner, Real(1) / a.inner};
     const RowStep at = row_step(a.lengths, a.resets, direction, b, a.outer, direction ? a.time - 1 - step : step, a.time);
     Value* const gates = a.gates + direction * a.gates_direction + at.t * a.gates_time + b * a.gates_outer;
     Real* const cell = a.cell + ((i64)direction * a.outer + b) * CARRIED * a.inner;
@@ -57,21 +57,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
     }
     Given given[UNITS];
     load_parameters(a.parameters, direction, row, given);
+    const Value* const bias = a.bias ? a.bias + (i64)direction * SUMS * a.inner : nullptr;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int unit = row.unit(u);
+        const int unit = row.near(u);
 #pragma unroll
-        for (int sum = 0; sum < SUMS; sum++) {
-            given[u].sums[sum] = 0;
-            if (!row.exists(u)) continue;
-            if (input_gate(sum) >= 0)
-                given[u].sums[sum] = widened(gates[sum * a.gates_gate + unit]);
-            else if (a.bias)
-                given[u].sums[sum] = widened(a.bias[((i64)direction * SUMS + sum) * a.inner + unit]);
-        }
+        for (int sum = 0; sum < SUMS; sum++)
+            given[u].sums[sum] = input_gate(sum) >= 0 ? widened(gates[sum * a.gates_gate + unit])
+                                 : bias               ? widened(bias[sum * a.inner + unit])
+                                                      : Real(0);
 #pragma unroll
-        for (int i = 0; i < CARRIED; i++)
-            given[u].states[i] = row.exists(u) && at.reads_state ? cell[i * a.inner + unit] : Real(0);
+        for (int i = 0; i < CARRIED; i++) given[u].states[i] = at.reads_state ? cell[i * a.inner + unit] : Real(0);
     }
 
     wait_for_preceding_kernel();
@@ -81,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
 #pragma unroll
         for (int sum = 0; sum < SUMS; sum++) {
             Real& total = given[u].sums[sum];
-            if (recurrent_gate(sum) >= 0 && row.exists(u) && at.reads_state)
-                total += widened(product[recurrent_gate(sum) * a.product_gate + row.unit(u)]);
+            if (recurrent_gate(sum) >= 0 && at.reads_state)
+                total += widened(product[recurrent_gate(sum) * a.product_gate + row.near(u)]);
             total = widened(narrowed(total));  // as the backward pass reads it
         }
     Returned returned[UNITS];
