@@ -80,12 +80,14 @@ class Settings(NamedTuple):
     """The settings of the Gaussian process of a kernel, which `benchmarks/scales.py` fits to measured calls.
 
     Attributes:
-        scales: For each of the `features`, the distance between calls that differ by 1 in it.
+        names: The names of the `features`.
+        scales: For each of them, the distance between calls that differ by 1 in it.
         spread: The standard deviation of the logarithms of errors.
         slope: The standard deviation of their change over a unit of distance, however far.
         noise: The standard deviation of the logarithm of a measurement.
     """
 
+    names: tuple[str, ...]
     scales: np.ndarray
     spread: float
     slope: float
@@ -98,11 +100,11 @@ def settings_of(kernel: str) -> Settings:
     kernels = json.loads((points.packaged_folder() / "scales.json").read_text())["kernels"]
     found = kernels.get(kernel, kernels["any"])
     scales = np.array(list(found["scales"].values()), dtype=float)
-    return Settings(scales, found["spread"], found["slope"], found["noise"])
+    return Settings(tuple(found["scales"]), scales, found["spread"], found["slope"], found["noise"])
 
 
 def _place(found: dict[str, float], settings: Settings) -> np.ndarray:
-    return np.array(list(found.values()), dtype=float) * settings.scales
+    return np.array([found[name] for name in settings.names], dtype=float) * settings.scales
 
 
 class _Process:
