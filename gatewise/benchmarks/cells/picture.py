@@ -71,15 +71,15 @@ def _panel(axes: Axes, by_cell: dict[str, list[CellRecord]], how: str) -> None:
             if not factor:
                 continue
             at = number + height * (place - (len(_BARS) - 1) / 2)
-            axes.barh(at, factor, height, color=colour)
-            axes.text(factor, at, f" {factor:.3g}", va="center", fontsize="xx-small")
-        axes.barh(0, 0, color=colour, label=f"as {name}")  # an entry of the legend, whatever was measured
+            axes.barh(at, factor - 1, height, left=1, color=colour)
+            axes.text(max(factor, 1), at, f" {factor:.3g}", va="center", fontsize="xx-small")
+        axes.barh(0, 0, left=1, color=colour, label=f"as {name}")  # an entry of the legend, whatever was measured
     axes.set_xscale("log")
     axes.axvline(1, color=INK, linewidth=1.0)
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.grid(axis="x", color=INK, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(axis="both", length=0, labelsize="small")
+    axes.tick_params(axis="both", which="both", length=0, labelsize="small")
     axes.spines[:].set_visible(False)
     axes.set_title(_TITLES[how], fontsize="small")

@@ -37,6 +37,8 @@ _LEGEND = (
     "gradients. All are geometric means over the cases; {fewer}."
 )
 
+_COARSE = 1.3
+
 Key = tuple[str, str]
 Figure = Callable[[CellRecord], float | None]
 
@@ -101,12 +103,15 @@ def on_screen(records: Sequence[CellRecord]) -> RenderableType:
                 style = "" if all(row.status == MEASURED for row in rows) else "bold red"
                 table.add_row(cell, *_figures(rows, [(way, how) for way in rivals], (how,), "*"), style=style)
             parts += [table, Text("")]
-    parts += [Text(line) for line in _missing(records)]
+    parts += [Text(line) for line in (*_shortfalls(records), *_missing(records))]
     legend = _LEGEND.format(
         names="nn (nn.LSTM), loop, step (its step compiled), whole (all of it compiled)",
         fewer="a star marks those over fewer cases than n",
     )
-    parts += [Text(legend, style="dim"), Text(provenance([record.run for record in records]), style="dim")]
+    parts += [
+        Text(legend, style="dim"),
+        Text(provenance([record.run for record in records], in_turn=False), style="dim"),
+    ]
     return Group(*parts)
 
 
@@ -126,7 +131,7 @@ def markdown(records: Sequence[CellRecord]) -> str:
         names=", ".join(_RIVALS.values()),
         fewer="in brackets their number where it is smaller. LSTM and resets are in a CUDA graph where there is one",
     )
-    return "\n".join([*lines, legend, "", provenance([record.run for record in records])])
+    return "\n".join([*lines, legend, "", provenance([record.run for record in records], in_turn=False)])
 
 
 def report(records: Sequence[CellRecord]) -> str:
@@ -145,7 +150,8 @@ def report(records: Sequence[CellRecord]) -> str:
         ]
         for cell, rows in by_cell.items():
             parts += [f"| {cell} | {row.case} | {' | '.join(_full_cells(row, ways))} |" for row in rows]
-        parts += ["", *(f"- {line}" for line in _missing([row for rows in by_cell.values() for row in rows])), ""]
+        rows = [row for each in by_cell.values() for row in each]
+        parts += ["", *(f"- {line}" for line in (*_shortfalls(rows), *_missing(rows))), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -187,6 +193,21 @@ def _times(record: CellRecord, way: str) -> str:
         return record.ways[way].status
     medians = (record.median(way, how) for how in (EAGER, GRAPH))
     return " / ".join(f"{1e6 * seconds / record.settings['time']:.3g}" for seconds in medians if seconds)
+
+
+def _shortfalls(records: Sequence[CellRecord]) -> list[str]:
+    """Return a line about the rows that are slower than nn.LSTM, and one about those that are coarser than the loop."""
+    slow, coarse = [], []
+    for record in records:
+        where = f"{record.cell} {record.case} {record.dtype} {record.direction}"
+        factor = record.ratio(LIBRARY, GRAPH) or record.ratio(LIBRARY, EAGER)
+        if factor and factor < 1:
+            slow.append(f"{where} {factor:.2f}x")
+        error = error_ratio(record)
+        if error and error > _COARSE:
+            coarse.append(f"{where} {error:.2f}x")
+    lines = [f"Slower than nn.LSTM, in a CUDA graph where there is one: {', '.join(slow)}."] if slow else []
+    return lines + ([f"Errors above {_COARSE} times the loop's: {', '.join(coarse)}."] if coarse else [])
 
 
 def _missing(records: Sequence[CellRecord]) -> list[str]:

@@ -23,7 +23,6 @@ from gatewise.selection import explain
 from gatewise.selection.timing import Timing, captured, clock_for, peak_memory, time_callable
 
 _IN_TURN = 0.05  # seconds; ways that take longer are timed one after the other
-_TWICE = 0.25  # seconds; of ways that take longer two samples are taken
 _ONCE = 1.0  # seconds; of ways that take longer the checked call is the only one
 
 _LAYERS = (CELL, RESETS, PLAIN, LIBRARY)
@@ -224,7 +223,7 @@ class Row:
         timing = time_callable(
             functions[key],
             device=self._device,
-            runs=2 if seconds > _TWICE else self._sampling.most,
+            runs=self._sampling.most,
             warmups=0 if seconds > _IN_TURN else 1,
             calls=1,
             budget=self._sampling.seconds,

@@ -92,6 +92,17 @@ def test_screen(rows: list[CellRecord]) -> None:
     assert "NVIDIA H200; PyTorch 2.9.0" in whole
 
 
+def test_shortfalls_are_named(cell: CellRecord) -> None:
+    slow = slower(cell, 4, CELL, cell="slstm")
+    coarse = dataclasses.replace(cell, ways=cell.ways | {CELL: dataclasses.replace(cell.ways[CELL], error_ratio=1.31)})
+    found = [" ".join(text.split()) for text in (printed([slow, coarse]), report.report([slow, coarse]))]
+    for text in found:
+        assert "Slower than nn.LSTM, in a CUDA graph where there is one: slstm 100-64-512 bf16 train 0.75x." in text
+        assert "Errors above 1.3 times the loop's: gru 100-64-512 bf16 train 1.31x." in text
+    assert "Slower than" not in report.report([cell])
+    assert "Errors above" not in report.report([cell])
+
+
 def test_only_rows_that_are_wrong_or_failed_are_red(rows: list[CellRecord]) -> None:
     red = [line for line in printed(rows, colour=True).splitlines() if "\x1b[1;31m" in line]
     assert len(red) == 2  # eager and graph
