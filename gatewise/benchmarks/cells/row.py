@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from gatewise.contract.decision import Decision
 from gatewise.contract.errors import GatewiseError
 from gatewise.selection import explain
 from gatewise.selection.timing import Timing, captured, clock_for, peak_memory, time_callable
+
+Found = TypeVar("Found")
 
 _IN_TURN = 0.05  # seconds; ways that take longer are timed one after the other
 _ONCE = 1.0  # seconds; of ways that take longer the checked call is the only one
@@ -127,7 +130,7 @@ class Row:
         )
         self._judge(entry)
 
-    def _clocked(self, function: Callable[[], dict[str, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def _clocked(self, function: Callable[[], Found]) -> tuple[float, Found]:
         clock = clock_for(self._device)
         clock.start()
         found = function()
@@ -175,9 +178,9 @@ class Row:
             if not self._graphs:
                 continue
             try:
-                replay, replayed[name] = self._captured(entry.side, entry.seconds)
-                seconds[name, GRAPH] = self._clocked(lambda replay=replay: replay() or {})[0]
-                functions[name, GRAPH] = replay
+                replay, written = self._captured(entry.side, entry.seconds)
+                seconds[name, GRAPH], _ = self._clocked(replay)
+                functions[name, GRAPH], replayed[name] = replay, written
             except (RuntimeError, GatewiseError) as error:
                 note = f"{entry.measured.note} No CUDA graph: {_reason(error)}.".lstrip()
                 entry.measured = dataclasses.replace(entry.measured, note=note)

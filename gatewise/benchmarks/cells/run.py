@@ -7,7 +7,7 @@ import functools
 import gc
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -188,10 +188,11 @@ def _measured(
     compilations: Compilations,
 ) -> dict[str, Measurement]:
     elements = values.case.time * values.case.batch * values.case.hidden_size
+    wanted = [way for way in settings.ways if _applies(way, values)]
     try:
-        ways = _ways(settings.ways, values, layer, precision, training, compilations)
+        ways = _ways(wanted, values, layer, precision, training, compilations)
     except RuntimeError as error:  # out of memory, or a library's error: the other rows still run
-        return dict.fromkeys((CELL, *settings.ways), Measurement(FAILED, note=f"float64: {first_line(error)}"))
+        return dict.fromkeys((CELL, *wanted), Measurement(FAILED, note=f"float64: {first_line(error)}"))
     row = Row(
         ways,
         precision,
@@ -202,8 +203,14 @@ def _measured(
     return row.measurements()
 
 
+def _applies(way: str, values: _Values) -> bool:
+    if way == PLAIN:
+        return type(values.cell) is not LSTM  # whose own layer it is
+    return way != WHOLE or values.case.time == WHOLE_TIME
+
+
 def _ways(
-    wanted: tuple[str, ...],
+    wanted: Sequence[str],
     values: _Values,
     layer: _Layer,
     precision: Precision,
@@ -226,11 +233,10 @@ def _ways(
             values.truth,
             LOOP,
         )
-    if WHOLE in wanted and case.time == WHOLE_TIME:
+    if WHOLE in wanted:
         ways[WHOLE] = Way(lambda: loop_side(call, dtype, compiled(plain)), values.truth, LOOP)
-    of_gatewise = PLAIN in wanted and type(cell) is not LSTM  # whose own layer it is
-    if LIBRARY in wanted or of_gatewise:
+    if LIBRARY in wanted or PLAIN in wanted:
         ways[LIBRARY] = Way(lambda: rival_side(layer.call, dtype), layer.truth, "", LIBRARY in wanted)
-    if of_gatewise:
+    if PLAIN in wanted:
         ways[PLAIN] = Way(lambda: gatewise_side(layer.call, dtype, AUTO), layer.truth, LIBRARY)
     return ways

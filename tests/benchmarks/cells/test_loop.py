@@ -89,10 +89,10 @@ def test_a_step_is_compiled_once_for_all_times_and_batches(monkeypatch: pytest.M
     monkeypatch.setattr(loop.torch, "compile", functools.partial(torch.compile, backend=counted))
     (cell,) = chosen_cells(["lstm"])
     run = loop_of(cell, compiled(step_of(cell)), dynamic_batch=True)
-    for time, batch in ((4, 3), (6, 5), (2, 7)):
+    for time, batch, count in ((4, 3, 1), (6, 5, 1), (2, 7, 1), (2, 1, 2), (3, 1, 2), (3, 9, 2)):
         call = draw(cell, LSTMCase("", time, batch, 8), CPU)
         loop_side(call, torch.float32, run).evidence(training=True)
-    assert len(graphs) == 1
+        assert len(graphs) == count  # PyTorch takes a size of 1 for special
 
 
 def test_cells_do_not_share_the_limit_of_compilations(traced_only: None) -> None:
