@@ -14,7 +14,6 @@ from gatewise.benchmarks.lstm import agreement
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH
 from gatewise.benchmarks.lstm.side import Outputs, Side
 from gatewise.benchmarks.outcome import first_line
-from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG
 from gatewise.benchmarks.sampling import Sampling, finite, sampled, short, short_timing
 from gatewise.contract.capture import for_cuda_graph
@@ -64,7 +63,7 @@ class Row:
 
     Args:
         ways: The ways by name; one comes after the way with which it is compared.
-        precision: The precision, which is applied while the row is measured.
+        rounding: The error that is allowed beside that of the rival, relative to a number.
         training: Whether the row is a training step.
         sampling: The settings of samples.
         slack: A function that returns the allowed error of gradients in addition, from the error of the loop's output.
@@ -73,12 +72,12 @@ class Row:
     def __init__(
         self,
         ways: Mapping[str, Way],
-        precision: Precision,
+        rounding: float,
         training: bool,
         sampling: Sampling,
         slack: Callable[[float], float],
     ) -> None:
-        self._precision = precision
+        self._rounding = rounding
         self._training = training
         self._sampling = sampling
         self._device = sampling.device
@@ -160,7 +159,7 @@ class Row:
         if not rival.errors:
             raise RuntimeError(f"not compared: {entry.way.rival}: {rival.measured.note}")
         slack = self._slack(rival.errors["y"]) if entry.way.rival == LOOP else 0.0
-        finding = agreement.agreement(entry.errors, rival.errors, self._precision, slack)
+        finding = agreement.Agreement(entry.errors, rival.errors, self._rounding, slack)
         changes = {"note": f"{finding}.", "error_ratio": finite(finding.over_rival)}
         if not finding.agrees:
             entry.side = None

@@ -74,9 +74,9 @@ def errors(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
     return {name: _error(tensor, exact[name]) for name, tensor in found.items()}
 
 
-def agreement(found: Errors, rival: Errors, precision: Precision, slack: float = 0.0) -> Agreement:
+def agreement(found: Errors, rival: Errors, precision: Precision) -> Agreement:
     """Compare the errors of a side with those of PyTorch's layer."""
-    return Agreement(found, rival, precision.rounding, slack)
+    return Agreement(found, rival, precision.rounding)
 
 
 def larger(one: Errors, other: Errors) -> Errors:
