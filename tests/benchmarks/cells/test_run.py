@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
 
+import gatewise
 from gatewise.benchmarks.cases import LSTMCase
 from gatewise.benchmarks.cells import row, run
 from gatewise.benchmarks.cells.cases import TINY, chosen_cells, measured_cells
@@ -95,6 +97,28 @@ def test_compiled_ways(tiny, observer, traced_only) -> None:
     assert (STEP in short.ways, WHOLE in short.ways) == (True, False)
     assert (long.ways[STEP].status, long.ways[WHOLE].status) == ("measured", "measured")
     assert long.ways[WHOLE].first_seconds > 0
+
+
+class NormedLSTM(gatewise.Cell):
+    """A cell whose step reads all units at once, which is ordinary PyTorch on tensors."""
+
+    gates = ("i", "f", "g", "o")
+    states = ("c",)
+    parameters: ClassVar = {"gain": 1.0}
+
+    def step(self, gate, state, parameter):
+        def normed(z):
+            return torch.nn.functional.layer_norm(z, z.shape[-1:])
+
+        c = torch.sigmoid(normed(gate.f)) * state.c + torch.sigmoid(normed(gate.i)) * torch.tanh(normed(gate.g))
+        return torch.sigmoid(normed(gate.o)) * torch.tanh(parameter.gain * normed(c)), {"c": c}
+
+
+@pytest.mark.filterwarnings("ignore:.*NormedLSTM")
+def test_a_cell_with_statistics_over_units(tiny, observer, traced_only) -> None:
+    (found,) = records_of(tiny, observer, cells=(NormedLSTM(),), ways=OPTIONAL)
+    assert statuses(found) == dict.fromkeys((LOOP, CELL, RESETS, STEP, LIBRARY, PLAIN), "measured")
+    assert "dgain" in found.ways[CELL].errors
 
 
 def test_a_rival_that_cannot_run_is_recorded_and_fails_nothing(tiny, observer, monkeypatch) -> None:
