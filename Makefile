@@ -82,6 +82,7 @@ bench: $(TRAIN_READY) ## the classic table: words per second of a language model
 records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and refresh the pages that show them
 	$(RUN) -m gatewise bench lstm
 	$(RUN) -m gatewise bench gru
+	$(RUN) -m gatewise bench cells --dtype bf16
 	$(RUN) -m gatewise bench lm
 	$(RUN) -m gatewise bench attention
 	$(RUN) -m gatewise bench nmt
@@ -89,6 +90,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
 		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
 	$(RUN) -m gatewise bench report attention --into docs/attention.md
+	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
 
 docs: $(DEV_READY) ## build the documentation into site/

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gatewise.benchmarks import attention, attention_report, language_model, record, report
+from gatewise.benchmarks.cells import picture as cell_picture
+from gatewise.benchmarks.cells import record as cell_record
+from gatewise.benchmarks.cells import report as cell_report
 from gatewise.benchmarks.lstm import picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
@@ -55,6 +58,14 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             f"One training step: how many times as fast as torch.{rival}, by shape and precision",
             (lambda prefix: picture.draw(layers, prefix)) if picture.drawable(layers) else None,
         )
+    if benchmark in (cell_record.BENCHMARK, cell_record.QUICK_BENCHMARK):
+        cells = cell_record.newest(record.read_lines(path, cell_record.CellRecord), device)
+        return Publication(
+            cell_report.markdown(cells),
+            cell_report.report(cells),
+            "One training step of a layer of each cell: how many times as fast as what PyTorch offers",
+            (lambda prefix: cell_picture.draw(cells, prefix)) if cell_picture.drawable(cells) else None,
+        )
     if benchmark in (nmt_record.BENCHMARK, nmt_record.QUICK_BENCHMARK):
         trained = nmt_record.newest(record.read_lines(path, nmt_record.TranslationRecord), device)
         return Publication(
@@ -69,7 +80,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         return Publication(table, table, "", None)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
-        raise ArgumentError(sentence("benchmark", "lm, lstm, gru, nmt or attention", repr(benchmark), advice))
+        raise ArgumentError(sentence("benchmark", "lm, lstm, gru, cells, nmt or attention", repr(benchmark), advice))
     rows = record.newest(record.read(path), device)
 
     def draw(prefix: Path) -> list[Path]:

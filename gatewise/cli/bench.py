@@ -6,6 +6,7 @@ import typer
 
 from gatewise.benchmarks.cases import GRU, LSTM
 from gatewise.cli.bench_attention import bench_attention
+from gatewise.cli.bench_cells import bench_cells
 from gatewise.cli.bench_layer import bench_layer
 from gatewise.cli.bench_lm import bench_language_model
 from gatewise.cli.bench_nmt import bench_translation
@@ -17,6 +18,7 @@ app = typer.Typer(
 app.command("lm")(bench_language_model)
 for cell in (LSTM, GRU):
     app.command(cell)(bench_layer(cell))
+app.command("cells")(bench_cells)
 app.command("nmt")(bench_translation)
 app.command("attention")(bench_attention)
 app.command("report")(bench_report)

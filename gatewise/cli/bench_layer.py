@@ -87,9 +87,9 @@ def bench_layer(cell: str) -> Callable[..., None]:
         benchmark = f"{cell}_quick" if quick else cell
         settings = grid.Settings(
             benchmark=benchmark,
-            cases=_cases(case or [], quick, where),
+            cases=cases_named(case or [], _offered(quick, where)),
             precisions=tuple(precision.chosen(dtype or [], where, precision.LAYER_PRECISIONS)),
-            directions=_directions(direction),
+            directions=directions_named(direction),
             kernels=_kernels(kernel or []),
             device=where,
             seconds=seconds if seconds is not None else 0.05 if quick else 0.15,
@@ -115,8 +115,18 @@ def bench_layer(cell: str) -> Callable[..., None]:
     return bench
 
 
-def _cases(names: list[str], quick: bool, device: torch.device) -> tuple[LSTMCase, ...]:
-    offered = (LSTM_QUICK if device.type == "cuda" else LSTM_TINY) if quick else LSTM_GRID
+def _offered(quick: bool, device: torch.device) -> tuple[LSTMCase, ...]:
+    if quick:
+        return LSTM_QUICK if device.type == "cuda" else LSTM_TINY
+    return LSTM_GRID
+
+
+def cases_named(names: list[str], offered: tuple[LSTMCase, ...]) -> tuple[LSTMCase, ...]:
+    """Return the cases with the given names, the values of `--case`; without names all that are offered.
+
+    Raises:
+        ArgumentError: A name is unknown.
+    """
     known = {case.name: case for case in offered}
     for name in names:
         if name not in known:
@@ -124,7 +134,12 @@ def _cases(names: list[str], quick: bool, device: torch.device) -> tuple[LSTMCas
     return tuple(case for case in offered if not names or case.name in names)
 
 
-def _directions(name: str) -> tuple[str, ...]:
+def directions_named(name: str) -> tuple[str, ...]:
+    """Return the directions for the value of `--direction`.
+
+    Raises:
+        ArgumentError: It is neither a direction nor "both".
+    """
     both = (lstm_record.TRAIN, lstm_record.INFERENCE)
     if name not in (*both, "both"):
         raise ArgumentError(sentence("--direction", f"{', '.join(both)} or both", repr(name)))

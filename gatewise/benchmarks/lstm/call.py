@@ -58,9 +58,6 @@ def draw(case: LSTMCase, device: torch.device, seed: int = 1, cell: str = LSTM) 
     """Draw the values of a case; a seed gives the same values on devices of the same kind."""
     generator = torch.Generator(device).manual_seed(seed)
 
-    def exact(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.bfloat16).to(torch.float16)
-
     def normal(*shape: int) -> Tensor:
         return exact(torch.randn(shape, generator=generator, device=device))
 
@@ -84,6 +81,11 @@ def draw(case: LSTMCase, device: torch.device, seed: int = 1, cell: str = LSTM) 
         lengths=_lengths(case, seed) if case.ragged else None,
         cell=cell,
     )
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """Return a tensor rounded to numbers that are exact in bfloat16 and in float16, in float16."""
+    return tensor.to(torch.bfloat16).to(torch.float16)
 
 
 def torch_layer(cell: str) -> type[nn.Module]:

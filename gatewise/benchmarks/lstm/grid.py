@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,12 +19,13 @@ from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.outcome import Outcome, first_line
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import AGREED, FAILED, MEASURED, REFUSED, WRONG, Run
+from gatewise.benchmarks.sampling import Sampling, current, finite, sampled, short
 from gatewise.contract.capture import for_cuda_graph
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import GatewiseError
 from gatewise.selection import explain
-from gatewise.selection.timing import Timing, captured, peak_memory, sample_in_turn, time_callable
+from gatewise.selection.timing import captured, peak_memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,18 +40,7 @@ class Settings:
         kernels: The kernels, with a row each; "auto" is the choice that users get, "lean" the same with
             `memory="lean"`.
         device: The device.
-        seconds: The time in seconds after which sampling of a measured quantity stops.
-        least: The smallest number of samples of each quantity, however long they take.
-        most: The largest number of samples of each quantity, however short they are.
-        warmups: The number of warm-up calls of each quantity before the number of calls per sample is determined.
-        rounds: The number of samples of each quantity, in turn, that are discarded on a GPU before the first one that
-            counts. After them, the allocator returns the same addresses in every call, as in a training loop, so that
-            calls are replayed as CUDA graphs.
-        leads: The largest number of untimed calls right before a sample of several calls: the first calls after those
-            of another side find memory and caches in the state that those left, unlike calls in a training loop.
-        sample: The time of a sample in seconds, with as many calls as fit and at least one. Nothing synchronises
-            between its calls, as in a training loop, so that the CPU's work for one call overlaps with the device's
-            work for the previous one.
+        seconds, least, most, warmups, rounds, leads, sample: See `Sampling`.
         cell: "lstm" or "gru".
     """
 
@@ -72,6 +59,20 @@ class Settings:
     sample: float = 0.01
     cell: str = LSTM
 
+    @property
+    def sampling(self) -> Sampling:
+        """The settings of samples."""
+        return Sampling(
+            self.device,
+            self.seconds,
+            least=self.least,
+            most=self.most,
+            warmups=self.warmups,
+            rounds=self.rounds,
+            leads=self.leads,
+            sample=self.sample,
+        )
+
 
 def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], None]) -> Outcome[LayerRecord]:
     """Check all kernels on all cases, time those with correct results, and return a record of each.
@@ -87,7 +88,7 @@ def run(settings: Settings, observer: Observer, keep: Callable[[LayerRecord], No
     products = {precision: Products(settings.device, precision) for precision in settings.precisions}
     observer.begin("", rounds)
     try:
-        with _current(settings.device), warnings.catch_warnings():
+        with current(settings.device), warnings.catch_warnings():
             # In bfloat16, PyTorch's layer does not pack its weights and warns in every call; it is measured as it is.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             for case in settings.cases:
@@ -200,8 +201,8 @@ class _Cell:
             row,
             status=AGREED if finding.agrees else WRONG,
             note=f"{finding}.",
-            errors={kind: {OURS: _finite(ours[kind]), self._rival: _finite(theirs[kind])} for kind in ours},
-            error_ratio=_finite(finding.over_rival),
+            errors={kind: {OURS: finite(ours[kind]), self._rival: finite(theirs[kind])} for kind in ours},
+            error_ratio=finite(finding.over_rival),
         )
         return row, side if finding.agrees else None
 
@@ -233,7 +234,8 @@ class _Cell:
             peaks = {name: self._peak(side, training) for name, side in everyone.items()}
             functions = {(EAGER, name): _step(side, training) for name, side in everyone.items()}
             graphs, complaints = self._graphs(everyone, training)
-            timings = self._sampled(functions | graphs, training)
+            with torch.set_grad_enabled(training):
+                timings = sampled(functions | graphs, self._settings.sampling)
         except (RuntimeError, GatewiseError) as error:
             return {kernel: {"status": FAILED, "note": first_line(error)} for kernel in sides}
         found = {}
@@ -274,41 +276,6 @@ class _Cell:
                 side.forget()
         return graphs, complaints
 
-    def _sampled(
-        self, functions: Mapping[tuple[str, str], Callable[[], object]], training: bool
-    ) -> dict[tuple[str, str], Timing]:
-        settings = self._settings
-        keys = {" ".join(key): key for key in functions}
-        samples: dict[str, list[float]] = {name: [] for name in keys}
-        last = list(keys)[-1]
-        with torch.set_grad_enabled(training):
-            calls = {name: self._calls(functions[key]) for name, key in keys.items()}
-            named = {name: functions[key] for name, key in keys.items()}
-            for _ in range(settings.rounds if settings.device.type == "cuda" else 0):
-                for name, function in named.items():
-                    for _ in range(calls[name]):
-                        function()
-            began = time.perf_counter()
-            for name, seconds in sample_in_turn(
-                named,
-                device=settings.device,
-                runs=settings.most,
-                warmups=0,
-                calls=calls,
-                leads={name: min(settings.leads, count) if count > 1 else 0 for name, count in calls.items()},
-            ):
-                samples[name].append(seconds)
-                spent = time.perf_counter() - began
-                if name == last and len(samples[name]) >= settings.least and spent >= settings.seconds * len(keys):
-                    break
-        return {keys[name]: _short_timing(Timing.of(values)) for name, values in samples.items()}
-
-    def _calls(self, function: Callable[[], object]) -> int:
-        settings = self._settings
-        # Several runs, because one of them may capture a CUDA graph.
-        once = time_callable(function, device=settings.device, runs=3, warmups=settings.warmups, calls=1).median
-        return max(1, round(settings.sample / once))
-
     def _floor(self, call: Call, precision: Precision, training: bool, products: Products):  # noqa: ANN202
         if self._settings.device.type != "cuda":
             return None
@@ -322,7 +289,7 @@ class _Cell:
             training=training,
             product_seconds=products.seconds,
         )
-        return dataclasses.replace(bound, loop=_short(bound.loop), around=_short(bound.around))
+        return dataclasses.replace(bound, loop=short(bound.loop), around=short(bound.around))
 
 
 def _step(side: Side, training: bool) -> Callable[[], None]:
@@ -339,7 +306,7 @@ def _decided(row: LayerRecord, decision: Decision) -> LayerRecord:
         ran=decision.chosen,
         reason=decision.reason,
         algorithm=verdict.algorithm,
-        predicted=None if verdict.seconds is None else _short(verdict.seconds),
+        predicted=None if verdict.seconds is None else short(verdict.seconds),
         predicted_bytes=verdict.peak_bytes,
     )
 
@@ -349,26 +316,5 @@ def _decided_captured(row: LayerRecord, decision: Decision) -> LayerRecord:
     return dataclasses.replace(
         row,
         ran_captured=verdict.kernel,
-        predicted_captured=None if verdict.seconds is None else _short(verdict.seconds),
+        predicted_captured=None if verdict.seconds is None else short(verdict.seconds),
     )
-
-
-def _short(value: float) -> float:
-    # Further digits would be longer than the measurement is precise.
-    return float(f"{value:.5g}")
-
-
-def _finite(value: float) -> float | None:
-    # JSON has neither infinity nor NaN.
-    return _short(value) if math.isfinite(value) else None
-
-
-def _short_timing(timing: Timing) -> Timing:
-    return Timing(_short(timing.median), _short(timing.q20), _short(timing.q80), timing.runs)
-
-
-@contextlib.contextmanager
-def _current(device: torch.device) -> Iterator[None]:
-    # Graphs are captured on the current device.
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        yield

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gatewise.benchmarks.drawing import INK, inked, save
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, TRAIN, LayerRecord
 from gatewise.benchmarks.lstm.report import geometric_mean
-from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
-from gatewise.training.pictures import save_picture
+from gatewise.contract.errors import ArgumentError, sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # The plot must be readable on white and black pages: a transparent background and colours of medium lightness.
-_INK = "#6e7781"
 _COLOURS = {"bf16": "#2f81f7", "fp16": "#12956b", "tf32": "#d9730d", "fp32": "#a05fd0"}
 _MARKERS = {"bf16": "o", "fp16": "s", "tf32": "D", "fp32": "^"}
 _TITLES = {EAGER: "eager", GRAPH: "both under a CUDA graph"}
-_SUFFIXES = (".png", ".svg")
 
 
 def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -> list[Path]:
@@ -38,21 +36,14 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
         MissingExtra: matplotlib is not installed.
         ArgumentError: No record of this direction has a speed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
     rows = drawable(records, direction)
     if not rows:
         raise ArgumentError(sentence("--plot", f"drawn from at least one measured row ({direction})", "none"))
     cases = list(dict.fromkeys(record.case for record in rows))
     panels = [how for how in (EAGER, GRAPH) if any(record.speed_up(how) for record in rows)]
-    ink: dict[Any, Any] = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
-    )
-    ink["svg.hashsalt"] = "gatewise"  # so that the same records give the same file
-    with rc_context(ink):
+    with inked():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(4.6 * len(panels), 1.5 + 0.2 * len(cases)), layout="constrained")
         axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
         for one, how in zip(axes, panels, strict=True):
@@ -66,12 +57,7 @@ def draw(records: Sequence[LayerRecord], prefix: Path, direction: str = TRAIN) -
         figure.suptitle(
             f"{what}: times as fast as torch.{rows[-1].rival} on one {rows[-1].run.device}", fontsize="medium"
         )
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
-        for file in files:
-            metadata = {"Date": None} if file.suffix == ".svg" else None
-            save_picture(figure, file, dpi=150, transparent=True, metadata=metadata)
-    return files
+        return save(figure, prefix)
 
 
 def drawable(records: Sequence[LayerRecord], direction: str = TRAIN) -> list[LayerRecord]:
@@ -91,7 +77,7 @@ def _panel(axes: Axes, rows: Sequence[LayerRecord], cases: Sequence[str], how: s
         axes.scatter(
             *zip(*found, strict=True),
             s=22,
-            color=_COLOURS.get(dtype, _INK),
+            color=_COLOURS.get(dtype, INK),
             marker=_MARKERS.get(dtype, "o"),
             linewidths=0,
             alpha=0.9,
@@ -99,12 +85,12 @@ def _panel(axes: Axes, rows: Sequence[LayerRecord], cases: Sequence[str], how: s
             zorder=3,
         )
     axes.set_xscale("log")
-    axes.axvline(1, color=_INK, linewidth=1.2)
+    axes.axvline(1, color=INK, linewidth=1.2)
     axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 1, 2, 3, 5, 10, 20, 40]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axes.grid(axis="x", color=_INK, alpha=0.25, linewidth=0.6)
-    axes.grid(axis="y", color=_INK, alpha=0.15, linewidth=0.6)
+    axes.grid(axis="x", color=INK, alpha=0.25, linewidth=0.6)
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
     axes.tick_params(axis="both", length=0, labelsize="small")
     axes.spines[:].set_visible(False)
     axes.set_title(_TITLES[how], fontsize="small")

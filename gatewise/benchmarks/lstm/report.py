@@ -139,7 +139,7 @@ def on_screen(records: Sequence[LayerRecord]) -> RenderableType:
     """Return a table for each precision, direction and kernel, and the summary, for a terminal of 80 columns."""
     parts: list[RenderableType] = []
     for key, rows in tables(records).items():
-        table = _table(_title(key), _COLUMNS, left=("case", "kernel"))
+        table = plain_table(_title(key), _COLUMNS, left=("case", "kernel"))
         for record in rows:
             table.add_row(*_cells(record), style=_STYLES.get(record.status, "bold red"))
         parts.append(table)
@@ -199,7 +199,7 @@ def report(records: Sequence[LayerRecord]) -> str:
 
 
 def _means(records: Sequence[LayerRecord]) -> Table:
-    table = _table("geometric means", ("", "cells", *_COLUMNS[2:7]), left=("",))
+    table = plain_table("geometric means", ("", "cells", *_COLUMNS[2:7]), left=("",))
     for key, rows in tables(records).items():
         measured = [record for record in rows if record.status == MEASURED]
         table.add_row(
@@ -247,7 +247,8 @@ def _mean(
     )
 
 
-def _table(title: str, columns: Sequence[str], *, left: Sequence[str]) -> Table:
+def plain_table(title: str, columns: Sequence[str], *, left: Sequence[str]) -> Table:
+    """Return an empty table for the terminal, whose columns are right-aligned but for those in `left`."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.pad_edge = table.show_edge = False
     table.collapse_padding = True

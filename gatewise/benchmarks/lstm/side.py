@@ -19,7 +19,6 @@ from gatewise.nn import LSTM as OUR_LSTM
 Outputs = tuple[Tensor, ...]
 
 _OURS = {LSTM_CELL: OUR_LSTM, GRU: OUR_GRU}
-_OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class Side:
         padded: A function that converts a tensor in the form of x to [T, B, features], with zeros as padding.
         leaves: All tensors that get a gradient: x, the initial states and the weights.
         held_bytes: The memory that calls leave allocated for later calls, as the kernel states it.
+        names: The names of the states; the last ones are not used if there are fewer states.
     """
 
     module: nn.Module
@@ -45,6 +45,7 @@ class Side:
     padded: Callable[[Tensor], Tensor]
     leaves: tuple[Tensor, ...]
     held_bytes: int = 0
+    names: tuple[str, ...] = ("h", "c")
 
     def prepare(self, training: bool) -> None:
         """Set the mode of the layer, and whether the inputs require gradients."""
@@ -74,13 +75,19 @@ class Side:
             outputs = self.call()
             if training:
                 torch.autograd.backward(outputs, self.given)
-        found = {name: output.detach() for name, output in zip(_OUTPUTS, outputs, strict=False)}
+        found = self.named(outputs, training)
+        self.forget()
+        return found
+
+    def named(self, outputs: Outputs, training: bool) -> dict[str, Tensor]:
+        """Return the outputs of the last call, and in training its gradients, by name; nothing is copied."""
+        names = ("y", *(f"{name}_n" for name in self.names))
+        found = {name: output.detach() for name, output in zip(names, outputs, strict=False)}
         found["y"] = self.padded(found["y"])
         if training:
             found["dx"] = self.padded(_gradient(self.x))
-            found |= {name: _gradient(state) for name, state in zip(_STATES, self.states, strict=False)}
+            found |= {f"d{name}0": _gradient(state) for name, state in zip(self.names, self.states, strict=False)}
             found |= {f"d{name}": _gradient(weight) for name, weight in self.module.named_parameters()}
-        self.forget()
         return found
 
     def owned_bytes(self, training: bool) -> int:

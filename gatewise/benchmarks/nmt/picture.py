@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gatewise.benchmarks.drawing import INK, inked, save
 from gatewise.benchmarks.nmt.parts import ATTENTION, BACKWARD, LSTM, OTHER, OUTPUT, PARTS, WEIGHTS
 from gatewise.benchmarks.nmt.record import EAGER, GRAPH, TranslationRecord
-from gatewise.contract.errors import ArgumentError, MissingExtra, sentence
-from gatewise.training.pictures import save_picture
+from gatewise.contract.errors import ArgumentError, sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import LegendLocType
 
 # The plot must be readable on white and black pages: a transparent background and colours of medium lightness.
-_INK = "#6e7781"
 _COLOURS = {
     ATTENTION: "#d9730d",
     LSTM: "#2f81f7",
@@ -26,7 +25,6 @@ _COLOURS = {
     WEIGHTS: "#8b949e",
 }
 _LINES = ("#6e7781", "#d9730d", "#2f81f7", "#12956b", "#a05fd0", "#c2477f", "#b8860b")
-_SUFFIXES = (".png", ".svg")
 _MEMORY_PANELS = 2
 
 
@@ -44,22 +42,15 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
         MissingExtra: matplotlib is not installed.
         ArgumentError: No row has a speed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
     rows = drawable(records)
     if not rows:
         raise ArgumentError(sentence("--plot", "drawn from at least one measured row", "none"))
     measured = [row for row in rows if row.parts and row.budget_bytes is None]
     cases = _shown_cases(measured)
     ways = list(dict.fromkeys(row.way for row in rows))
-    ink: dict[Any, Any] = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
-    )
-    ink["svg.hashsalt"] = "gatewise"  # so that the same records give the same file
-    with rc_context(ink):
+    with inked():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(4.4 * (len(cases) + 1), 1.6 + 0.32 * len(ways)), layout="constrained")
         *left, right = figure.subplots(1, len(cases) + 1, squeeze=False)[0]
         for place, (axes, case) in enumerate(zip(left, cases, strict=True)):
@@ -76,12 +67,7 @@ def draw(records: Sequence[TranslationRecord], prefix: Path) -> list[Path]:
         figure.suptitle(
             f"Training a translation model with attention, {rows[0].dtype}, on one {where}", fontsize="medium"
         )
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
-        for file in files:
-            metadata = {"Date": None} if file.suffix == ".svg" else None
-            save_picture(figure, file, dpi=150, transparent=True, metadata=metadata)
-    return files
+        return save(figure, prefix)
 
 
 def drawable(records: Sequence[TranslationRecord]) -> list[TranslationRecord]:
@@ -142,7 +128,7 @@ def _points(rows: Sequence[TranslationRecord], how: str) -> list[tuple[int, floa
 
 
 def _plain_frame(axes: Axes, grid: str) -> None:
-    axes.grid(axis=grid, color=_INK, alpha=0.25, linewidth=0.6)  # type: ignore[arg-type]
+    axes.grid(axis=grid, color=INK, alpha=0.25, linewidth=0.6)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
     axes.tick_params(axis="both", length=0, labelsize="x-small")
     axes.spines[:].set_visible(False)
