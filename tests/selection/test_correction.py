@@ -1,8 +1,18 @@
 """The smooth function through measured calls."""
 
-import numpy as np
+import json
 
-from gatewise.selection.correction import _solved
+import numpy as np
+import pytest
+import torch
+
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
+from gatewise.kernels import ALL
+from gatewise.selection import points
+from gatewise.selection.correction import _solved, features, settings_of
+
+DEVICE, PROBLEM = Device.named("h200"), Problem(20, 8, 64, 128, dtype=torch.bfloat16, needs_grad=True)
 
 
 def test_systems_are_solved():
@@ -10,3 +20,16 @@ def test_systems_are_solved():
     factor, right = generator.standard_normal((40, 40)), generator.standard_normal(40)
     matrix = factor @ factor.T + np.eye(40)
     np.testing.assert_allclose(_solved(matrix, right), np.linalg.solve(matrix, right), rtol=1e-9)
+
+
+def test_every_kernel_has_a_scale_for_every_feature():
+    stored = json.loads((points.packaged_folder() / "scales.json").read_text())["kernels"]
+    assert {*stored} <= {"any", *(kernel.name for kernel in ALL)}
+    for name in stored:
+        kernel = next((kernel for kernel in ALL if kernel.name == name), ALL[-1])
+        assert {*settings_of(name).names} == {*features(kernel.work(PROBLEM, DEVICE), PROBLEM, DEVICE)}, name
+
+
+@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
+def test_an_unknown_kernel_has_the_scales_of_no_kernel_in_particular(kernel):
+    assert settings_of(f"not {kernel.name}").names == settings_of(kernel.name).names
