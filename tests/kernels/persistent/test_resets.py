@@ -93,7 +93,9 @@ MARKED = {
 
 @pytest.mark.parametrize("steps", MARKED)
 @pytest.mark.parametrize(
-    "options", [{}, {"lean": True}, {"proj_size": 3}, {"layout": Layout.DEVICE_LENGTHS}], ids=["plain", "lean", "proj", "ragged"]
+    "options",
+    [{}, {"lean": True}, {"proj_size": 3}, {"layout": Layout.DEVICE_LENGTHS}],
+    ids=["plain", "lean", "proj", "ragged"],
 )
 def test_marked_steps(cut, steps, options):
     """Where borders lie: at h0, behind the last step, between segments of a lean pass, in the padding."""
