@@ -52,7 +52,7 @@ def resized(matrix, rows, columns, groups=1, *, scratch=None, into=None):
 
 
 def _begins(resets, direction, step, end):
-    """Return whether a step of a row begins an episode in the order of its direction; steps are those of the sequence."""
+    """Return whether a step of a row of the whole sequence begins an episode in the order of a direction."""
     if resets is None or (direction and step + 1 == end):
         return False
     return bool(resets[step + direction])

@@ -89,21 +89,27 @@ MARKED = {
     "every step": range(6),
     "none": [],
 }
+RAGGED = {"layout": Layout.DEVICE_LENGTHS}
+PLACES = {
+    "plain": {},
+    "lean": {"lean": True},
+    "projection": {"proj_size": 3},
+    "ragged": RAGGED,
+    "lean and ragged": {"lean": True, **RAGGED},
+    "ragged projection": {"proj_size": 3, **RAGGED},
+}
 
 
 @pytest.mark.parametrize("steps", MARKED)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"lean": True}, {"proj_size": 3}, {"layout": Layout.DEVICE_LENGTHS}],
-    ids=["plain", "lean", "proj", "ragged"],
-)
-def test_marked_steps(cut, steps, options):
+@pytest.mark.parametrize("place", PLACES)
+def test_marked_steps(cut, steps, place):
     """Where borders lie: at h0, behind the last step, between segments of a lean pass, in the padding."""
     cut(3)
-    problem = PROBLEM.replace(bidirectional=True, **options)
+    problem = PROBLEM.replace(bidirectional=True, **PLACES[place])
     resets = torch.zeros(6, 4, dtype=torch.bool)
     resets[list(MARKED[steps])] = True
-    inputs = inputs_with(problem, resets, [6, 3, 5, 0] if "layout" in options else None)
+    # Some rows end where segments do, before a step that is marked.
+    inputs = inputs_with(problem, resets, [6, 3, 4, 2] if "ragged" in place else None)
     gradients = testing.make_gradients(problem, inputs)
     found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
     for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():

@@ -88,6 +88,21 @@ def test_layers_in_pairs(request, monkeypatch, name, numbers, cell):
     check(problem, cell)
 
 
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_rows_that_end_where_segments_do(cut, numbers):
+    """A mark in the padding, right behind a row's end, is no border, even where a launch ends there."""
+    cut(3)
+    ragged = {"layout": Layout.DEVICE_LENGTHS, "bidirectional": True}
+    problem = Problem(6, 40, 64, 256, lean=True, needs_grad=True, resets=True, **ragged, **NUMBERS[numbers])
+    lengths = [6, 4, 2, 3, 0] * 8
+    inputs = testing.make_inputs(problem, "cuda", lengths=lengths)
+    inputs.resets[2:5] = True
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
+        assert testing.relative_error(found[name], value) < 0.03, name
+
+
 def results(problem, inputs):
     result, found = testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
     return dict(zip(("y", "h_n", "c_n", "x", "h0", "c0"), (*result[:3], *found[:3]), strict=True)), found.weights

@@ -9,6 +9,8 @@
 #include "sequence.cuh"
 
 #if RESETS
+static_assert(ROWS <= THREADS, "a thread for each row");
+
 // Thread `row` of a block loads the resets of that batch row of the group, each a step before it is used, and hands it to all
 // threads in shared memory. This takes one register, and no time in which other blocks wait.
 struct Episodes {
