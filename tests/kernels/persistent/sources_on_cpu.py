@@ -33,6 +33,27 @@ _FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
 _MOST_BLOCKS = 32
 _DYNAMIC = "extern __shared__ float4 shared[];"
 _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
+# Instructions as statements with their operands; the functions are those of fibers.cpp.
+_STATEMENTS = {
+    '"" : "+r"': "(void)0",
+    "@p ld.global.v4.u32": "if ({5}) std::memcpy(&{0}, {4}, 16)",
+    "cp.async.ca.shared.global": "copy_to_shared({0}, {1}, {2}, {3})",
+    "cp.async.cg.shared.global": "copy_to_shared({0}, {1}, 16, {2})",
+    "cp.async.commit_group": "(void)0",
+    "cp.async.wait_group": "(void)0",
+    "ld.relaxed.gpu.global.u32": "std::memcpy(&{0}, {1}, 4)",
+    "ld.relaxed.gpu.global.u16": "std::memcpy(&{0}, {1}, 2)",
+    "ld.relaxed.gpu.global.v2.u32": "std::memcpy(&{0}, {2}, 8)",
+    "ld.relaxed.gpu.global.v4.u32": "std::memcpy(&{0}, {4}, 16)",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16": "words = load_transposed({4})",
+    "max.f16x2": "{0} = larger_halves({0}, {1})",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_bf16(sum, a, b0, b1)",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_f16(sum, a, b0, b1)",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32": "multiply_tf32(sum, a, b0, b1)",
+    "prefetch.global.L2": "(void)0",
+    "st.relaxed.gpu.global.u32": "*(unsigned*)({0}) = {1}",
+    "st.relaxed.gpu.global.v2.u32": "((unsigned*)({0}))[0] = {1}, ((unsigned*)({0}))[1] = {2}",
+}
 _ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) p\)')
 _RUN = """
 static const {struct}* given;
@@ -93,7 +114,7 @@ class SourcesOnCpu:
 @functools.cache
 def _built(source, macros, code):
     folder = Path(tempfile.mkdtemp())
-    write_sources(source, folder)
+    write_sources(source, folder, _STATEMENTS)
     for path in folder.iterdir():
         text = path.read_text().replace(_DYNAMIC, "float4* const shared = own_block().shared.data();")
         path.write_text(_STATIC.sub(_of_each_block, text))
