@@ -204,6 +204,19 @@ def test_scratch_memory_is_as_predicted(cut, options, lean):
         assert 0.95 < (kept + taken) / (kept + estimated) < 1.1
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_estimate_that_cuts_lean_passes_counts_the_copies_of_states(cut, bidirectional):
+    cut(3)
+    problem = PROBLEM.replace(time=30, batch=32, input_size=64, hidden_size=64, lean=True, bidirectional=bidirectional)
+    found = []
+    for own in (problem.replace(resets=False), problem):
+        estimated = memory._lean_workspace_bytes(own, memory.lean_cut(own), memory.holds_matrices(own))
+        found.append((estimated, persistent.workspace_bytes(own, H200)))
+    (plain_estimate, plain), (estimate, counted) = found
+    assert counted - plain >= 10 * 32 * 64 * 8  # of a segment
+    assert estimate - plain_estimate == pytest.approx(counted - plain, rel=0.1)
+
+
 @pytest.mark.parametrize("resets", [False, True])
 def test_only_launches_with_resets_are_compiled_with_them(monkeypatch, resets):
     found = []
