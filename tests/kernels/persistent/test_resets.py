@@ -69,6 +69,12 @@ def test_in_little_memory(request, cut, options, count, gates, cell):
     assert_agrees(PROBLEM.replace(cell=cell, lean=True, **options))
 
 
+@pytest.mark.parametrize("lean", [False, True])
+def test_in_a_compiled_graph(lean):
+    """Such calls allocate their tensors one by one, and may not change what they keep."""
+    assert_agrees(PROBLEM.replace(traced=True, num_layers=2, bidirectional=True, lean=lean), calls=1)
+
+
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}, {"hidden_size": 13}], ids=str
