@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 from gatewise.cells import Cell
 from gatewise.contract.criterion import Criterion
@@ -148,5 +150,26 @@ NO_RESETS = Criterion(
     actual=lambda problem, device: "given" if problem.resets else "none",
     holds=lambda problem, device: not problem.resets,
     violation=lambda problem, device: (problem.replace(resets=True), device),
+    advice="the kernel `eager` computes them",
+)
+
+
+class _BeginsAtOne(Cell):
+    """A cell whose states begin at one, for the violation of `RESETS_TO_ZERO`."""
+
+    name = "a cell with initial states"
+    gates = ("a",)
+    initial_states: ClassVar[Mapping[str, float]] = {"h": 1.0}
+
+    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+        return torch.tanh(gate.a), {}
+
+
+RESETS_TO_ZERO = Criterion(
+    "resets",
+    allowed="none for a cell with `initial_states`, because the passes reset states to zero",
+    actual=lambda problem, device: f"given for {problem.cell.name}" if problem.resets else "none",
+    holds=lambda problem, device: not (problem.resets and problem.cell.initial_states),
+    violation=lambda problem, device: (problem.replace(cell=_BeginsAtOne(), proj_size=0, resets=True), device),
     advice="the kernel `eager` computes them",
 )

@@ -1,6 +1,7 @@
 """CUDA C++ for the C++ compiler of the machine: the qualifiers and functions of CUDA, and inline assembly as C++."""
 
 import re
+import types
 
 from gatewise.kernels.cuda.toolchain import SHARED
 
@@ -48,31 +49,36 @@ _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _OPERAND = re.compile(r'"[=+]?[a-z]"\(')
 
 
-def in_cpp(text):
-    """Return CUDA C++ with its inline assembly written in C++."""
+def in_cpp(text, statements=types.MappingProxyType({})):
+    """Return CUDA C++ with its inline assembly written in C++.
+
+    `statements` has more instructions, or parts of assembly that name them, as statements with their operands.
+    """
     parts, place = [], 0
     for found in _ASSEMBLY.finditer(text):
         end = _closing(text, found.end())
-        parts += [text[place : found.start()], _statement(text[found.end() : end])]
+        parts += [text[place : found.start()], _statement(text[found.end() : end], statements)]
         place = end + 1  # what follows is the semicolon
     return "".join([*parts, text[place:]])
 
 
-def write_sources(source, folder):
-    """Write a source and all headers that it may include to a folder, as C++; return the text of the source."""
+def write_sources(source, folder, statements=types.MappingProxyType({})):
+    """Write a source and all headers that it may include to a folder, as by `in_cpp`; return the text of the source."""
     for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
-        (folder / path.name).write_text(in_cpp(path.read_text()))
+        (folder / path.name).write_text(in_cpp(path.read_text(), statements))
     return (folder / source.name).read_text()
 
 
-def _statement(assembly):
-    template, _, _ = assembly.partition(";")
-    instruction = template.strip().strip('"').split()[:1]
+def _statement(assembly, statements):
     operands = []
     for found in _OPERAND.finditer(assembly):
         operands.append(assembly[found.end() : _closing(assembly, found.end())])
-    result = _RESULTS.get("".join(instruction))
-    return f"{operands[0]} = {result.format(*operands[1:])}" if result else "std::abort()"
+    template, _, _ = assembly.partition(";")
+    instruction = "".join(template.strip().strip('"').split()[:1])
+    if instruction in _RESULTS:
+        return f"{operands[0]} = {_RESULTS[instruction].format(*operands[1:])}"
+    found = (statement for name, statement in statements.items() if name in assembly)
+    return next(found, "std::abort()").format(*operands)
 
 
 def _closing(text, start):

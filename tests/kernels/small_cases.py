@@ -1,4 +1,4 @@
-"""Small calls of the library's CUDA kernels for `make sanitize`: odd sizes, lengths, directions, autocast."""
+"""Small calls of the library's CUDA kernels for `make sanitize`: odd sizes, lengths, directions, autocast, resets."""
 
 import sys
 
@@ -14,19 +14,21 @@ CASES = (
     # The units of a block divide 540, but not what it is rounded up to.
     {"kernel": "persistent", "hidden": 540, "batch": 3, "bidirectional": False, "dtype": torch.bfloat16, "cast": True},
     {"kernel": "persistent", "hidden": 540, "batch": 3, "bidirectional": False, "dtype": torch.float16, "cast": True},
+    {"kernel": "persistent", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.float16, "resets": True},
     {"kernel": "stepwise", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.bfloat16},
     {"kernel": "stepwise", "hidden": 37, "batch": 3, "bidirectional": False, "dtype": torch.float16, "cast": True},
 )
 
 
-def train(kernel, hidden, batch, bidirectional, dtype, *, cast=False, exact=False):
+def train(kernel, hidden, batch, bidirectional, dtype, *, cast=False, exact=False, resets=False):
     torch.backends.cudnn.allow_tf32 = not exact
     given = torch.float32 if cast else dtype
     layer = gatewise.LSTM(24, hidden, bidirectional=bidirectional, device="cuda", dtype=given, kernel=kernel)
     x = torch.randn(5, batch, 24, device="cuda", dtype=given, requires_grad=True)
     lengths = torch.randint(0, 6, (batch,), device="cuda") if bidirectional else None
+    marked = torch.rand(5, batch, device="cuda") < 0.3 if resets else None
     with torch.autocast("cuda", dtype if cast else torch.bfloat16, enabled=cast):
-        y, _ = layer(x, lengths=lengths)
+        y, _ = layer(x, lengths=lengths, resets=marked)
     y.sum().backward()
     torch.cuda.synchronize()
 

@@ -112,6 +112,27 @@ def zeros_after_ends(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(x).masked_fill_(outside.unsqueeze(2), 0)
 
 
+def zeros_where_episodes_begin(values: Tensor, direction: int, resets: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """Replace by zeros, in place, the values [T, B, F] of steps that read zeros instead of the states before them.
+
+    Args:
+        values: What each step reads of the states before it, or the gradients of that.
+        direction: 0, or 1 for reverse, where a reset separates the step before it from the step that it marks.
+        resets: The steps at which episodes begin [T, B], or None, which changes nothing.
+        lengths: The sequence lengths [B] on the device, or None.
+    """
+    if resets is None:
+        return values
+    if direction == 0:
+        return values.masked_fill_(resets.unsqueeze(2), 0)
+    borders = resets[1:]
+    if lengths is not None:  # a row starts at its own last step
+        steps = torch.arange(1, resets.shape[0], out=lengths.new_empty(borders.shape[0])).unsqueeze(1)
+        borders = torch.lt(steps, lengths, out=torch.empty_like(borders)).logical_and_(borders)
+    values[:-1].masked_fill_(borders.unsqueeze(2), 0)
+    return values
+
+
 # Padding: tensor cores want sizes that are multiples of 8.
 
 

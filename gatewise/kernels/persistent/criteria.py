@@ -10,7 +10,7 @@ import torch
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NO_RESETS, NOT_EMPTY, NOT_PROJECTED
+from gatewise.kernels.criteria import AMPERE, COMPILER, FUSES, NOT_EMPTY, NOT_PROJECTED, RESETS_TO_ZERO
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
@@ -86,5 +86,5 @@ CRITERIA = (
     FUSES,
     NOT_EMPTY,
     NOT_PROJECTED,
-    NO_RESETS,
+    RESETS_TO_ZERO,
 )

@@ -89,6 +89,7 @@ def _arguments(problem: Problem) -> tuple[Inputs, OutputGradients]:
         masks=tuple(_new(problem, *y.shape, dtype=torch.bool) for _ in range(problem.num_layers - 1))
         if problem.dropout
         else (),
+        resets=_new(problem, problem.time, problem.batch, dtype=torch.bool) if problem.resets else None,
     )
     return inputs, OutputGradients(y, h_n, c_n)
 

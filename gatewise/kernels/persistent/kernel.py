@@ -91,6 +91,8 @@ class _Persistent:
         )
         for own in cuts:
             work += own.loops(problem, device)
+        if problem.resets:
+            work += _resets(problem, planes)
         if problem.proj_size:
             return work + _folded(problem, planes)
         if problem.rebuilds_gates:
@@ -163,6 +165,14 @@ def _folded(problem: Problem, planes: int) -> Work:
         launches=(12 if problem.needs_grad else 4) * each,
         operators=(30 if problem.needs_grad else 5) * each,
     )
+
+
+def _resets(problem: Problem, planes: int) -> Work:
+    # Both loops read a byte for each token, and so does the copy of the hidden states for the gradient of the weights,
+    # which without resets may be read in place.
+    read = problem.num_layers * problem.num_directions * problem.time * problem.batch * (3 if problem.needs_grad else 1)
+    copies = problem.needs_grad and not copies_states(problem.replace(resets=False))
+    return Work(bytes_moved=read + 2 * copies * problem.num_layers * planes)
 
 
 def _segmented(problem: Problem, planes: int) -> Work:

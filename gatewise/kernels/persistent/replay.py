@@ -68,7 +68,7 @@ class Stack(NamedTuple):
     def forward(self, inputs: Inputs) -> Result:
         """Compute the outputs."""
         problem, tokens = self.problem, self.tokens
-        x, h0, c0, weights, lengths, _, masks, _ = inputs
+        x, h0, c0, weights, lengths, _, masks, resets = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
         read = (x, h0, c0, lengths)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
@@ -86,7 +86,7 @@ class Stack(NamedTuple):
         _play(
             replays,
             x,
-            (*weights, x, h0, c0, lengths, *masks, y, h_n, c_n, *kept),
+            (*weights, x, h0, c0, lengths, resets, *masks, y, h_n, c_n, *kept),
             issue_forward,
             (problem, inputs, result, tokens),
         )
@@ -96,7 +96,7 @@ class Stack(NamedTuple):
         """Compute the gradients of the inputs."""
         problem, tokens, above, y = self.problem, self.tokens, gradients, result.y
         needs_x, needs_state, needs_weights = needs
-        x, h0, c0, weights, lengths, _, masks, _ = inputs
+        x, h0, c0, weights, lengths, _, masks, resets = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
         read = (x, h0, c0, lengths, y, *gradients)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
@@ -118,7 +118,7 @@ class Stack(NamedTuple):
         _play(
             replays,
             x,
-            (*weights, x, h0, c0, lengths, *masks, y, *result.kept, *above, *into),
+            (*weights, x, h0, c0, lengths, resets, *masks, y, *result.kept, *above, *into),
             issue_backward,
             (problem, inputs, result, above, into, tokens),
         )
@@ -179,13 +179,13 @@ def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool |
 
 
 def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
-    x, h0, c0, weights, lengths, _, masks, _ = inputs
+    x, h0, c0, weights, lengths, _, masks, resets = inputs
     weights = tuple([launches.aligned(weight) for weight in weights])
     # Checkpointed layers read x by segments, and copy no more of it if it is in the order of rows.
     if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
         x = x.contiguous()
     lengths = buffers.on_device(lengths, x.device)
-    return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks)
+    return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks, resets)
 
 
 def _play(

@@ -51,7 +51,14 @@ def resized(matrix, rows, columns, groups=1, *, scratch=None, into=None):
     return target
 
 
-def write_operands(wanted, into, tokens, lengths):
+def _begins(resets, direction, step, end):
+    """Return whether a step of a row of the whole sequence begins an episode in the order of a direction."""
+    if resets is None or (direction and step + 1 == end):
+        return False
+    return bool(resets[step + direction])
+
+
+def write_operands(wanted, into, tokens, lengths, resets=None):
     if into[0].is_meta:
         return
     total = wanted[0].source.shape[0]
@@ -59,10 +66,16 @@ def write_operands(wanted, into, tokens, lengths):
         tokens.unflat(target).zero_()
         placed = tokens.unflat(target)[..., : own.source.shape[2]]
         for row in range(tokens.batch):
-            for step in range(own.start, min(own.start + tokens.time, _end(total, lengths, row, 0))):
+            end = _end(total, lengths, row, 0)
+            for step in range(own.start, min(own.start + tokens.time, end)):
                 there = step + own.shift
-                inside = 0 <= there < _end(total, lengths, row, 0)
-                placed[step - own.start, row] = own.source[there, row] if inside else own.first[row]
+                value = own.source[there, row] if 0 <= there < end else own.first[row]
+                begins = own.shift and _begins(_row(resets, row), int(own.shift > 0), step, end)
+                placed[step - own.start, row] = 0 if begins else value
+
+
+def _row(resets, row):
+    return None if resets is None else resets[:, row]
 
 
 def fill_unwritten(buffer):
@@ -134,14 +147,16 @@ def forward_pass(
     starts=(0, 0),
     keep_gates,
     between=None,
+    resets=None,
 ):
     if h0.is_meta:
         return
     if between is not None:
         pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
         states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
-        _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between)
+        _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between, resets)
         return
+    assert (resets is not None) == launch.problem.resets
     size, directions, batch = launch.problem.hidden_size, weights.directions, tokens.batch
     hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     for direction in range(directions):
@@ -156,7 +171,10 @@ def forward_pass(
                 outputs[step, row].zero_()
                 if narrow[0] is not None:
                     _Token(narrow[direction], tokens, size, directions * size)[step, row].zero_()
+            begins = _of_episodes(launch.problem, resets, lengths, row, direction, starts)
             for step in _steps(direction, end):
+                if begins(step):
+                    h, c = torch.zeros_like(h), torch.zeros_like(c)
                 four = sums[step, row].view(4, hidden)
                 given = _of_input(cell, four[: len(cell.gates), :size])
                 activated, c, h = code.stepped(given + _recurrent(cell, (w_hh @ h).view(-1, size)) + bias, c)
@@ -192,14 +210,17 @@ def backward_pass(
     order=None,
     starts=(0, 0),
     between=None,
+    resets=None,
 ):
     if c0.is_meta:
         return
     if between is not None:
         pair = {"gates": gates, "cells": cells, "dgates": dgates}
         states = {"c0": c0, "dh_n": dh_n, "dc_n": dc_n, "dh0": dh0, "dc0": dc0}
-        _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, (bias, biases, done), lengths, between)
+        of_biases = bias, biases, done
+        _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, of_biases, lengths, between, resets)
         return
+    assert (resets is not None) == launch.problem.resets
     size, directions = launch.problem.hidden_size, weights.directions
     hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     bias.zero_()
@@ -213,6 +234,7 @@ def backward_pass(
         for row in range(tokens.batch):
             end = _end(tokens.time, lengths, row, starts[direction])
             steps = _steps(direction, end)
+            begins = _of_episodes(launch.problem, resets, lengths, row, direction, starts)
             for step in range(end, tokens.time):
                 found[step, row].zero_()
             given = dh_n, None if carries_hidden(cell) else dc_n
@@ -222,6 +244,8 @@ def backward_pass(
                 # The gradients may take the gates' place.
                 own = activated[step, row].view(4, hidden)[:, :size].clone()
                 before = kept[steps[index - 1], row][:size] if index else c0[direction, row]
+                if begins(step):
+                    before = torch.zeros_like(before)
                 if dy[0] is not None:
                     dh = dh + _Token(dy[direction], tokens, size, directions * size)[step, row]
                 each, dc = code.adjoint(own, kept[step, row][:size], before, dh, dc)
@@ -229,6 +253,8 @@ def backward_pass(
                 four[:, :size] = each
                 bias[row % _TOGETHER, direction] += four.flatten()
                 dh = w_hh.t() @ four[list(cell.recurrent_sums), :size].flatten()
+                if begins(step):
+                    dh, dc = torch.zeros_like(dh), torch.zeros_like(dc)
             dh0[direction, row] = dh + dc if carries_hidden(cell) else dh
             if not carries_hidden(cell):
                 dc0[direction, row] = dc
@@ -239,6 +265,12 @@ def backward_pass(
                     assert earlier.data_ptr() + earlier.nbytes == bias.data_ptr()
                     left += earlier[:, :, direction].sum((0, 1))
                 own.copy_(left.view(4, hidden)[list(sums), :size].flatten())
+
+
+def _of_episodes(problem, resets, lengths, row, direction, starts):
+    """Return the function that says whether a step of a launch begins an episode of a row."""
+    end, start = _end(problem.time, lengths, row, 0), starts[direction]
+    return lambda step: _begins(_row(resets, row), direction, start + step, end)
 
 
 def _layer_of(weights, index):
@@ -254,7 +286,7 @@ def _surviving(between, values, step, row):
     return values if between.mask is None else values * between.mask[step, row] * between.scale
 
 
-def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between):
+def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between, resets):
     size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
     states = states | {"h0": states["h0"].view(2, -1, hidden)}
     for index in range(2):
@@ -277,10 +309,11 @@ def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_g
             **_states_of(index, **states),
             lengths=lengths,
             keep_gates=keep_gates,
+            resets=resets,
         )
 
 
-def _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, of_biases, lengths, between):
+def _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, of_biases, lengths, between, resets):
     size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
     bias, biases, done = of_biases
     given = torch.zeros(tokens.time * tokens.batch, size, dtype=torch.float64)  # as wide as the kernel's own is not
@@ -304,6 +337,7 @@ def _backward_pass_of_pair(launch, weights, tokens, pair, states, dy, of_biases,
             biases=biases[index : index + 1],
             done=done[index : index + 1],
             lengths=lengths,
+            resets=resets,
         )
 
 

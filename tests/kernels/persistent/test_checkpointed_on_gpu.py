@@ -14,7 +14,7 @@ from gatewise.selection.timing import peak_memory
 
 pytestmark = pytest.mark.gpu
 
-CASES = [case for case in testing.CASES if not (case.shape.proj_size or case.shape.resets)]
+CASES = [case for case in testing.CASES if not case.shape.proj_size]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHAPES = {
     "tagger": Problem(40, 40, 64, 256, bidirectional=True, num_layers=2),

@@ -52,6 +52,8 @@ def afresh():
         {"traced": True, "num_layers": 3, "dropout": 0.4, "layout": Layout.DEVICE_LENGTHS},
         {"traced": True, "bidirectional": True, "num_layers": 2},
         {"traced": True, "needs_grad": False, "num_layers": 2},
+        {"traced": True, "resets": True, "num_layers": 2, "bidirectional": True},
+        {"proj_size": 8, "resets": True, "bidirectional": True, "layout": Layout.DEVICE_LENGTHS},
         {"proj_size": 8},
         {"proj_size": 8, "bidirectional": True, "num_layers": 2, "layout": Layout.DEVICE_LENGTHS},
         {"proj_size": 8, "needs_grad": False},

@@ -14,7 +14,6 @@ from gatewise.kernels.persistent.launches import failure, launch_of
 pytestmark = pytest.mark.gpu
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-CASES = [case for case in testing.CASES if not case.shape.resets]
 SHAPES = {
     "ptb-small": Problem(20, 20, 200, 200),
     "ptb-medium": Problem(12, 20, 650, 650),
@@ -39,7 +38,7 @@ def run(problem, seed=0, inputs=None):
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", testing.CASES, ids=lambda case: case.name)
 def test_edges(case, dtype):
     testing.check_kernel(persistent, case.problem(dtype=dtype), "cuda")
 

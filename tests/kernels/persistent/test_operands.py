@@ -18,7 +18,8 @@ LENGTHS = [7, 0, 1, 4, 6, 9]  # the last one beyond what there is, which a calle
 
 
 @pytest.mark.parametrize(
-    ("name", "macros"), [*(("operands", {"BYTES": n}) for n in (2, 16)), ("order", {"THREADS": 256})]
+    ("name", "macros"),
+    [*(("operands", {"BYTES": n, "RESETS": n // 4 % 2}) for n in (2, 4, 8, 16)), ("order", {"THREADS": 256})],
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiles_without_spills(architecture, name, macros):
@@ -39,14 +40,19 @@ def test_states_before_a_step_are_those_of_the_step_before():
 @pytest.mark.gpu
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [1, 31, 40, 256])
 @pytest.mark.parametrize(("start", "steps"), [(0, TIME), (2, 3), (4, 3)])
-def test_operands_are_those_of_plain_loops(size, dtype, ragged, by_row, start, steps):
+def test_operands_are_those_of_plain_loops(size, dtype, marked, ragged, by_row, start, steps):
     tokens = Tokens(steps, BATCH, by_row=by_row)
     x, y = torch.randn(TIME, BATCH, size, dtype=dtype), torch.randn(TIME, BATCH, 2 * size, dtype=dtype)
     first = torch.randn(2, BATCH, size, dtype=dtype)
     lengths = torch.tensor(LENGTHS) if ragged else None
+    resets = torch.rand(TIME, BATCH) < 0.4 if marked else None
+
+    def there_of(tensor):
+        return None if tensor is None else tensor.to("cuda")
 
     def wanted(device):
         past = [
@@ -56,9 +62,9 @@ def test_operands_are_those_of_plain_loops(size, dtype, ragged, by_row, start, s
 
     there = wanted("cuda")
     found = [own.new(tokens, Scratch(there[0].source)).fill_(torch.nan) for own in there]
-    launches.write_operands(there, found, tokens, None if lengths is None else lengths.to("cuda"))
+    launches.write_operands(there, found, tokens, there_of(lengths), there_of(resets))
     expected = [torch.empty(own.shape, dtype=dtype) for own in found]
-    write_operands(wanted("cpu"), expected, tokens, lengths)
+    write_operands(wanted("cpu"), expected, tokens, lengths, resets)
     for own, other in zip(found, expected, strict=True):
         assert torch.equal(own.cpu(), other)
 

@@ -19,9 +19,9 @@ from tests.pairwise import pairwise
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
 
-def compiled(name, architecture, cut, *, float16=False, ragged=False, cell=LSTM()):  # noqa: B008
+def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=False, cell=LSTM()):  # noqa: B008
     dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
-    macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged)}
+    macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged, resets=resets)}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
@@ -65,6 +65,33 @@ def test_next_to_nothing_spills_in_float32(name, hidden, batch, cell):
 
 
 @pytest.mark.parametrize(
+    ("name", "architecture", "value_bytes", "ragged", "cell"),
+    pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], [False, True], FUSED),
+    ids=str,
+)
+def test_compiles_with_resets(name, architecture, value_bytes, ragged, cell):
+    cut = tiling(200, 20, 2, Device.named(ARCHITECTURES[architecture]), name == "backward", value_bytes)
+    _, taken = compiled(name, architecture, cut, ragged=ragged, resets=True, cell=cell)
+    assert taken.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "value_bytes", "exact"),
+    pairwise(["forward", "backward"], [(256, 64), (512, 64), (1024, 1), (1024, 64), (1500, 20)], [2, 4], [False, True]),
+    ids=str,
+)
+def test_next_to_nothing_spills_with_resets(name, size, value_bytes, exact):
+    cut = tiling(*size, 1, Device.named("h200"), name == "backward", value_bytes, exact and value_bytes == 4)
+    if cut is None:
+        pytest.skip("the weights do not fit")
+    binary, taken = compiled(name, "sm_90", cut, ragged=exact, resets=True)
+    assert taken.registers >= cut.weight_registers
+    assert taken.spilled_bytes <= 24
+    if size == (256, 64):
+        assert compiled(name, "sm_90", cut, ragged=exact)[0] != binary
+
+
+@pytest.mark.parametrize(
     ("name", "size", "value_bytes"),
     pairwise(["forward", "backward"], [(128, 16), (256, 16), (256, 64), (512, 8)], [2, 4]),
     ids=str,
@@ -72,9 +99,10 @@ def test_next_to_nothing_spills_in_float32(name, hidden, batch, cell):
 def test_next_to_nothing_spills_with_two_layers(name, size, value_bytes):
     hidden, batch = size
     cut = stacked_tiling(hidden, batch, Device.named("h200"), name == "backward", value_bytes)
-    stacked, taken = compiled(name, "sm_90", cut, ragged=batch == 16)
-    assert taken.registers >= cut.weight_registers
-    assert taken.spilled_bytes <= 16
+    for resets in (True, False):
+        stacked, taken = compiled(name, "sm_90", cut, ragged=batch == 16, resets=resets)
+        assert taken.registers >= cut.weight_registers
+        assert taken.spilled_bytes <= 16
     if hidden == 128:
         assert compiled(name, "sm_90", dataclasses.replace(cut, stacked=False), ragged=True)[0] != stacked
 

@@ -11,12 +11,13 @@
 //
 // Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
+// lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
 #include "gate_sums.cuh"
 #include "sequence.cuh"
+#include "episodes.cuh"
 #if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
 #else
@@ -66,6 +67,10 @@ struct Backward {
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;              // the factor of outputs that survive dropout
+#if RESETS
+    const unsigned char* resets;  // [total, B]: the resets of the whole sequence
+    int total;                // the steps of the whole sequence
+#endif
 };
 
 static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
@@ -151,6 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         const int first_row = group * ROWS;
         const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
         const Ends ends = {row_ends, p.time, first_row, p.batch};
+        Episodes episodes(p, skipped, reverse);
+        episodes.start(ends, reverse ? 0 : steps - 1, reverse ? 1 : steps - 2, parity);
         bool inside[CELLS];
         u32 own[CELLS], four_own[CELLS];  // the index of a cell's values at the first step, in tensors [tokens, H] and [tokens, 4H]
         float dc[CELLS];
@@ -229,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             Slopes slope[CELLS];
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
-                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), widened(input[cell].before));
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
 #if SPLIT > 1
             // This wait has no limit: all blocks of a cluster run at the same time and send in every step, even after they gave up
             // waiting, and a block that ran ahead would arrive twice in one phase of its barrier, which is a hardware error.
@@ -271,6 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     continue;
                 }
 #endif
+                // The step visited before did not read the states of this one.
+                if (episodes.followed(at, parity)) recurrent = dc[cell] = 0.f;
                 // At a row's first step here, this gradient is that of its final state.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
                 if (inside[cell] && finish && is_real(at)) {
@@ -321,6 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 }
             }
             if (!between) begin_product(words, row_at, step + 1);
+            episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }
 #if RAGGED
         for (int gate = 0; gate < 4 && !between; ++gate)

@@ -7,14 +7,15 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see plan.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; DTYPE
-// (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
+// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; RESETS
+// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
 #define SPLIT 1
 #include "gate_sums.cuh"
 #include "sequence.cuh"
+#include "episodes.cuh"
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
@@ -45,9 +46,14 @@ struct Forward {
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;                // the factor of outputs that survive dropout
+#if RESETS
+    const unsigned char* resets;  // [total, B]: the resets of the whole sequence
+    int total;                  // the steps of the whole sequence
+#endif
 };
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in plan.py");
+static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= 1024, "the kilobyte of a block that tilings leave for static memory");
 
 // Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
 // four sums of a cell are neighbours.
@@ -127,6 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         const int first_row = group * ROWS;
         const int steps = read_ends(row_ends, p.lengths, p.order, skipped, first_row, p.batch, p.time);
         const Ends ends = {row_ends, p.time, first_row, p.batch};
+        Episodes episodes(p, skipped, reverse);
+        episodes.start(ends, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1, parity);
         bool inside[CELLS];
         // The index of a cell's values at the first step: in tensors [tokens, H], [tokens, 4H] and in the outputs.
         u32 own[CELLS], four_own[CELLS], y_own[CELLS];
@@ -204,8 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 if (!warp_owns(cell)) continue;
                 const Place at = place_of(cell);
                 active[cell] = inside[cell] && (!RAGGED || t < ends.of(at.row));
-                const float4 sum = summed(sums, at.exists ? at.row : 0, at.unit * 4);
-                const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), c[cell]);
+                const bool begins = episodes.begins(at, parity);
+                const float4 product = summed(sums, at.exists ? at.row : 0, at.unit * 4), sum = begins ? make_float4(0.f, 0.f, 0.f, 0.f) : product;
+                const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), begins ? 0.f : c[cell]);
                 gate[cell] = after.kept;
                 if (active[cell]) c[cell] = after.state;
                 output[cell] = exchanged(after.hidden, active[cell]);
@@ -248,6 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
             begin_product(words, row_at, step + 1);
+            episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }
         if (between) continue;
         __syncwarp();  // a neighbouring lane stored some of the last outputs

@@ -1,6 +1,7 @@
 // Gathers the factors of matrix products over all steps, token by token: the inputs of each step, or the hidden states that
-// each step reads. Values after the end of a sequence, and padding, are zeros.
-// Compile-time constant: BYTES, the size of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
+// each step reads. Values after the end of a sequence, padding, and hidden states at the steps that begin an episode
+// (see episodes.cuh) are zeros.
+// Compile-time constants: BYTES, the size of a word, 2, 4, 8 or 16; every row and width is a whole number of words; RESETS.
 #include "word.cuh"
 
 struct Operand {
@@ -20,6 +21,9 @@ struct Operands {
     int total;                 // the steps of the sequence
     int time, batch;
     int step, row;
+#if RESETS
+    const unsigned char* resets;  // [total, B]
+#endif
 };
 
 extern "C" __global__ void recurrent_operands(const Operands p) {
@@ -35,7 +39,12 @@ extern "C" __global__ void recurrent_operands(const Operands p) {
         const bool begins = shift && (there < 0 || there >= end);
         const Word* const from = begins ? first + (size_t)n * columns : source + there * own.step + n * own.row;
         Word* const to = target + (size_t)(t * (long long)p.step + n * (long long)p.row) * width;
-        const int filled = step < end ? columns : 0;
+        int filled = step < end ? columns : 0;
+#if RESETS
+        // In the reverse direction, a row starts at its last step, which no reset separates from a step after it.
+        const int border = shift > 0 ? there : step;
+        if (shift && border < end && p.resets[(size_t)border * p.batch + n]) filled = 0;
+#endif
 #pragma unroll 4
         for (int column = lane; column < width; column += 32) to[column] = column < filled ? from[column] : zero();
     }

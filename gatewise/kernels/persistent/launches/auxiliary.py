@@ -126,10 +126,17 @@ class _Operands(ctypes.Structure):
         ("of", _Operand * MOST_OPERANDS),
         ("lengths", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("total", "time", "batch", "step", "row")),
+        ("resets", ctypes.c_void_p),
     ]
 
 
-def write_operands(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: Tokens, lengths: Tensor | None) -> None:
+def write_operands(
+    wanted: Sequence[Operand],
+    into: Sequence[Tensor],
+    tokens: Tokens,
+    lengths: Tensor | None,
+    resets: Tensor | None = None,
+) -> None:
     """Gather the values of operands in one launch, with zeros after the end of sequences and as padding.
 
     Args:
@@ -137,6 +144,8 @@ def write_operands(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: To
         into: The memory for each, from `Operand.new`.
         tokens: The steps that are gathered, and the order of their tokens.
         lengths: The sequence lengths [B] on the device, int64, or None.
+        resets: The steps of the whole sequence at which episodes begin [T, B], or None. Where a step reads zeros in
+            place of the hidden states before it, operands with a shift are zeros.
     """
     sources = [own._replace(source=_with_contiguous_rows(own.source)) for own in wanted]
     if into[0].is_meta or not tokens.time * tokens.batch:
@@ -151,12 +160,14 @@ def write_operands(wanted: Sequence[Operand], into: Sequence[Tensor], tokens: To
         tokens.batch,
         tokens.step,
         tokens.row,
+        None if resets is None else resets.data_ptr(),
     )
     device = into[0].device
     blocks = min(-(-tokens.time * tokens.batch // (_THREADS // 32)), _MOST_BLOCKS)  # a warp copies a token
     shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
     with on(device):
-        driver.launch(_copying_code("operands", word, device), "recurrent_operands", shape, arguments, device)
+        binary = _copying_code("operands", word, device, resets is not None)
+        driver.launch(binary, "recurrent_operands", shape, arguments, device)
 
 
 def _with_contiguous_rows(source: Tensor) -> Tensor:
@@ -185,8 +196,9 @@ def _struct(own: Operand, target: Tensor, word: int) -> _Operand:
 
 
 @functools.lru_cache(maxsize=128)
-def _copying_code(name: str, word: int, device: torch.device) -> bytes:
-    return toolchain.compile_source(SOURCES / f"{name}.cu", Device.probe(device).architecture, {"BYTES": word})
+def _copying_code(name: str, word: int, device: torch.device, resets: bool = False) -> bytes:
+    macros = {"BYTES": word, "RESETS": int(resets)}
+    return toolchain.compile_source(SOURCES / f"{name}.cu", Device.probe(device).architecture, macros)
 
 
 class _Order(ctypes.Structure):

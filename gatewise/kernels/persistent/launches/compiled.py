@@ -47,20 +47,24 @@ class Launch:
 
 def forward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: Device) -> Launch:
     """Return the forward pass of a layer."""
-    precision = problem.dtype, exact_products(problem)
-    return launch_of("forward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
+    return _launch_of("forward", problem, batch, directions, ragged, device)
 
 
 def backward_launch(problem: Problem, batch: int, directions: int, ragged: bool, device: Device) -> Launch:
     """Return the backward pass of a layer."""
-    precision = problem.dtype, exact_products(problem)
-    return launch_of("backward", problem.cell, problem.hidden_size, batch, directions, *precision, ragged, device)
+    return _launch_of("backward", problem, batch, directions, ragged, device)
 
 
 def pair_launch(name: str, problem: Problem, batch: int, ragged: bool, device: Device) -> Launch:
     """Return the pass "forward" or "backward" of a pair of layers."""
-    precision = problem.dtype, exact_products(problem)
-    return launch_of(name, problem.cell, problem.hidden_size, batch, 1, *precision, ragged, device, pair=True)
+    return _launch_of(name, problem, batch, 1, ragged, device, pair=True)
+
+
+def _launch_of(
+    name: str, problem: Problem, batch: int, directions: int, ragged: bool, device: Device, *, pair: bool = False
+) -> Launch:
+    sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
+    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -75,6 +79,7 @@ def launch_of(
     ragged: bool,
     device: Device,
     pair: bool = False,
+    resets: bool = False,
 ) -> Launch:
     """Return the pass "forward" or "backward" of a layer, or of a pair of layers.
 
@@ -85,7 +90,7 @@ def launch_of(
     chosen = stacked_tiling(hidden_size, batch, *asked) if pair else tiling(hidden_size, batch, directions, *asked)
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
-    macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged)}
+    macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
     def compile_pass() -> bytes:

@@ -42,6 +42,8 @@ class Forward(ctypes.Structure):
         *_pointers("between", "dropped", "mask"),
         *_numbers("mask_step", "mask_row"),
         ("scale", ctypes.c_float),
+        *_pointers("resets"),
+        *_numbers("total"),
     ]
 
 
@@ -59,6 +61,8 @@ class Backward(ctypes.Structure):
         *_pointers("between", "dy_between", "mask"),
         *_numbers("mask_step", "mask_row"),
         ("scale", ctypes.c_float),
+        *_pointers("resets"),
+        *_numbers("total"),
     ]
 
 
@@ -108,9 +112,14 @@ class BetweenLayers(NamedTuple):
 
 def _between(given: BetweenLayers | None) -> tuple[int | float | None, ...]:
     if given is None:
-        return ()
+        return None, None, None, 0, 0, 0.0
     strides = (0, 0) if given.mask is None else given.mask.stride()[:2]
     return address(given.w_ih), address(given.passed), address(given.mask), *strides, given.scale
+
+
+def _resets(given: Tensor | None) -> tuple[int | None, ...]:
+    # Kernels that are compiled without resets have no such arguments, and read none.
+    return () if given is None else (given.data_ptr(), given.shape[0])
 
 
 def forward_pass(
@@ -131,6 +140,7 @@ def forward_pass(
     starts: tuple[int, int] = (0, 0),
     keep_gates: bool,
     between: BetweenLayers | None = None,
+    resets: Tensor | None = None,
 ) -> None:
     """Launch the forward pass over some steps of a sequence.
 
@@ -152,6 +162,8 @@ def forward_pass(
         keep_gates: Whether the gates are kept, in the memory of `gates`.
         between: For a pair of layers, their connection: all pairs of addresses are then those of the layers, the
             states are [2, B, H], D is 1, and the gates of the second layer are filled by `fill_unwritten`.
+        resets: The steps of the whole sequence at which episodes begin [T, B], as in `Inputs`; given if and only if the
+            problem of the launch has resets.
     """
     device = h0.device
     if h0.is_meta:
@@ -182,6 +194,7 @@ def forward_pass(
         tokens.row,
         failure.PATIENCE,
         *_between(between),
+        *_resets(resets),
     )
     _run(launch, arguments, weights.directions, device)
 
@@ -208,6 +221,7 @@ def backward_pass(
     order: Tensor | None = None,
     starts: tuple[int, int] = (0, 0),
     between: BetweenLayers | None = None,
+    resets: Tensor | None = None,
 ) -> None:
     """Launch the backward pass over some steps of a sequence.
 
@@ -234,6 +248,7 @@ def backward_pass(
         order: The order of the batch rows, from `longest_first`.
         starts: The steps of the sequence before the first one here, for each direction, in the order of time.
         between: As in `forward_pass`; the first layer then has no `dy`.
+        resets: As in `forward_pass`.
     """
     device = c0.device
     if c0.is_meta:
@@ -267,6 +282,7 @@ def backward_pass(
         tokens.row,
         failure.PATIENCE,
         *_between(between),
+        *_resets(resets),
     )
     _run(launch, arguments, weights.directions, device)
 

@@ -105,6 +105,7 @@ class Checkpointed:
                 order=order,
                 starts=_starts(both),
                 keep_gates=bool(kept) and is_last,
+                resets=layer.resets,
             )
         if kept and in_place is None:
             for direction, share in enumerate(kept[0]):
@@ -192,6 +193,7 @@ class Checkpointed:
                         lengths=layer.lengths,
                         order=order,
                         starts=_starts(both),
+                        resets=layer.resets,
                     )
                     if into.x is not None:
                         recomputation.add_to_input_gradient(segmented, at, dsums, into.x, scratch)

@@ -67,6 +67,7 @@ class LayerPair:
             lengths=layers.lengths,
             keep_gates=cells[0] is not None,
             between=BetweenLayers(layers.weights[1].w_ih, passed, mask, survivors_scale(problem)),
+            resets=layers.resets,
         )
 
     def backward(
@@ -115,6 +116,7 @@ class LayerPair:
                 done=done,
                 lengths=layers.lengths,
                 between=BetweenLayers(layers.weights[1].w_ih, dy_between, mask, survivors_scale(problem)),
+                resets=layers.resets,
             )
             if into.x is not None:
                 dsums, kept = [tokens.flat(dgates[0][0])], results[0].kept[2:]

@@ -143,19 +143,21 @@ def weight_gradients(
             share, state = dgates[direction], layer.h0[direction]
             of_steps = tokens.flat(share)
             sums, of_x = of_steps.t(), of_input(of_steps, len(problem.cell.gates) * hidden).t()
-            # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0.
-            at_once = lengths is not None or tokens.time == 1 or tokens.by_row or memory.copies_states(problem)
+            # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0,
+            # and for a step that begins an episode zero.
+            selected = lengths is not None or layer.resets is not None
+            at_once = selected or tokens.time == 1 or tokens.by_row or memory.copies_states(problem)
             with scratch.frame():
                 if not at_once:
                     parts = _by_steps(direction, share, outputs, state)
-                elif tokens.time == 1 and lengths is None:
+                elif tokens.time == 1 and not selected:
                     parts = [(sums, buffers.pad_columns(state, scratch))]
                 else:
                     wanted.append(buffers.states_before(outputs, state, direction))
                     copies.append(wanted[-1].new(tokens, scratch))
                     parts = [(sums, copies[-1])]
                 if wanted:
-                    launches.write_operands(wanted, copies, tokens, lengths)
+                    launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
                     wanted, copies = [], []
                 parts = _in_stretches(problem, parts, scratch.device)
                 if at_once:

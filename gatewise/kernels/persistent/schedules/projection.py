@@ -45,6 +45,8 @@ class Projection:
                 torch.mm(buffers.pad_columns(h0), buffers.pad_gates(own.w_hh, problem).t())
                 for h0, own in zip(layer.h0, layer.weights, strict=True)
             ]
+            if layer.resets is not None:  # of the first step of the forward direction; nothing precedes the other's
+                first[0].masked_fill_(layer.resets[0].unsqueeze(1), 0)
             x, tokens = layer.x, buffers.order_of(layer.x, inner)
             kept = single_layer.new_kept(inner, x.shape[2], x, tokens) if problem.needs_grad else ()
             found = buffers.new_result(inner, x, tokens, kept)
@@ -76,6 +78,8 @@ class Projection:
                 )
                 for sums, own in zip(found.sums, layer.weights, strict=True)
             ]
+            for direction, share in enumerate(through):
+                buffers.zeros_where_episodes_begin(share, direction, layer.resets, lengths)
             return LayerGradients(
                 _input_gradient(problem, layer, found, scratch) if needs.x else None,
                 _initial_gradient(through, above.h_n, lengths) if needs.state else None,

@@ -105,7 +105,8 @@ def visit(layer: SegmentedLayer, both: tuple[Segment, ...], index: int, count: i
     all_tokens = slice(0, tokens.time * tokens.batch)
     states = [(States(all_tokens, new(own)),) if isinstance(own, Operand) else own for own in found]
     if written:
-        launches.write_operands([own for own, _ in written], [copy for _, copy in written], tokens, inputs.lengths)
+        operands, copies = zip(*written, strict=True)
+        launches.write_operands(operands, copies, tokens, inputs.lengths, inputs.resets)
     return Visit(both, tokens, [read[0], read[-1]], states, index == 0, index == count - 1)
 
 
@@ -113,7 +114,8 @@ def _states_read(layer: Layer, h0: Tensor, y: Tensor, direction: int, own: Segme
     """Return the hidden states that a segment's steps read.
 
     They are views of the outputs of the steps visited before, and of the initial states for the first step of the
-    sequence. Where matrix products cannot read them in place, they are an operand that has to be gathered.
+    sequence. Where matrix products cannot read them in place, they are an operand that has to be gathered: so with
+    resets, because some steps read zeros.
 
     Args:
         layer: The inputs of the layer, of which the lengths are read: in the reverse direction each row begins at its
@@ -129,7 +131,7 @@ def _states_read(layer: Layer, h0: Tensor, y: Tensor, direction: int, own: Segme
         parts = _in_order_of_time(first, outputs, own)
     else:
         parts = _in_reverse(first, outputs, own) if layer.lengths is None else ()
-    if parts and all(buffers.is_aligned(part.states) for part in parts):
+    if layer.resets is None and parts and all(buffers.is_aligned(part.states) for part in parts):
         return parts
     return buffers.states_before(outputs, first, direction, own.start)
 
@@ -235,7 +237,7 @@ def _in_one_part(layer: SegmentedLayer, at: Visit, room: list[Tensor] | None) ->
         copies.append(room[direction].flatten()[: count * size].view(count, size))
         found.append((States(slice(0, count), copies[-1]),))
     if wanted:
-        launches.write_operands(wanted, copies, at.tokens, layer.layer.lengths)
+        launches.write_operands(wanted, copies, at.tokens, layer.layer.lengths, layer.layer.resets)
     return found
 
 

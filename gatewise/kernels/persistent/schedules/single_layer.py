@@ -101,6 +101,7 @@ class SingleLayer:
             lengths=layer.lengths,
             order=launches.longest_first(launch, layer.lengths, scratch),
             keep_gates=cells is not None,
+            resets=layer.resets,
         )
 
     def backward(
@@ -180,6 +181,7 @@ def gate_gradients(
         done=done,
         lengths=layer.lengths,
         order=launches.longest_first(launch, layer.lengths, scratch),
+        resets=layer.resets,
     )
     if bias is None or biases:
         total = None

@@ -70,8 +70,8 @@ def copies_states(problem: Problem) -> bool:
     reads and writes all of that gradient once more.
     """
     hidden = problem.hidden_size
-    if _is_odd(problem) or problem.proj_size or problem.time == 1 or _is_ragged(problem):
-        return True
+    if _is_odd(problem) or problem.proj_size or problem.time == 1 or _is_ragged(problem) or problem.resets:
+        return True  # with resets, zeros take the place of some
     copied = problem.time * problem.batch * hidden * (4 if problem.bidirectional else 1)  # rows with gaps go slowly
     return copied < 4 * hidden * hidden + _WORTH_A_PRODUCT // problem.element_bytes
 
@@ -203,7 +203,8 @@ def _lean_workspace_bytes(problem: Problem, cut: Cut, holds: bool) -> int:
     """Estimate the bytes of scratch memory of the lean backward pass, with input weights held or not."""
     tokens, size, directions = cut.longest * problem.batch, problem.hidden_size, problem.num_directions
     odd, ragged, several = _is_odd(problem), _is_ragged(problem), cut.segments > 1
-    history = tokens * hidden_of(size) * (directions if odd else ragged and problem.bidirectional)
+    copied = directions if odd or problem.resets else ragged and problem.bidirectional
+    history = tokens * hidden_of(size) * copied
     layers = []
     for layer in range(problem.num_layers):
         features = problem.layer_input_size(layer)

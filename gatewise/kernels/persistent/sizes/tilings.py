@@ -159,7 +159,7 @@ class Tiling:
         chunk = next((size for size in sizes if free // size >= 2), 1)
         return chunk, max(1, min(4, 10 // chunk, free // chunk))
 
-    def macros(self, dtype: torch.dtype, ragged: bool) -> dict[str, int]:
+    def macros(self, dtype: torch.dtype, ragged: bool, *, resets: bool = False) -> dict[str, int]:
         """The template parameters of the source, for tensors of a dtype of `value_bytes`."""
         names = {
             "HIDDEN": self.hidden,
@@ -171,6 +171,7 @@ class Tiling:
             "RESIDENT": self.resident,
             "DEPTH": self.ahead,
             "RAGGED": int(ragged),
+            "RESETS": int(resets),
             "STACKED": int(self.stacked),
             **formats.macros(dtype),
             "EXACT": int(self.exact),

@@ -1,0 +1,192 @@
+// CUDA's threads on the CPU: each one is a fiber, which runs until it waits for others of its warp or block.
+//
+// The text of this file precedes the C++ of a source. FIBERS_MOST is the largest number of blocks of a launch. Warps run in
+// a random order, so that a missing barrier shows.
+#include <algorithm>
+#include <cstdio>
+#include <ucontext.h>
+#include <vector>
+
+static Index gridDim;
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <class A> inline A max(A a, A b) { return a > b ? a : b; }
+template <class A> inline A min(A a, A b) { return a < b ? a : b; }
+
+struct Barrier {
+    int members, arrived = 0;
+    long passed = 0;
+};
+
+struct Warp {
+    Barrier barrier = {32};
+    unsigned words[32][6];
+};
+
+struct Block {
+    Barrier barrier;
+    std::vector<Warp> warps;
+    std::vector<float4> shared;
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    Index thread, block;
+    int number, warp, lane;
+    bool done;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Block> blocks;
+static Fiber* current;
+static ucontext_t scheduler;
+
+static Block& own_block() { return blocks[current->number]; }
+static Warp& own_warp() { return own_block().warps[current->warp]; }
+
+static void wait(Barrier& barrier) {
+    const long passed = barrier.passed;
+    if (++barrier.arrived == barrier.members) {
+        barrier.arrived = 0, ++barrier.passed;
+        return;
+    }
+    while (barrier.passed == passed) swapcontext(&current->context, &scheduler);
+}
+
+inline void __syncthreads() { wait(own_block().barrier); }
+inline void __syncwarp() { wait(own_warp().barrier); }
+inline void __threadfence() {}
+
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+    const unsigned before = *at;
+    *at += value;
+    return before;
+}
+
+// What a function returns for the warp when each lane has written a word.
+template <class Function>
+static auto of_warp(unsigned own, Function function) {
+    Warp& warp = own_warp();
+    warp.words[current->lane][0] = own;
+    wait(warp.barrier);
+    const auto found = function(warp.words);
+    wait(warp.barrier);
+    return found;
+}
+
+using Lanes = unsigned[32][6];
+inline bool __any_sync(unsigned, bool own) {
+    return of_warp(own, [](Lanes& all) { return std::any_of(all, all + 32, [](auto& each) { return each[0]; }); });
+}
+inline bool __all_sync(unsigned, bool own) {
+    return of_warp(own, [](Lanes& all) { return std::all_of(all, all + 32, [](auto& each) { return each[0]; }); });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned own) {
+    return of_warp(own, [](Lanes& all) { return (*std::max_element(all, all + 32, [](auto& a, auto& b) { return a[0] < b[0]; }))[0]; });
+}
+static unsigned from_lane(unsigned own, int lane) {
+    return of_warp(own, [=](Lanes& all) { return all[lane & 31][0]; });
+}
+inline unsigned __shfl_xor_sync(unsigned, unsigned own, int by) { return from_lane(own, current->lane ^ by); }
+inline float __shfl_xor_sync(unsigned, float own, int by) { return __uint_as_float(from_lane(__float_as_uint(own), current->lane ^ by)); }
+inline float __shfl_sync(unsigned, float own, int lane) { return __uint_as_float(from_lane(__float_as_uint(own), lane)); }
+inline unsigned __shfl_down_sync(unsigned, unsigned own, int by) { return from_lane(own, min(current->lane + by, 31)); }
+
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const unsigned long long both = (unsigned long long)high << 32 | low;
+    unsigned word = 0;
+    for (int i = 0; i < 4; ++i) word |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return word;
+}
+
+// The larger magnitude of each half of two words with two half-precision numbers; a NaN is ignored.
+static unsigned larger_halves(unsigned most, unsigned pair) {
+    auto larger = [](unsigned one, unsigned other) { return other > 0x7c00 ? one : one > 0x7c00 ? other : max(one, other); };
+    return larger(most & 0xffff, pair & 0x7fff) | larger(most >> 16, pair >> 16 & 0x7fff) << 16;
+}
+
+// Addresses in shared memory are bytes after the beginning of the block's part.
+static char* shared_memory() { return (char*)own_block().shared.data(); }
+inline unsigned __cvta_generic_to_shared(const void* pointer) { return (const char*)pointer - shared_memory(); }
+static void copy_to_shared(unsigned to, const void* from, int bytes, int existing) {
+    std::memset(shared_memory() + to, 0, bytes);
+    std::memcpy(shared_memory() + to, from, existing);
+}
+
+static uint4 load_transposed(unsigned row) {
+    const int lane = current->lane;
+    unsigned found[4];
+    for (int matrix = 0; matrix < 4; ++matrix)
+        found[matrix] = of_warp(row, [=](Lanes& all) {
+            auto value = [&](int row) { return ((unsigned short*)(shared_memory() + all[matrix * 8 + row][0]))[lane / 4]; };
+            return value(lane % 4 * 2) | (unsigned)value(lane % 4 * 2 + 1) << 16;
+        });
+    return {found[0], found[1], found[2], found[3]};
+}
+
+// A product of tensor cores of 16 x 8 values; a register has `PARTS` neighbouring values along the depth of 8 * PARTS.
+template <int PARTS, class Number>
+static void multiply_fragments(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Number number) {
+    Warp& warp = own_warp();
+    unsigned* const own = warp.words[current->lane];
+    for (int i = 0; i < 4; ++i) own[i] = a[i];
+    own[4] = b0, own[5] = b1;
+    wait(warp.barrier);
+    const int row = current->lane / 4, column = current->lane % 4 * 2;
+    auto value = [&](int lane, int k, int index) { return number(warp.words[lane * 4 + k / PARTS % 4][index], k % PARTS); };
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 8 * PARTS; ++k) {
+            const int later = k / (4 * PARTS);
+            sum[i] += value(row, k, i / 2 + 2 * later) * value(column + i % 2, k, 4 + later);
+        }
+    wait(warp.barrier);
+}
+static void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_fragments<1>(sum, a, b0, b1, [](unsigned word, int) { return __uint_as_float(word & 0xffffe000); });
+}
+static void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return of_half(word >> 16 * part); });
+}
+static void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return __uint_as_float(word >> 16 * part << 16); });
+}
+
+// Runs blocks beside each other; returns whether all threads came to their end.
+static bool run_together(const std::vector<Index>& places, int threads, int bytes, void (*enter)()) {
+    constexpr int STACK = 1 << 16, MOST_ROUNDS = 1 << 22;
+    blocks.assign(places.size(), {});
+    fibers.assign(places.size() * threads, {});
+    for (size_t number = 0; number < places.size(); ++number) {
+        blocks[number].barrier.members = threads;
+        blocks[number].warps.resize(threads / 32);
+        const float nothing = __uint_as_float(0x7fc00000u);
+        blocks[number].shared.assign(bytes / 16 + 1, {nothing, nothing, nothing, nothing});
+        for (int thread = 0; thread < threads; ++thread) {
+            Fiber& own = fibers[number * threads + thread];
+            own.thread = {(unsigned)thread, 0, 0}, own.block = places[number];
+            own.number = number, own.warp = thread / 32, own.lane = thread % 32, own.done = false;
+            own.stack.resize(STACK);
+            getcontext(&own.context);
+            own.context.uc_stack.ss_sp = own.stack.data(), own.context.uc_stack.ss_size = STACK;
+            makecontext(&own.context, enter, 0);
+        }
+    }
+    const unsigned groups = fibers.size() / 32;
+    unsigned random = 1;
+    for (int round = 0; round < MOST_ROUNDS; ++round) {
+        random = random * 1664525 + 1013904223;
+        const unsigned first = (random >> 8) % groups * 32;
+        for (unsigned i = first; i < first + 32; ++i) {
+            if (fibers[i].done) continue;
+            current = &fibers[i], threadIdx = current->thread, blockIdx = current->block;
+            swapcontext(&scheduler, &current->context);
+        }
+        if (round % 64 == 0 && std::all_of(fibers.begin(), fibers.end(), [](auto& each) { return each.done; })) return true;
+    }
+    return false;
+}

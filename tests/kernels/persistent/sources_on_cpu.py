@@ -1,0 +1,161 @@
+"""The CUDA sources of the persistent kernel on the CPU: every launch, by the C++ compiler of the machine.
+
+The code of the passes is the same as on a GPU, except for the instructions that are written as inline assembly: the
+structs of the arguments, the tilings, the order of stores and loads, the barriers. `fibers.cpp` runs the threads.
+"""
+
+import ctypes
+import functools
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gatewise.contract.device import Device
+from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.persistent import launches
+from gatewise.kernels.persistent.launches import auxiliary, compiled, failure
+from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
+from tests.kernels.persistent.emulation import emulate
+
+_REAL = {
+    name: getattr(launches, name)
+    for name in (
+        *("forward_launch", "backward_launch", "pair_launch", "forward_pass", "backward_pass", "resized"),
+        *("write_operands", "longest_first", "activate"),
+    )
+}
+_FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
+_MOST_BLOCKS = 32
+_DYNAMIC = "extern __shared__ float4 shared[];"
+_STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
+# Instructions as statements with their operands; the functions are those of fibers.cpp.
+_STATEMENTS = {
+    '"" : "+r"': "(void)0",
+    "@p ld.global.v4.u32": "if ({5}) std::memcpy(&{0}, {4}, 16)",
+    "cp.async.ca.shared.global": "copy_to_shared({0}, {1}, {2}, {3})",
+    "cp.async.cg.shared.global": "copy_to_shared({0}, {1}, 16, {2})",
+    "cp.async.commit_group": "(void)0",
+    "cp.async.wait_group": "(void)0",
+    "ld.relaxed.gpu.global.u32": "std::memcpy(&{0}, {1}, 4)",
+    "ld.relaxed.gpu.global.u16": "std::memcpy(&{0}, {1}, 2)",
+    "ld.relaxed.gpu.global.v2.u32": "std::memcpy(&{0}, {2}, 8)",
+    "ld.relaxed.gpu.global.v4.u32": "std::memcpy(&{0}, {4}, 16)",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16": "words = load_transposed({4})",
+    "max.f16x2": "{0} = larger_halves({0}, {1})",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_bf16(sum, a, b0, b1)",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_f16(sum, a, b0, b1)",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32": "multiply_tf32(sum, a, b0, b1)",
+    "prefetch.global.L2": "(void)0",
+    "st.relaxed.gpu.global.u32": "*(unsigned*)({0}) = {1}",
+    "st.relaxed.gpu.global.v2.u32": "((unsigned*)({0}))[0] = {1}, ((unsigned*)({0}))[1] = {2}",
+}
+_ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) p\)')
+_RUN = """
+static const {struct}* given;
+static void enter() {{
+    {entry}(*given);
+    current->done = true;
+    swapcontext(&current->context, &scheduler);
+}}
+extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
+    given = arguments, gridDim = {{x, y, z}}, blockDim = {{(unsigned)threads, 1, 1}};
+    std::vector<Index> places;
+    for (unsigned number = 0; number < x * y * z; ++number) {{
+        places.push_back({{number % x, number / x % y, number / (x * y)}});
+        if (places.size() < {together} && number + 1 < x * y * z) continue;
+        if (!run_together(places, threads, bytes, enter)) return false;
+        places.clear();
+    }}
+    return true;
+}}
+"""
+
+
+class _Flag:
+    """The flag of a kernel that gave up waiting."""
+
+    def __init__(self):
+        self._word = ctypes.c_int32(0)
+        self.address = ctypes.addressof(self._word)
+
+    def is_set(self):
+        return self._word.value != 0
+
+
+class SourcesOnCpu:
+    """What compiles and launches in place of NVRTC and the driver.
+
+    Attributes:
+        launched: The names of the kernels that were launched.
+    """
+
+    def __init__(self):
+        self.launched = []
+        self._asked = {}
+
+    def compile(self, source, architecture, macros, code=None):
+        asked = source, tuple(macros.items()), " ".join(code.text.splitlines()) if code else ""
+        name = hashlib.sha256(repr(asked).encode()).digest()
+        self._asked[name] = asked
+        return name
+
+    def launch(self, binary, entry, shape, arguments, device):
+        self.launched.append(entry)
+        grid, flag = shape.grid, failure.flag(None)
+        assert _built(*self._asked[binary])(ctypes.byref(arguments), *grid, shape.threads, shape.shared_bytes)
+        assert not flag.is_set()
+
+
+@functools.cache
+def _built(source, macros, code):
+    folder = Path(tempfile.mkdtemp())
+    write_sources(source, folder, _STATEMENTS)
+    for path in folder.iterdir():
+        text = path.read_text().replace(_DYNAMIC, "float4* const shared = own_block().shared.data();")
+        path.write_text(_STATIC.sub(_of_each_block, text))
+    entry, struct = _ENTRY.search(source.read_text()).groups()
+    # The blocks of other sources do not wait for each other.
+    together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
+    run = _RUN.format(entry=entry, struct=struct, together=together)
+    text = [f"#define CELL_CODE {code}\n", PRELUDE, _FIBERS, (folder / source.name).read_text(), run]
+    (folder / "kernel.cpp").write_text("".join(text))
+    options = [f"-D{macro}={value}" for macro, value in macros]
+    command = ["g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-fno-strict-aliasing", "-w", f"-I{folder}", *options]
+    subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
+    found = ctypes.CDLL(str(folder / "kernel.so")).run
+    found.restype = ctypes.c_bool
+    return found
+
+
+def _of_each_block(found):
+    kind, name, size = found[1], found[2], found[3] or ""
+    every = f"static {kind} {name}_of[{_MOST_BLOCKS}]{size};"
+    return f"{every} {kind} (&{name}){size} = {name}_of[current->number];"
+
+
+def launch_on_cpu(monkeypatch, device):
+    """Run every launch on the CPU, with the tilings of a device; return what launches."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    emulate(monkeypatch)
+    sources, flag = SourcesOnCpu(), _Flag()
+    for name, real in _REAL.items():
+        monkeypatch.setattr(launches, name, real)
+    monkeypatch.setattr(failure, "flag", lambda index: flag)
+    monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
+    monkeypatch.setattr(driver, "launch", sources.launch)
+    monkeypatch.setattr(toolchain, "compile_source", sources.compile)
+    monkeypatch.setattr(Device, "probe", classmethod(lambda cls, asked: device))
+    for remembered in (
+        compiled.launch_of,
+        auxiliary._copying_code,
+        auxiliary._sorting_code,
+        auxiliary._activating_code,
+    ):
+        remembered.cache_clear()
+    return sources

@@ -1,0 +1,109 @@
+"""The CUDA sources of the persistent kernel, run on the CPU with and without resets, agree with float64."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import GRU
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tilings
+from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+
+DEVICE = Device.named("a100").replace(multiprocessors=6)  # no clusters, which need their own instructions
+RAGGED = {"layout": Layout.DEVICE_LENGTHS}
+PROBLEM = Problem(6, 9, 5, 8, dtype=torch.float32, needs_grad=True, resets=True)
+NUMBERS = {
+    "exact": ({}, 3e-5),
+    "TF32": ({"allow_tf32": True}, 5e-3),
+    "bfloat16": ({"dtype": torch.bfloat16}, 5e-2),
+    "float16": ({"dtype": torch.float16}, 1e-2),
+}
+
+
+def check(sources, problem, tolerance=3e-5, **given):
+    inputs = testing.make_inputs(problem, lengths=given.pop("lengths", None))._replace(**given)
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
+        assert testing.relative_error(found[name], value) < tolerance, name
+    assert {"recurrent_forward", "recurrent_backward"} <= set(sources.launched)
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    return launch_on_cpu(monkeypatch, DEVICE)
+
+
+@pytest.mark.parametrize(("numbers", "resets"), [*((name, True) for name in NUMBERS), ("exact", False)])
+def test_number_formats(monkeypatch, sources, numbers, resets):
+    changes, tolerance = NUMBERS[numbers]
+    for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
+        monkeypatch.setattr(exactness, limit, 0)
+    check(sources, PROBLEM.replace(bidirectional=True, resets=resets, **changes), tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bidirectional": True, "num_layers": 2, **RAGGED},
+        {"bidirectional": True, "proj_size": 3, **RAGGED},
+        {"bidirectional": True, "hidden_size": 13, "cell": GRU()},
+        {"batch": 1, "time": 9},
+        {"time": 1},
+    ],
+    ids=str,
+)
+def test_single_layers(sources, options):
+    check(sources, PROBLEM.replace(**options))
+
+
+def test_groups_of_rows_in_turn(monkeypatch):
+    one = DEVICE.replace(multiprocessors=1)
+    sources = launch_on_cpu(monkeypatch, one)
+    cut = tilings.tiling(8, 70, 1, one, True, 4, True)
+    assert cut is not None
+    assert cut.groups > cut.together
+    check(sources, PROBLEM.replace(batch=70, time=4, **RAGGED))
+
+
+def test_layers_in_pairs(monkeypatch, sources):
+    monkeypatch.setattr(layer_pairs, "stacked_cut", layer_pairs.room_for_two)
+    problem = PROBLEM.replace(num_layers=2, dropout=0.4)
+    assert layer_pairs.room_for_two(problem, DEVICE, backward=True)
+    check(sources, problem)
+    assert sources.launched.count("recurrent_forward") == sources.launched.count("recurrent_backward") == 1
+
+
+@pytest.mark.parametrize("count", [(3,), (1, 1)], ids=str)
+def test_rows_that_end_where_segments_do(sources, cut, count):
+    """A mark in the padding, right behind a row's end, is no border, even where a launch ends there."""
+    cut(*count)
+    resets = torch.zeros(6, 9, dtype=torch.bool)
+    resets[2:5] = True
+    problem = PROBLEM.replace(lean=True, bidirectional=True, **RAGGED)
+    check(sources, problem, lengths=[6, 3, 4, 2, 0, 6, 4, 2, 5], resets=resets)
+    assert "recurrent_activate" in sources.launched
+
+
+def test_nan_stays_in_its_episode(sources):
+    problem = PROBLEM.replace(bidirectional=True)
+    resets = torch.zeros(6, 9, dtype=torch.bool)
+    resets[[0, 2, 5], 4] = True
+    inputs = testing.make_inputs(problem)._replace(resets=resets)
+    inputs.h0[0, 4] = inputs.c0[0, 4] = torch.nan  # which the first step does not read
+    gradients = testing.make_gradients(problem, inputs)
+    clean, of_clean = testing.run_kernel(persistent, problem, inputs, gradients)
+    assert of_clean is not None
+    assert all(weight.isfinite().all() for weight in of_clean.weights if weight is not None)
+    broken = torch.zeros_like(resets)
+    broken[2:5, 4] = True
+    dirty = inputs._replace(x=inputs.x.masked_fill(broken.unsqueeze(2), torch.nan))
+    result, found = testing.run_kernel(persistent, problem, dirty, gradients)
+    assert found is not None
+    assert result.y[broken].isnan().all()
+    assert torch.equal(result.y[~broken], clean.y[~broken])
+    assert torch.equal(found.x[~broken], of_clean.x[~broken])
+    assert all(torch.equal(*both) for both in zip(result[1:3], clean[1:3], strict=True))
+    assert all(torch.equal(*both) for both in zip(found[1:3], of_clean[1:3], strict=True))
