@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import NoReturn
 
@@ -35,6 +36,21 @@ def check_layer_options(
     check_dropout(dropout)
     check_name(kernel, "kernel")
     check_memory(memory)
+
+
+def check_rate(name: str, rate: object) -> float:
+    """Return the rate of a dropout inside the recurrence, checked.
+
+    Args:
+        name: The name of the option.
+        rate: The probability of dropping a value.
+
+    Raises:
+        ArgumentError: The rate is not a number in [0, 1).
+    """
+    if not isinstance(rate, numbers.Real) or isinstance(rate, bool) or not 0.0 <= float(rate) < 1.0:
+        raise ArgumentError(sentence(name, "a number from 0 up to, but not including, 1", repr(rate)))
+    return float(rate)
 
 
 def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -> None:

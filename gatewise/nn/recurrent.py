@@ -16,12 +16,14 @@ from gatewise.functional.differentiable import recurrent
 from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_layer_options,
+    check_rate,
     check_sizes,
     refuse_input,
     refuse_script,
     warn_of_idle_dropout,
 )
 from gatewise.nn.sequences import run_one, run_packed, time_first
+from gatewise.nn.weight_dropout import with_dropped_weights
 
 States = Tensor | tuple[Tensor, ...]
 """The states of a layer: h [L*D, B, H]; with other states of the cell a tuple of h and of them, in the cell's order."""
@@ -55,6 +57,9 @@ class Recurrent(nn.Module):
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps only tensors that cannot be
             recomputed from the input and the outputs (gradient checkpointing): a training step takes less memory, and
             more time.
+        weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
+            (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
+            multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -86,6 +91,7 @@ class Recurrent(nn.Module):
         *,
         kernel: str = "auto",
         memory: str = NORMAL,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(cell, Cell):
@@ -105,6 +111,7 @@ class Recurrent(nn.Module):
         self.bidirectional = bool(bidirectional)
         self.kernel = kernel
         self.memory = memory
+        self.weight_dropout = check_rate("weight_dropout", weight_dropout)
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
@@ -211,7 +218,10 @@ class Recurrent(nn.Module):
             advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
             raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        weights = tuple([weight for direction in self.all_weights for weight in direction])
+        directions = self.all_weights
+        weights = tuple([weight for direction in directions for weight in direction])
+        if self.weight_dropout and self.training:
+            weights = with_dropped_weights(weights, len(directions[0]), self.weight_dropout)
         y, h_n, others_n = recurrent(
             x,
             given,
@@ -258,6 +268,7 @@ class Recurrent(nn.Module):
             "bidirectional": False,
             "kernel": "auto",
             "memory": NORMAL,
+            "weight_dropout": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"
