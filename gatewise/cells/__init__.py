@@ -7,6 +7,7 @@ from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
 from gatewise.cells.mgu import MGU
 from gatewise.cells.peephole_lstm import PeepholeLSTM
+from gatewise.cells.regularised import Averaged, Regularised, in_evaluation, in_training, named, stated
 from gatewise.cells.rnn import RNN
 from gatewise.cells.slstm import SLSTM
 from gatewise.cells.statement import StatementError, check_statement
@@ -26,8 +27,8 @@ SHIPPED: tuple[Cell, ...] = (
 
 
 def cell_named(name: str) -> Cell:
-    """Return the cell in `SHIPPED` with the given name."""
-    return next(cell for cell in SHIPPED if cell.name == name)
+    """Return the cell in `SHIPPED` with the given name, or such a cell with dropout or zoneout by its name."""
+    return named(name, cell_named) or next(cell for cell in SHIPPED if cell.name == name)
 
 
 __all__ = [
@@ -37,11 +38,16 @@ __all__ = [
     "RNN",
     "SHIPPED",
     "SLSTM",
+    "Averaged",
     "CappedLSTM",
     "Cell",
     "CoupledLSTM",
     "PeepholeLSTM",
+    "Regularised",
     "StatementError",
     "cell_named",
     "check_statement",
+    "in_evaluation",
+    "in_training",
+    "stated",
 ]

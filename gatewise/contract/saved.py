@@ -32,6 +32,10 @@ class Inputs(NamedTuple):
             scaled by 1 / (1 - dropout).
         resets: The steps at which episodes begin [T, B], bool, contiguous, on x's device; None without resets. A step
             that is set reads zeros for all states before it. The reverse direction reads zeros at the step before that.
+        noise: The masks of a cell that is `gatewise.cells.Regularised`, bool; empty for other cells. With recurrent
+            dropout the first is the mask of the hidden states that enter the recurrent products [L*D, B, R], True where
+            a unit is kept. Then follow, for each layer, the masks of its states with zoneout, in their order, each of
+            the shape of a layer's output, True where a unit keeps its value from before the step.
     """
 
     x: Tensor
@@ -42,6 +46,7 @@ class Inputs(NamedTuple):
     batch_sizes: Tensor | None = None
     masks: tuple[Tensor, ...] = ()
     resets: Tensor | None = None
+    noise: tuple[Tensor, ...] = ()
 
 
 class Result(NamedTuple):

@@ -67,7 +67,7 @@ def execute(
     plan, inputs = prepare(x, state, flat, *options, resets=resets)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
     if found is None:
-        if plan.problem.dropout:
+        if plan.draws:
             inputs = with_masks(plan.problem, inputs)
         if needs_grad:
             # The tensors travel as arguments too, so that autograd sees them.
@@ -183,9 +183,10 @@ class _Recurrence(torch.autograd.Function):
         y, h_n, c_n = (output.data if output._is_view() else output for output in run[:3])
         # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
         # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
-        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
+        masks = *inputs.masks, *inputs.noise
+        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *masks, *run.kept)
         ragged = inputs.lengths, inputs.batch_sizes, inputs.resets
-        ctx.call = (plan, ragged, len(weights), len(inputs.masks))
+        ctx.call = (plan, ragged, len(weights), len(inputs.masks), len(masks))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -193,11 +194,11 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, (lengths, batch_sizes, resets), count, gaps = ctx.call
+        plan, (lengths, batch_sizes, resets), count, gaps, drawn = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
         y, *rest = others[count:]
-        masks, kept = tuple(rest[:gaps]), rest[gaps:]
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
+        masks, noise, kept = tuple(rest[:gaps]), tuple(rest[gaps:drawn]), rest[drawn:]
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets, noise)
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)

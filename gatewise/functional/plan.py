@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.cells import LSTM, Cell
+from gatewise.cells import LSTM, Cell, stated
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
+from gatewise.contract.noise import is_regularised
 from gatewise.contract.problem import NORMAL, Layout, Problem
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
@@ -66,6 +67,7 @@ class Plan(NamedTuple):
         records: Whether to ask for the recorded forward pass first: the kernel reads the layout, no lengths are given,
             and no dropout masks must be drawn.
         single_use: Whether a backward pass consumes what the forward pass kept.
+        draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
     """
 
     problem: Problem
@@ -73,6 +75,7 @@ class Plan(NamedTuple):
     passes: Passes
     records: bool
     single_use: bool
+    draws: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -140,7 +143,7 @@ def plan_of(
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
     kernel = kernel_named(chosen or "")
-    if kernel is REFERENCE and (refusal := refusal_of(cell)):
+    if kernel is REFERENCE and (refusal := refusal_of(stated(cell))):
         advice = f"Only {kernel.name} runs it, by its own operators under autograd."
         warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
         return Plan(problem, kernel.name, PlainPyTorch(), records=True, single_use=False)
@@ -149,7 +152,12 @@ def plan_of(
     straight = reads_layout and not (autocast or capture or elsewhere)
     records = reads_layout and lengths is None and (needs_grad or not problem.dropout)
     return Plan(
-        problem, kernel.name, kernel if straight else Guarded(kernel), records, single_use=kernel.single_use(problem)
+        problem,
+        kernel.name,
+        kernel if straight else Guarded(kernel),
+        records,
+        single_use=kernel.single_use(problem),
+        draws=problem.dropout > 0 or is_regularised(problem),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gatewise.cells import Cell
+from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -64,21 +64,23 @@ class _TwoStates(Cell):
 
 def is_fused(cell: Cell) -> bool:
     """Return whether a cell meets the criterion `FUSES`."""
-    if cell.parameters or len(cell.sums) > MOST_SUMS or refusal_of(cell):
+    if isinstance(cell, Regularised) or cell.parameters or len(cell.sums) > MOST_SUMS or refusal_of(cell):
         return False
     return len(carried_states(cell)) == 1
 
 
 def _described(cell: Cell) -> str:
-    if refusal := refusal_of(cell):
+    if refusal := refusal_of(stated(cell)):
         return f"{cell.name}, which cannot be traced: {refusal.rstrip('.')}"
+    if isinstance(cell, Regularised):
+        return f"{cell.name}, whose masks are drawn for each call"
     learned = f" and the parameters {', '.join(cell.parameters)}" if cell.parameters else ""
     return f"{cell.name}, with {len(carried_states(cell))} carried and {len(cell.sums)} sums{learned}"
 
 
 FUSES = Criterion(
     "cell",
-    allowed=f"a cell with one carried state, at most {MOST_SUMS} gate sums and no parameters of its own",
+    allowed=f"a cell with one carried state, at most {MOST_SUMS} gate sums, no parameters of its own and no masks",
     actual=lambda problem, device: _described(problem.cell),
     holds=lambda problem, device: is_fused(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract.noise import LayerNoise, of_layers
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights, by_direction
@@ -31,6 +32,7 @@ class Layer(NamedTuple):
         ends_in_zeros: Whether x is known to be zero after the end of each sequence, as the output of another layer is;
             otherwise, x may contain any values there.
         resets: The steps at which episodes begin, as in `Inputs`.
+        noise: The masks of a regularised cell.
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class Layer(NamedTuple):
     batch_sizes: Tensor | None
     ends_in_zeros: bool = False
     resets: Tensor | None = None
+    noise: LayerNoise = LayerNoise()
 
 
 class LayerGradients(NamedTuple):
@@ -141,7 +144,8 @@ def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
     # Most problems have one layer, for which slicing would cost as much CPU time as the rest of this module.
     weights = by_direction(inputs.weights, problem.weights_per_direction, len(problem.cell.parameters))
     ragged = inputs.lengths, inputs.batch_sizes
-    return Layer(inputs.x, inputs.h0, inputs.c0, weights, *ragged, resets=inputs.resets)
+    noise = of_layers(problem, inputs.noise, 0, 0)
+    return Layer(inputs.x, inputs.h0, inputs.c0, weights, *ragged, resets=inputs.resets, noise=noise)
 
 
 def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem, Inputs], Result]) -> Result:
@@ -188,6 +192,7 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
         inputs.batch_sizes,
         ends_in_zeros=first > 0,
         resets=inputs.resets,
+        noise=of_layers(problem, inputs.noise, first, last),
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import warnings
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
@@ -51,6 +54,31 @@ def check_rate(name: str, rate: object) -> float:
     if not isinstance(rate, numbers.Real) or isinstance(rate, bool) or not 0.0 <= float(rate) < 1.0:
         raise ArgumentError(sentence(name, "a number from 0 up to, but not including, 1", repr(rate)))
     return float(rate)
+
+
+def checked_zoneout(zoneout: object, cell: Cell) -> tuple[float, ...]:
+    """Return the rates of zoneout of the hidden state and of each other state of a cell.
+
+    Args:
+        zoneout: The rate of the hidden state, or a dictionary from names of states to rates.
+        cell: The cell.
+
+    Raises:
+        ArgumentError: A rate is not a number in [0, 1), a name is not that of a state, or a state begins at infinity.
+    """
+    names = ("h", *cell.states)
+    given = zoneout if isinstance(zoneout, Mapping) else {"h": zoneout}
+    for name in given:
+        if name not in names:
+            expectation = f"rates by the names of states, which are {', '.join(names)}"
+            raise ArgumentError(sentence("zoneout", expectation, repr(name)))
+    labels = {name: f"zoneout[{name!r}]" if isinstance(zoneout, Mapping) else "zoneout" for name in given}
+    rates = {name: check_rate(labels[name], rate) for name, rate in given.items()}
+    for name, rate in rates.items():
+        if rate and not math.isfinite(cell.initial_value(name)):
+            got = f"{rate:g}, and the state begins at {cell.initial_value(name)}"
+            raise ArgumentError(sentence(labels[name], "0 for a state that does not begin at a finite number", got))
+    return tuple(rates.get(name, 0.0) for name in names)
 
 
 def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import SHIPPED, Cell, check_statement
+from gatewise.cells import SHIPPED, Cell, check_statement, in_evaluation, in_training
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
@@ -18,6 +18,7 @@ from gatewise.nn.arguments import (
     check_layer_options,
     check_rate,
     check_sizes,
+    checked_zoneout,
     refuse_input,
     refuse_script,
     warn_of_idle_dropout,
@@ -60,6 +61,14 @@ class Recurrent(nn.Module):
         weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
             multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+        recurrent_dropout: The probability of dropping each unit of the hidden state that enters the recurrent products,
+            in training mode (Gal and Ghahramani 2016, and the option of this name in Keras): one mask [B, H] for each
+            layer, direction and call serves all steps; the other units are multiplied by 1 / (1 - recurrent_dropout).
+            What else the step does with the hidden state is not affected.
+        zoneout: The probability, at each step, that a unit keeps its hidden state from before the step (Krueger et al.
+            2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. The equations of
+            the step see the states without zoneout. In evaluation mode each state is its expectation, `rate * before +
+            (1 - rate) * after`, as in haste and fairseq.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -92,6 +101,8 @@ class Recurrent(nn.Module):
         kernel: str = "auto",
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        zoneout: float | Mapping[str, float] = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(cell, Cell):
@@ -112,6 +123,10 @@ class Recurrent(nn.Module):
         self.kernel = kernel
         self.memory = memory
         self.weight_dropout = check_rate("weight_dropout", weight_dropout)
+        self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
+        rates = checked_zoneout(zoneout, cell)
+        self.zoneout = dict(zoneout) if isinstance(zoneout, Mapping) else rates[0]
+        self._cells = in_evaluation(cell, rates), in_training(cell, self.recurrent_dropout, rates)
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
@@ -233,9 +248,13 @@ class Recurrent(nn.Module):
             kernel=self.kernel,
             memory=self.memory,
             resets=resets,
-            cell=self.cell,
+            cell=self.cell_in(self.training),
         )
         return y, (h_n, *(others_n.split(self.hidden_size, -1) if self.cell.states else ()))
+
+    def cell_in(self, training: bool) -> Cell:
+        """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""
+        return self._cells[training]
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -269,6 +288,8 @@ class Recurrent(nn.Module):
             "kernel": "auto",
             "memory": NORMAL,
             "weight_dropout": 0,
+            "recurrent_dropout": 0,
+            "zoneout": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"

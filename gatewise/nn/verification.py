@@ -229,7 +229,7 @@ def _decision(
         kernel=getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, _THEIRS),
-        cell=cell_of(layer),  # type: ignore[arg-type] - these layers have one
+        cell=cell_of(layer, layer.training),  # type: ignore[arg-type] - these layers have one
         resets=resets,
     )
 

@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
+from gatewise.contract.noise import is_regularised
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
+from gatewise.kernels.eager.noise import NO_NOISE, DirectionNoise
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
 # tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
@@ -60,7 +63,7 @@ class _Eager:
 
     def algorithm(self, problem: Problem, device: Device) -> str:
         """Return a description of the algorithm: the derived operators, or the cell's own step."""
-        if refusal := refusal_of(problem.cell):
+        if refusal := refusal_of(stated(problem.cell)):
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         return "one product and a few pointwise operators a step"
 
@@ -72,7 +75,8 @@ class _Eager:
         projected = problem.proj_size > 0
         state_bytes = unroll.state_dtype(problem.dtype).itemsize
         selected = problem.resets * (1 + len(problem.cell.states))
-        launches = _FORWARD_LAUNCHES + 2 * half + projected + selected
+        masked = _mask_operators(problem.cell)
+        launches = _FORWARD_LAUNCHES + 2 * half + projected + selected + masked
         flops = problem.matmul_flops
         matrix = problem.gate_rows * problem.state_size * problem.element_bytes
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
@@ -85,7 +89,7 @@ class _Eager:
         forward += read_again(matrix, steps, device)
         if not problem.needs_grad:
             return forward
-        launches = _BACKWARD_LAUNCHES + half + projected + selected
+        launches = _BACKWARD_LAUNCHES + half + projected + selected + masked
         block = adjoint.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
         blocks = -(-problem.time // block) * layers
         bulk = blocks * adjoint.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
@@ -205,7 +209,20 @@ def _run(
         projected=products is not None,
         over_tokens=_over_tokens,
         resets=layer.resets,
+        noise=_noise_of(problem, layer, direction),
     )
+
+
+def _mask_operators(cell: Cell) -> int:
+    # The product with the mask of the hidden state, and for each state with zoneout two products and two sums.
+    return (cell.recurrent_dropout > 0) + 4 * len(cell.zoned) if isinstance(cell, Regularised) else 0
+
+
+def _noise_of(problem: Problem, layer: stack.Layer, direction: int) -> DirectionNoise:
+    if not is_regularised(problem):
+        return NO_NOISE
+    dtype = unroll.state_dtype(problem.dtype)
+    return DirectionNoise.of(problem.cell, layer.noise, direction, problem.hidden_size, dtype)
 
 
 def _over_tokens(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -251,6 +268,7 @@ def _layer_backward(
             projected=products is not None,
             over_tokens=_over_tokens,
             resets=layer.resets,
+            noise=_noise_of(problem, layer, direction),
         )
         for direction, weights in enumerate(layer.weights)
     ]
