@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import SLSTM
+from gatewise.contract.noise import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -94,7 +95,7 @@ def make_inputs(
     All tensors are normally distributed with mean zero: x and states with standard deviation 1, weights with
     1 / sqrt(H), biases and parameters of cells with 0.3. (With all-positive data the gates saturate and gradients
     vanish, so that a wrong backward pass would go unnoticed.) Only normalisers of an sLSTM are positive. Padding is
-    random, too. With resets, an episode begins at three steps in ten.
+    random, too. With resets, an episode begins at three steps in ten. Masks of a regularised cell are drawn.
 
     Args:
         problem: The problem, which determines shapes, dtype and layout.
@@ -142,6 +143,10 @@ def make_inputs(
         lengths=torch.tensor(rows, dtype=torch.int64).to(lengths_there) if ragged else None,
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,
         masks=masks,
+        noise=tuple(
+            (torch.rand(shape, generator=generator) < probability).to(device)
+            for shape, probability in mask_specs(problem, tokens, h0.shape)
+        ),
     )
     if not problem.resets:
         return inputs

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import GRU, LSTM, RNN, Cell
+from gatewise.cells import GRU, LSTM, RNN, Cell, Regularised
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.loop import LoopLayer
@@ -94,6 +95,9 @@ def _modules(
         sizes = problem.layer_input_size(layer), problem.hidden_size
         options = {"bias": problem.bias, "bidirectional": problem.bidirectional, "dtype": dtype, "device": device}
         match problem.cell:
+            case Regularised(name=name):
+                advice = "Its masks are part of no layer of PyTorch's, nor of the loop over the statement of a cell."
+                raise ArgumentError(sentence("problem.cell", "a cell without masks", name, advice))
             case GRU():
                 module = torch.nn.GRU(*sizes, **options)
             case RNN(nonlinearity=nonlinearity):

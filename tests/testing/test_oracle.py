@@ -5,6 +5,8 @@ import torch
 from torch.nn.utils import rnn
 
 from gatewise import testing
+from gatewise.cells import LSTM, Regularised
+from gatewise.contract.errors import ArgumentError
 from gatewise.contract.problem import Layout, Problem
 
 SHAPE = Problem(6, 4, 3, 7, num_layers=2, bidirectional=True, dtype=torch.float64, needs_grad=True)
@@ -55,3 +57,10 @@ def test_dropout_masks_are_applied_between_the_layers():
     assert torch.equal(result.y, changed.y)
     assert gradients.x.count_nonzero() == 0
     assert gradients.h0[2:].count_nonzero() > 0
+
+
+def test_a_regularised_cell_is_refused():
+    problem = Problem(time=2, batch=1, input_size=3, hidden_size=4, cell=Regularised(LSTM(), 0.1, (0.0, 0.0)))
+    inputs = testing.make_inputs(problem)
+    with pytest.raises(ArgumentError, match=r"`problem\.cell` must be a cell without masks, got lstm with recurrent"):
+        testing.oracle(problem, inputs)
