@@ -30,7 +30,7 @@ from gatewise.selection import AUTO, REFERENCE, Preference, choose, decide, kern
 from gatewise.selection.evidence import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch
 
-__all__ = ["Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
+__all__ = ["REFERENCE", "Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
 
 _TYPICAL_SIZE = 64
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.cells import SHIPPED, Cell, check_statement, in_evaluation, in_training
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.differentiable import recurrent
+from gatewise.contract.steps import LayerSteps
+from gatewise.functional.differentiable import recurrent, recurrent_with_steps
 from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_layer_options,
@@ -146,7 +148,9 @@ class Recurrent(nn.Module):
         hx: States | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, States]:
+        *,
+        return_steps: bool = False,
+    ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor, States, tuple[LayerSteps, ...]]:
         """Run the layers over a batch of sequences.
 
         Args:
@@ -162,29 +166,40 @@ class Recurrent(nn.Module):
                 are zero, or what `cell.initial_states` says, and no gradient flows back from the step through them. The
                 reverse direction carries no state across the border either. At the first step, the initial states of
                 the forward direction are not read.
+            return_steps: Whether to return the states and gate sums of every step as a third result. The steps are then
+                computed by PyTorch operators that autograd records, as in a plain loop.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final states of every layer
-            and direction, in the form of `hx`.
+            and direction, in the form of `hx`. With `return_steps` a third value: for each layer, a record with the
+            dictionaries `states` and `sums`, from names to tensors [T, B, D*H] in the arrangement of `input`, zero
+            after the end of a sequence. `states` has "h" and the names in `cell.states`; `sums` has the names of the
+            gates, whose values are those before any activation (for a gate in `cell.apart`, `{gate}_input` and
+            `{gate}_recurrent`). All of them are differentiable.
 
         Raises:
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
             ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, `lengths` is given
-                with a `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
+                with a `PackedSequence` or with one sequence, or `resets` or `return_steps` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
         states = None if hx is None else self._checked(hx)
         if isinstance(input, PackedSequence):
+            if return_steps:
+                advice = "Give the padded batch with `lengths`."
+                raise ArgumentError(sentence("return_steps", "False for a PackedSequence", "True", advice))
             packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
-            return packed, self._returned(finals)
+            return packed, finals if self.cell.states else finals[0]
         if not isinstance(input, Tensor):
             refuse_input(input)
+        steps: list[LayerSteps] | None = [] if return_steps else None
+        run = functools.partial(self._run, steps=steps) if return_steps else self._run
         if input.dim() == 2:
-            y, finals = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
-            return y, self._returned(finals)
+            y, finals = run_one(run, input, states, lengths, "[L*D, H]", resets)
+            return self._result(y, finals, steps, lambda value: value.squeeze(1))
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
@@ -192,8 +207,10 @@ class Recurrent(nn.Module):
         if resets is not None and self.batch_first:
             resets = time_first(resets, input.shape[:2])
         x = input.transpose(0, 1) if self.batch_first else input
-        y, finals = self._run(x, states, lengths=lengths, resets=resets)
-        return (y.transpose(0, 1) if self.batch_first else y), self._returned(finals)
+        y, finals = run(x, states, lengths=lengths, resets=resets)
+        if self.batch_first:
+            return self._result(y.transpose(0, 1), finals, steps, lambda value: value.transpose(0, 1))
+        return self._result(y, finals, steps)
 
     def _checked(self, hx: object) -> tuple[Tensor, ...]:
         names = ("h", *self.cell.states)
@@ -209,8 +226,17 @@ class Recurrent(nn.Module):
                 raise ArgumentError(sentence(f"hx, the state {name},", "a tensor", type(state).__name__))
         return found  # type: ignore[return-value] - all of them are tensors
 
-    def _returned(self, finals: tuple[Tensor, ...]) -> States:
-        return finals if self.cell.states else finals[0]
+    def _result(
+        self,
+        y: Tensor,
+        finals: tuple[Tensor, ...],
+        steps: list[LayerSteps] | None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, States] | tuple[Tensor, States, tuple[LayerSteps, ...]]:
+        states = finals if self.cell.states else finals[0]
+        if steps is None:
+            return y, states
+        return y, states, tuple(steps if arrange is None else [layer.map(arrange) for layer in steps])
 
     def _run(
         self,
@@ -220,6 +246,7 @@ class Recurrent(nn.Module):
         *,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
+        steps: list[LayerSteps] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         given = None
         if states is not None:
@@ -237,19 +264,20 @@ class Recurrent(nn.Module):
         weights = tuple([weight for direction in directions for weight in direction])
         if self.weight_dropout and self.training:
             weights = with_dropped_weights(weights, len(directions[0]), self.weight_dropout)
-        y, h_n, others_n = recurrent(
-            x,
-            given,
-            weights,
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout if self.training else 0.0,
-            kernel=self.kernel,
-            memory=self.memory,
-            resets=resets,
-            cell=self.cell_in(self.training),
-        )
+        options: dict[str, Any] = {
+            "lengths": lengths,
+            "bidirectional": self.bidirectional,
+            "dropout": self.dropout if self.training else 0.0,
+            "kernel": self.kernel,
+            "memory": self.memory,
+            "resets": resets,
+            "cell": self.cell_in(self.training),
+        }
+        if steps is None:
+            y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
+        else:
+            y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
+            steps += found
         return y, (h_n, *(others_n.split(self.hidden_size, -1) if self.cell.states else ()))
 
     def cell_in(self, training: bool) -> Cell:

@@ -20,11 +20,13 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.noise import is_regularised
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.contract.steps import LayerSteps
 from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
 from gatewise.kernels.eager.noise import NO_NOISE, DirectionNoise
+from gatewise.kernels.eager.reading_order import ReadingOrder
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
 # tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
@@ -164,6 +166,27 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
     return result
 
 
+def differentiable_steps(problem: Problem, inputs: Inputs) -> tuple[Result, tuple[LayerSteps, ...]]:
+    """Run the forward pass as `differentiable` does, and return the values of all steps too, one record for each layer.
+
+    Args:
+        problem: The problem; its layout must be one of `eager.layouts`.
+        inputs: The inputs, as for `eager.forward`.
+    """
+    with _named(_FORWARD):
+        y, h_n, c_n, kept = stack.forward(problem.replace(needs_grad=True, lean=False), inputs, _layer_steps)
+    if torch.autograd._profiler_enabled() and y.requires_grad:
+        y, h_n, c_n = _NamedInBackward.apply(y, h_n, c_n)
+    sums, states, outputs = problem.cell.sums, problem.cell.states, [*kept[: problem.num_layers - 1], y]
+    found, each = [], len(sums) + len(states)
+    for index, output in enumerate(outputs):
+        start = problem.num_layers - 1 + index * each
+        values = kept[start : start + each]
+        of_states = dict(zip(("h", *states), (output, *values[len(sums) :]), strict=True))
+        found.append(LayerSteps(of_states, dict(zip(sums, values, strict=False))))
+    return Result(y, h_n, c_n), tuple(found)
+
+
 class _NamedInBackward(torch.autograd.Function):
     """The identity, whose backward pass a profiler shows by the name of the kernel's, before autograd's operators."""
 
@@ -191,6 +214,25 @@ def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
         torch.stack([run.h_n for run in runs]),
         torch.stack([_concatenated(run.states_n, run.h_n) for run in runs]),
         kept,
+    )
+
+
+def _layer_steps(problem: Problem, layer: stack.Layer) -> Result:
+    """Run the forward pass of a layer; `kept` is each sum, then each state but the hidden one, in the order of time."""
+    products = _projected(problem, layer)
+    directions = range(len(layer.weights))
+    runs = [_run(problem, layer, products, direction, True) for direction in directions]
+    in_time: list[list[torch.Tensor]] = []
+    for direction, run in zip(directions, runs, strict=True):
+        assert run.kept is not None  # for the type checker: it was asked for
+        order = ReadingOrder.of(layer.x, layer.lengths, direction == 1)
+        values = [*run.kept.sums.chunk(len(problem.cell.sums), -1), *run.kept.states]
+        in_time.append([order.reordered(order.masked(value)).to(layer.x.dtype) for value in values])
+    return Result(
+        torch.cat([run.y for run in runs], -1),
+        torch.stack([run.h_n for run in runs]),
+        torch.stack([_concatenated(run.states_n, run.h_n) for run in runs]),
+        tuple(torch.cat(value, -1) for value in zip(*in_time, strict=True)),
     )
 
 

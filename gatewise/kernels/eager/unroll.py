@@ -198,22 +198,27 @@ class _Recurrence:
         self._cell, self._inputs, self._bias = cell, inputs, bias.of_hidden
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
         self._in_place = not torch.is_grad_enabled()
-        self._steps, self._kept = inputs.unbind(0), [] if keep and cell.apart else None
+        # The sums are those in `inputs` afterwards, if they are added in place.
+        self._steps, self._kept = inputs.unbind(0), [] if keep and (cell.apart or not self._in_place) else None
 
     def sums(self, t: int, h: Tensor) -> Tensor:
         """Return the sums of step t [B, S*H], in the dtype of the products, given the hidden state before the step."""
         inputs = self._steps[t]
         if not self._cell.apart:
-            return inputs.addmm_(h, self._w_hh) if self._in_place else torch.addmm(inputs, h, self._w_hh)
+            if self._in_place:
+                return inputs.addmm_(h, self._w_hh)
+            return self._remembered(torch.addmm(inputs, h, self._w_hh))
         recurrent = torch.mm(h, self._w_hh) if self._bias is None else torch.addmm(self._bias, h, self._w_hh)
         count = len(self._cell.gates)
         of_input, of_hidden = inputs.chunk(count, -1), recurrent.chunk(count, -1)
         each = list(zip(of_input, of_hidden, self._apart, strict=True))
         parts = [one if apart else one + other for one, other, apart in each]
-        found = torch.cat([*parts, *(other for _, other, apart in each if apart)], -1)
+        return self._remembered(torch.cat([*parts, *(other for _, other, apart in each if apart)], -1))
+
+    def _remembered(self, sums: Tensor) -> Tensor:
         if self._kept is not None:
-            self._kept.append(found)
-        return found
+            self._kept.append(sums)
+        return sums
 
     def kept(self) -> Tensor:
         """Return the sums of all steps [T, B, S*H]."""
