@@ -1,5 +1,6 @@
 """The recurrent cells: for each, one definition of the arithmetic of a hidden unit in one time step."""
 
+from gatewise.cells.candidate import candidate, candidate_changed
 from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
 from gatewise.cells.coupled_lstm import CoupledLSTM
@@ -45,6 +46,8 @@ __all__ = [
     "PeepholeLSTM",
     "Regularised",
     "StatementError",
+    "candidate",
+    "candidate_changed",
     "cell_named",
     "check_statement",
     "in_evaluation",

@@ -183,10 +183,9 @@ class _Recurrence(torch.autograd.Function):
         y, h_n, c_n = (output.data if output._is_view() else output for output in run[:3])
         # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
         # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
-        masks = *inputs.masks, *inputs.noise
-        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *masks, *run.kept)
+        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
         ragged = inputs.lengths, inputs.batch_sizes, inputs.resets
-        ctx.call = (plan, ragged, len(weights), len(inputs.masks), len(masks))
+        ctx.call = (plan, ragged, len(weights), len(inputs.masks))
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -194,11 +193,11 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, (lengths, batch_sizes, resets), count, gaps, drawn = ctx.call
+        plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
         y, *rest = others[count:]
-        masks, noise, kept = tuple(rest[:gaps]), tuple(rest[gaps:drawn]), rest[drawn:]
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets, noise)
+        masks, kept = tuple(rest[:drawn]), rest[drawn:]
+        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():
             return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gatewise.cells import Cell, cell_named
 from gatewise.contract.device import tf32_allowed
-from gatewise.contract.noise import mask_specs
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors
@@ -92,7 +92,7 @@ def lstm_forward(
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     inputs = with_masks(plan.problem, inputs)
     result = plan.passes.forward(plan.problem, inputs)
-    kept = [*inputs.masks, *inputs.noise, *result.kept] if needs_grad else []
+    kept = [*inputs.masks, *result.kept] if needs_grad else []
     found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes, resets])
     return found[0], found[1], found[2], found[3:]
 
@@ -124,10 +124,7 @@ def _lstm_forward_fake(
         problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated, resets is not None)
         device = probed(x.device)
         name = chosen_for_graph(problem, device, kernel)
-        masks = found.num_layers - 1 if dropped else 0
-        kept = [x.new_empty(output, dtype=torch.bool) for _ in range(masks)]
-        specs = mask_specs(problem, x.shape[:-1], h0.shape)
-        kept += [x.new_empty(spec.shape, dtype=torch.bool) for spec in specs]
+        kept = [x.new_empty(shape, dtype=torch.bool) for shape, _ in mask_specs(problem, x.shape[:-1], h0.shape)]
         for spec in kernel_named(name).kept(problem, device):
             shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
             kept.append(x.new_empty(shape, dtype=spec.dtype))
@@ -157,9 +154,8 @@ def lstm_backward(
     """Run the backward pass of the kernel that `lstm_forward` chose."""
     options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
-    masks = plan.problem.num_layers - 1 if plan.problem.dropout else 0
-    drawn = masks + len(mask_specs(plan.problem, x.shape[:-1], h0.shape))
-    inputs = inputs._replace(masks=tuple(kept[:masks]), noise=tuple(kept[masks:drawn]))
+    drawn = len(mask_specs(plan.problem, x.shape[:-1], h0.shape))
+    inputs = inputs._replace(masks=tuple(kept[:drawn]))
     # The initial states stand in the place of the final ones, which no backward pass reads.
     result = Result(y, h0, c0, tuple(kept[drawn:]))
     found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())

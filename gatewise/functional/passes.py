@@ -10,14 +10,14 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gatewise.contract.kernel import Kernel
-from gatewise.contract.noise import is_regularised, mask_specs
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.functional.packing import conversion
@@ -110,18 +110,9 @@ def with_masks(problem: Problem, inputs: Inputs) -> Inputs:
 
     They are those of dropout, one for each gap between layers, and those of a regularised cell.
     """
-    shape, device = (*inputs.x.shape[:-1], problem.output_size), inputs.x.device
-    if problem.dropout:
-        gaps = range(problem.num_layers - 1)
-        inputs = inputs._replace(masks=tuple(_drawn(shape, 1.0 - problem.dropout, device) for _ in gaps))
-    if is_regularised(problem):
-        specs = mask_specs(problem, inputs.x.shape[:-1], inputs.h0.shape)
-        inputs = inputs._replace(noise=tuple(_drawn(*spec, device) for spec in specs))
-    return inputs
-
-
-def _drawn(shape: Sequence[int], probability: float, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(probability)
+    specs, device = mask_specs(problem, inputs.x.shape[:-1], inputs.h0.shape), inputs.x.device
+    masks = [torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(share) for shape, share in specs]
+    return inputs._replace(masks=tuple(masks))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
-from gatewise.contract.noise import is_regularised
+from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import NORMAL, Layout, Problem
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
@@ -157,7 +157,7 @@ def plan_of(
         kernel if straight else Guarded(kernel),
         records,
         single_use=kernel.single_use(problem),
-        draws=problem.dropout > 0 or is_regularised(problem),
+        draws=draws_masks(problem),
     )
 
 

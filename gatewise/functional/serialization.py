@@ -38,8 +38,7 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
     kept = () if any(tensor.requires_grad for tensor in result.kept) else result.kept
     tensors = {name: getattr(inputs, name) for name in ("x", "h0", "c0", "lengths", "batch_sizes", "resets")}
     tensors |= {name: getattr(result, name) for name in ("y", "h_n", "c_n")}
-    groups = {"weight": inputs.weights, "mask": inputs.masks, "noise": inputs.noise, "kept": kept}
-    for name, group in groups.items():
+    for name, group in (("weight", inputs.weights), ("mask", inputs.masks), ("kept", kept)):
         tensors |= {f"{name}.{index}": tensor for index, tensor in enumerate(group)}
     problem = {name: getattr(saved.problem, name) for name in _FIELDS}
     problem |= {"dtype": str(saved.problem.dtype).removeprefix("torch."), "layout": saved.problem.layout.name}
@@ -47,7 +46,7 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
     facts = {
         "kernel": saved.kernel,
         "problem": problem,
-        "counts": {name: len(group) for name, group in groups.items()},
+        "counts": {"weight": len(inputs.weights), "mask": len(inputs.masks), "kept": len(kept)},
         "spent": saved.spent or len(kept) < len(result.kept),
         "made_by": _made_by(inputs.x.device),
     }
@@ -87,7 +86,6 @@ def rebuild(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
         tensors.get("batch_sizes"),
         groups["mask"],
         tensors.get("resets"),
-        groups.get("noise", ()),
     )
     result = Result(tensors["y"], tensors["h_n"], tensors["c_n"], groups["kept"])
     elsewhere = dict(facts["made_by"]) != _made_by(inputs.x.device)

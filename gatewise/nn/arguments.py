@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from gatewise.cells import Cell
+from gatewise.cells import Cell, candidate_changed
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
@@ -79,6 +79,36 @@ def checked_zoneout(zoneout: object, cell: Cell) -> tuple[float, ...]:
             got = f"{rate:g}, and the state begins at {cell.initial_value(name)}"
             raise ArgumentError(sentence(labels[name], "0 for a state that does not begin at a finite number", got))
     return tuple(rates.get(name, 0.0) for name in names)
+
+
+def checked_candidate_dropout(rate: object, cell: Cell) -> float:
+    """Return the rate of dropout of the candidate of a cell, checked.
+
+    Args:
+        rate: The probability of dropping a unit of the candidate.
+        cell: The cell.
+
+    Raises:
+        ArgumentError: The rate is not a number in [0, 1), or the step of the cell marks no candidate.
+    """
+    checked = check_rate("candidate_dropout", rate)
+    if not checked:
+        return checked
+    marked: list[Tensor] = []
+
+    def found(value: Tensor) -> Tensor:
+        marked.append(value)
+        return value
+
+    def values(names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: torch.zeros(1, device="cpu") for name in names}
+
+    with torch.no_grad(), candidate_changed(found):
+        cell.called(values(cell.sums), values(("h", *cell.states)), values(cell.parameters))
+    if not marked:
+        advice = "Mark it in the step: gatewise.cells.candidate(torch.tanh(gate.g))."
+        raise ArgumentError(sentence("candidate_dropout", f"0 for {cell.name}, which marks no candidate", rate, advice))
+    return checked
 
 
 def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -> None:

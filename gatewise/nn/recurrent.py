@@ -20,6 +20,7 @@ from gatewise.nn.arguments import (
     check_layer_options,
     check_rate,
     check_sizes,
+    checked_candidate_dropout,
     checked_zoneout,
     refuse_input,
     refuse_script,
@@ -71,6 +72,10 @@ class Recurrent(nn.Module):
             2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. The equations of
             the step see the states without zoneout. In evaluation mode each state is its expectation, `rate * before +
             (1 - rate) * after`, as in haste and fairseq.
+        candidate_dropout: The probability of dropping, at each step, each unit of the candidate, g of an LSTM and n of
+            a GRU, in training mode (Semeniuta et al. 2016, and LayerNormBasicLSTMCell of TensorFlow 1); the other units
+            are multiplied by 1 / (1 - candidate_dropout). The step of the cell marks its candidate by
+            `gatewise.cells.candidate`.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -105,6 +110,7 @@ class Recurrent(nn.Module):
         weight_dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         zoneout: float | Mapping[str, float] = 0.0,
+        candidate_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(cell, Cell):
@@ -128,7 +134,9 @@ class Recurrent(nn.Module):
         self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
         rates = checked_zoneout(zoneout, cell)
         self.zoneout = dict(zoneout) if isinstance(zoneout, Mapping) else rates[0]
-        self._cells = in_evaluation(cell, rates), in_training(cell, self.recurrent_dropout, rates)
+        self.candidate_dropout = checked_candidate_dropout(candidate_dropout, cell)
+        regularised = in_training(cell, self.recurrent_dropout, rates, self.candidate_dropout)
+        self._cells = in_evaluation(cell, rates), regularised
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
@@ -318,6 +326,7 @@ class Recurrent(nn.Module):
             "weight_dropout": 0,
             "recurrent_dropout": 0,
             "zoneout": 0,
+            "candidate_dropout": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"

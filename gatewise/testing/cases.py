@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import SLSTM
-from gatewise.contract.noise import mask_specs
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -95,7 +95,7 @@ def make_inputs(
     All tensors are normally distributed with mean zero: x and states with standard deviation 1, weights with
     1 / sqrt(H), biases and parameters of cells with 0.3. (With all-positive data the gates saturate and gradients
     vanish, so that a wrong backward pass would go unnoticed.) Only normalisers of an sLSTM are positive. Padding is
-    random, too. With resets, an episode begins at three steps in ten. Masks of a regularised cell are drawn.
+    random, too. With resets, an episode begins at three steps in ten.
 
     Args:
         problem: The problem, which determines shapes, dtype and layout.
@@ -124,10 +124,8 @@ def make_inputs(
             if problem.proj_size:
                 weights.append(normal(problem.proj_size, problem.hidden_size, deviation=spread))
             weights += [normal(problem.hidden_size, deviation=0.3) for _ in problem.cell.parameters]
-    masks = ()
-    if problem.dropout:
-        drawn = (torch.rand(*tokens, problem.output_size, generator=generator) for _ in range(problem.num_layers - 1))
-        masks = tuple((uniform >= problem.dropout).to(device) for uniform in drawn)
+    specs = mask_specs(problem, tokens, (states, problem.batch, problem.state_size))
+    masks = tuple((torch.rand(shape, generator=generator) >= 1 - share).to(device) for shape, share in specs)
     lengths_there = device if problem.layout is Layout.DEVICE_LENGTHS else "cpu"
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     x, h0 = normal(*tokens, problem.input_size), normal(states, problem.batch, problem.state_size)
@@ -143,10 +141,6 @@ def make_inputs(
         lengths=torch.tensor(rows, dtype=torch.int64).to(lengths_there) if ragged else None,
         batch_sizes=_batch_sizes(rows, problem.time) if problem.layout is Layout.PACKED else None,
         masks=masks,
-        noise=tuple(
-            (torch.rand(shape, generator=generator) < probability).to(device)
-            for shape, probability in mask_specs(problem, tokens, h0.shape)
-        ),
     )
     if not problem.resets:
         return inputs

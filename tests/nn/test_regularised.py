@@ -1,4 +1,4 @@
-"""Recurrent dropout and zoneout: a call equals a plain loop with the same masks, in values and in all gradients."""
+"""Dropout and zoneout in the recurrence: a call is a plain loop with the same masks, in values and all gradients."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gatewise
-from gatewise.cells import GRU, LSTM, RNN, SLSTM, Averaged, Cell, PeepholeLSTM, Regularised, cell_named
+from gatewise.cells import GRU, LSTM, RNN, SHIPPED, SLSTM, Averaged, Cell, Regularised, candidate, cell_named
 from gatewise.contract.errors import ArgumentError, KernelRefused
 from tests.pairwise import pairwise
 
@@ -34,12 +34,68 @@ class Branching(Cell):
         return torch.tanh(c) + 0.1 * state.h, {"c": c}
 
 
-CELLS = {cell.name: cell for cell in (LSTM(), GRU(), RNN("tanh"), PeepholeLSTM(), SLSTM(), Branching())}
+CELLS = {cell.name: cell for cell in (*SHIPPED, Branching())}
 FORMS = {
     "recurrent dropout": {"recurrent_dropout": 0.4},
     "zoneout": {"zoneout": 0.3},
     "zoneout of another state": {"zoneout": {"c": 0.3}},
-    "all": {"recurrent_dropout": 0.4, "zoneout": {"h": 0.2, "c": 0.5}},
+    "candidate dropout": {"candidate_dropout": 0.3},
+    "all": {"recurrent_dropout": 0.4, "zoneout": {"h": 0.2, "c": 0.5}, "candidate_dropout": 0.25},
+}
+
+
+def lstm(gate, state, drop):
+    i, f, g, o = gate.i.sigmoid(), gate.f.sigmoid(), gate.g.tanh(), gate.o.sigmoid()
+    c = f * state.c + i * drop(g)
+    return o * c.tanh(), {"c": c}
+
+
+def peephole(gate, state, drop, parameter):
+    i, f = (gate.i + parameter.p_i * state.c).sigmoid(), (gate.f + parameter.p_f * state.c).sigmoid()
+    c = f * state.c + i * drop(gate.g.tanh())
+    return (gate.o + parameter.p_o * c).sigmoid() * c.tanh(), {"c": c}
+
+
+def gru(gate, state, drop):
+    r, z = gate.r.sigmoid(), gate.z.sigmoid()
+    n = (gate.n.input + r * gate.n.recurrent).tanh()
+    return (1 - z) * drop(n) + z * state.h, {}
+
+
+def slstm(gate, state, drop):
+    earlier = torch.nn.functional.logsigmoid(gate.f) + state.m
+    m = torch.maximum(earlier, gate.i)
+    i, f = (gate.i - m).exp(), (earlier - m).exp()
+    c, n = f * state.c + i * drop(gate.z.tanh()), f * state.n + i
+    return gate.o.sigmoid() * c / n, {"c": c, "n": n, "m": m}
+
+
+def coupled(gate, state, drop):
+    f = gate.f.sigmoid()
+    c = f * state.c + (1 - f) * drop(gate.g.tanh())
+    return gate.o.sigmoid() * c.tanh(), {"c": c}
+
+
+def capped(gate, state, drop):
+    f = gate.f.sigmoid()
+    c = f * state.c + torch.minimum(gate.i.sigmoid(), 1 - f) * drop(gate.g.tanh())
+    return gate.o.sigmoid() * c.tanh(), {"c": c}
+
+
+def mgu(gate, state, drop):
+    f = gate.f.sigmoid()
+    return (1 - f) * state.h + f * drop((gate.n.input + f * gate.n.recurrent).tanh()), {}
+
+
+# The papers' equations with the candidate dropped; other cells have none.
+WITH_CANDIDATE = {
+    "lstm": lstm,
+    "peephole_lstm": peephole,
+    "gru": gru,
+    "slstm": slstm,
+    "coupled_lstm": coupled,
+    "capped_lstm": capped,
+    "mgu": mgu,
 }
 
 
@@ -48,6 +104,8 @@ def layer_of(name, form="all", dtype=torch.float64, **options):
     cell, rates = CELLS[name], dict(FORMS[form])
     if isinstance(rates.get("zoneout"), dict):
         rates["zoneout"] = {state: rate for state, rate in rates["zoneout"].items() if state in ("h", *cell.states)}
+    if name not in WITH_CANDIDATE:
+        rates.pop("candidate_dropout", None)
     torch.manual_seed(0)
     return gatewise.Recurrent(cell, F, H, dtype=dtype, **rates, **options)
 
@@ -76,6 +134,7 @@ class Masks:
 
         if not layer.training:
             self.gaps, self.hidden, self.zoneout = None, None, [rates] * layer.num_layers
+            self.candidate = None
             return
         shape, gaps = (T, B, size), range(layer.num_layers - 1)
         self.gaps = [mask(shape, 1 - layer.dropout) / (1 - layer.dropout) for _ in gaps] if layer.dropout else None
@@ -83,7 +142,11 @@ class Masks:
         if layer.recurrent_dropout:
             kept = mask((rows, B, H), 1 - layer.recurrent_dropout)
             self.hidden = kept.double() / (1 - layer.recurrent_dropout)
-        self.zoneout = [{name: mask(shape, rate) for name, rate in rates.items()} for _ in range(layer.num_layers)]
+        self.zoneout, self.candidate = [], [] if layer.candidate_dropout else None
+        for _ in range(layer.num_layers):
+            self.zoneout.append({name: mask(shape, rate) for name, rate in rates.items()})
+            if self.candidate is not None:
+                self.candidate.append(mask(shape, 1 - layer.candidate_dropout) / (1 - layer.candidate_dropout))
 
 
 def looped(layer, x, states, masks, lengths=None, resets=None):
@@ -116,14 +179,18 @@ def looped(layer, x, states, masks, lengths=None, resets=None):
                 learned = (
                     [types.SimpleNamespace(**dict(zip(cell.parameters, parameters, strict=True)))] if parameters else []
                 )
-                h, others = cell.step(gate, types.SimpleNamespace(**before), *learned)
+                state, mine = types.SimpleNamespace(**before), slice(direction * H, (direction + 1) * H)
+                if masks.candidate is None:
+                    h, others = cell.step(gate, state, *learned)
+                else:
+                    kept = masks.candidate[index][t, :, mine]
+                    h, others = WITH_CANDIDATE[cell.name](gate, state, kept.mul, *learned)
                 after = {"h": h, **others}
                 for name, mask in masks.zoneout[index].items():
                     if isinstance(mask, float):
                         after[name] = mask * before[name] + (1 - mask) * after[name]
                     else:
-                        mine = mask[t, :, direction * H : (direction + 1) * H]
-                        after[name] = torch.where(mine, before[name], after[name])
+                        after[name] = torch.where(mask[t, :, mine], before[name], after[name])
                 now = {name: torch.where(alive, after[name], now[name]) for name in names}
                 outputs[direction][t] = torch.where(alive, after["h"], 0)
             finals.append([now[name] for name in names])
@@ -191,8 +258,8 @@ def test_every_option_changes_the_result(name):
 def test_gradcheck_of_second_order(name, training):
     torch.manual_seed(0)
     rates = {"h": 0.4, **dict.fromkeys(CELLS[name].states[:1], 0.4)}
-    layer = gatewise.Recurrent(CELLS[name], 2, 2, recurrent_dropout=0.4, zoneout=rates, dtype=torch.float64)
-    layer.train(training)
+    options = {"recurrent_dropout": 0.4, "zoneout": rates, "candidate_dropout": 0.4}
+    layer = gatewise.Recurrent(CELLS[name], 2, 2, dtype=torch.float64, **options).train(training)
     x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     state = torch.rand(1, 2, 2, dtype=torch.float64, requires_grad=True)
     w_hh = layer.weight_hh_l0.detach().clone().requires_grad_()
@@ -211,7 +278,11 @@ def test_gradcheck_of_second_order(name, training):
 def test_rate_zero_is_no_option(name):
     torch.manual_seed(0)
     plain = gatewise.Recurrent(CELLS[name], F, H, 2, dtype=torch.float64)
-    zeros = {"recurrent_dropout": 0.0, "zoneout": {"h": 0, **dict.fromkeys(CELLS[name].states, 0.0)}}
+    zeros = {
+        "recurrent_dropout": 0.0,
+        "candidate_dropout": 0.0,
+        "zoneout": {"h": 0, **dict.fromkeys(CELLS[name].states, 0.0)},
+    }
     layer = gatewise.Recurrent(CELLS[name], F, H, 2, dtype=torch.float64, weight_dropout=0, **zeros)
     layer.load_state_dict(plain.state_dict())
     x, states = drawn(plain)
@@ -260,6 +331,23 @@ def test_recurrent_dropout_lets_nothing_of_a_dropped_unit_through():
     assert abs(dropped - 0.4) < 4 * (0.4 * 0.6 / 3000) ** 0.5
 
 
+def test_a_cell_of_ones_own_marks_its_candidate():
+    class Leaky(Cell):
+        gates = ("a", "g")
+
+        def step(self, gate, state):
+            a = torch.sigmoid(gate.a)
+            return a * state.h + (1 - a) * candidate(torch.tanh(gate.g)), {}
+
+    layer = gatewise.Recurrent(Leaky(), F, H, candidate_dropout=0.4, dtype=torch.float64)
+    x = torch.randn(1, 400, F, dtype=torch.float64, requires_grad=True)
+    y, _ = layer(x)
+    dropped = (y == 0).double().mean().item()
+    assert abs(dropped - 0.4) < 4 * (0.4 * 0.6 / (400 * H)) ** 0.5
+    whole, _ = layer.eval()(x)
+    torch.testing.assert_close(y, torch.where(y == 0, 0, whole / 0.6))
+
+
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_a_packed_batch_and_one_sequence(name):
     layer = layer_of(name, num_layers=2, bidirectional=True)
@@ -302,6 +390,10 @@ class PackedMasks(Masks):
             mask = torch.zeros(T, B, 2 * H, dtype=torch.bool)
             mask[alive] = torch.empty(int(lengths.sum()), 2 * H, dtype=torch.bool).bernoulli_(rate)
             self.zoneout[0][name] = mask
+        self.candidate[0].zero_()[alive] = (
+            torch.empty(int(lengths.sum()), 2 * H, dtype=torch.bool).bernoulli_(1 - layer.candidate_dropout)
+            / (1 - layer.candidate_dropout)
+        ).to(self.candidate[0].dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -346,7 +438,7 @@ def test_names_stand_for_cells(form):
     assert cell_named(layer.cell_in(True).name) == layer.cell_in(True)
     assert cell_named(layer.cell_in(False).name) == layer.cell_in(False)
     assert isinstance(layer.cell_in(True), Regularised)
-    assert isinstance(layer.cell_in(False), Averaged) == ("zoneout" in form or form == "all")
+    assert isinstance(layer.cell_in(False), Averaged) == ("zoneout" in FORMS[form])
 
 
 def test_kernels_that_compute_no_masks_refuse_them():
@@ -354,7 +446,7 @@ def test_kernels_that_compute_no_masks_refuse_them():
     x = torch.randn(T, B, F)
     decision = gatewise.explain(layer, x)
     assert decision.chosen == "eager"
-    assert "lstm with recurrent_dropout=0.4, zoneout=(0.2, 0.5)" in str(decision.problem)
+    assert "lstm with recurrent_dropout=0.4, zoneout=(0.2, 0.5), candidate_dropout=0.25" in str(decision.problem)
     for kernel in ("aten", "cudnn", "stepwise", "persistent"):
         with pytest.raises(KernelRefused, match=r"lstm with recurrent_dropout=0.4"), gatewise.use_kernel(kernel):
             layer(x)
@@ -379,7 +471,7 @@ def test_copies_keep_the_rates_and_repr_shows_them():
     x, _ = drawn(layer)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.testing.assert_close(seeded(copied, x)[0], seeded(layer, x)[0], rtol=0, atol=0)
-    assert "recurrent_dropout=0.4, zoneout={'h': 0.2, 'c': 0.5}" in repr(layer)
+    assert "recurrent_dropout=0.4, zoneout={'h': 0.2, 'c': 0.5}, candidate_dropout=0.25" in repr(layer)
     plain = repr(gatewise.Recurrent(LSTM(), F, H))
     assert "zoneout" not in plain
     assert "dropout" not in plain
@@ -394,6 +486,13 @@ NUMBER = "a number from 0 up to, but not including, 1"
         (LSTM(), {"recurrent_dropout": 1.0}, f"`recurrent_dropout` must be {NUMBER}, got 1.0."),
         (LSTM(), {"recurrent_dropout": -0.1}, f"`recurrent_dropout` must be {NUMBER}, got -0.1."),
         (LSTM(), {"recurrent_dropout": "0.1"}, f"`recurrent_dropout` must be {NUMBER}, got '0.1'."),
+        (LSTM(), {"candidate_dropout": 1.0}, f"`candidate_dropout` must be {NUMBER}, got 1.0."),
+        (LSTM(), {"candidate_dropout": None}, f"`candidate_dropout` must be {NUMBER}, got None."),
+        (
+            RNN("tanh"),
+            {"candidate_dropout": 0.5},
+            "`candidate_dropout` must be 0 for rnn_tanh, which marks no candidate, got 0.5. Mark it in the step: ",
+        ),
         (LSTM(), {"zoneout": 1}, f"`zoneout` must be {NUMBER}, got 1."),
         (LSTM(), {"zoneout": (0.1, 0.2)}, f"`zoneout` must be {NUMBER}, got (0.1, 0.2)."),
         (LSTM(), {"zoneout": {"c": 1.5}}, f"`zoneout['c']` must be {NUMBER}, got 1.5."),

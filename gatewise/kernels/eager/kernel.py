@@ -17,7 +17,6 @@ from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
-from gatewise.contract.noise import is_regularised
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.steps import LayerSteps
@@ -25,7 +24,7 @@ from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, unroll
-from gatewise.kernels.eager.noise import NO_NOISE, DirectionNoise
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
@@ -251,20 +250,20 @@ def _run(
         projected=products is not None,
         over_tokens=_over_tokens,
         resets=layer.resets,
-        noise=_noise_of(problem, layer, direction),
+        masks=_masks_of(problem, layer, direction),
     )
 
 
 def _mask_operators(cell: Cell) -> int:
-    # The product with the mask of the hidden state, and for each state with zoneout two products and two sums.
-    return (cell.recurrent_dropout > 0) + 4 * len(cell.zoned) if isinstance(cell, Regularised) else 0
+    # The product with the mask of the hidden state, and for each mask of steps about four operators.
+    return (cell.recurrent_dropout > 0) + 4 * len(cell.of_steps) if isinstance(cell, Regularised) else 0
 
 
-def _noise_of(problem: Problem, layer: stack.Layer, direction: int) -> DirectionNoise:
-    if not is_regularised(problem):
-        return NO_NOISE
+def _masks_of(problem: Problem, layer: stack.Layer, direction: int) -> DirectionMasks:
+    if not isinstance(problem.cell, Regularised):
+        return NO_MASKS
     dtype = unroll.state_dtype(problem.dtype)
-    return DirectionNoise.of(problem.cell, layer.noise, direction, problem.hidden_size, dtype)
+    return DirectionMasks.of(problem.cell, layer.masks, direction, problem.hidden_size, dtype)
 
 
 def _over_tokens(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -310,7 +309,7 @@ def _layer_backward(
             projected=products is not None,
             over_tokens=_over_tokens,
             resets=layer.resets,
-            noise=_noise_of(problem, layer, direction),
+            masks=_masks_of(problem, layer, direction),
         )
         for direction, weights in enumerate(layer.weights)
     ]

@@ -25,7 +25,7 @@ from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.eager.noise import NO_NOISE, DirectionNoise, step_cell
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.statement import step_of
 
@@ -89,7 +89,7 @@ def forward(
     projected: bool = False,
     over_tokens: OverTokens | None = None,
     resets: Tensor | None = None,
-    noise: DirectionNoise = NO_NOISE,
+    masks: DirectionMasks = NO_MASKS,
 ) -> Unrolled:
     """Run one direction of one layer over a batch of sequences.
 
@@ -107,7 +107,7 @@ def forward(
         over_tokens: The function that computes matrix products over all tokens; None for `torch.mm` and `torch.addmm`.
         resets: The steps at which episodes begin [T, B], bool: the states before them in reading order are zero; None
             without resets.
-        noise: The masks of a regularised cell.
+        masks: The masks of a regularised cell.
 
     Returns:
         The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
@@ -121,7 +121,7 @@ def forward(
     rounded = order.initial_state(h0)
     h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
     parameters = [parameter.to(inner) for parameter in weights.parameters]
-    zoneout = [mask.to(inner) for mask in noise.in_reading_order(order)]
+    of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
     hs: list[Tensor] = []
@@ -132,8 +132,8 @@ def forward(
             is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
             h = rounded if is_rounded else carried(h, carries, of_hidden)
             states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
-        sums = recurrence.sums(t, noise.dropped(rounded)).to(inner)
-        h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in zoneout])
+        sums = recurrence.sums(t, masks.dropped(rounded)).to(inner)
+        h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in of_steps])
         rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
         hs.append(rounded)
         if everything:
