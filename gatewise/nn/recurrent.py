@@ -65,9 +65,9 @@ class Recurrent(nn.Module):
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
             multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
         recurrent_dropout: The probability of dropping each unit of the hidden state that enters the recurrent products,
-            in training mode (Gal and Ghahramani 2016, and the option of this name in Keras): one mask [B, H] for each
-            layer, direction and call serves all steps; the other units are multiplied by 1 / (1 - recurrent_dropout).
-            What else the step does with the hidden state is not affected.
+            in training mode (Gal and Ghahramani 2016): one mask [B, H] for each layer, direction and call serves all
+            steps; the other units are multiplied by 1 / (1 - recurrent_dropout). What else the step does with the
+            hidden state is not affected.
         zoneout: The probability, at each step, that a unit keeps its hidden state from before the step (Krueger et al.
             2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. The equations of
             the step see the states without zoneout. In evaluation mode each state is its expectation, `rate * before +
