@@ -69,9 +69,9 @@ class Recurrent(nn.Module):
             steps; the other units are multiplied by 1 / (1 - recurrent_dropout). What else the step does with the
             hidden state is not affected.
         zoneout: The probability, at each step, that a unit keeps its hidden state from before the step (Krueger et al.
-            2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. The equations of
-            the step see the states without zoneout. In evaluation mode each state is its expectation, `rate * before +
-            (1 - rate) * after`, as in haste and fairseq.
+            2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. In an LSTM,
+            the new hidden state is made of the new cell state even where a unit keeps the old one. In evaluation mode
+            each state is its expectation, `rate * before + (1 - rate) * after`, as in haste and fairseq.
         candidate_dropout: The probability of dropping, at each step, each unit of the candidate, g of an LSTM and n of
             a GRU, in training mode (Semeniuta et al. 2016, and LayerNormBasicLSTMCell of TensorFlow 1); the other units
             are multiplied by 1 / (1 - candidate_dropout). The step of the cell marks its candidate by
