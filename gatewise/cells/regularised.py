@@ -55,6 +55,9 @@ class Regularised(Cell):
         """Return the states after a step, before any mask is applied."""
         return self.cell.step(gate, state, *learned)
 
+    def __repr__(self) -> str:
+        return f"Regularised({self.cell!r}, {self.name.partition(' with ')[2]})"
+
 
 class Averaged(Cell):
     """A cell with zoneout in evaluation: each state after a step is `rate * before + (1 - rate) * after`.
@@ -73,6 +76,9 @@ class Averaged(Cell):
         """Return the mixed states after a step."""
         rates = zip(("h", *self.cell.states), self.zoneout, strict=True)
         return _mixed(self.cell.step(gate, state, *learned), state, {name: rate for name, rate in rates if rate})
+
+    def __repr__(self) -> str:
+        return f"Averaged({self.cell!r}, {self.zoneout!r})"
 
 
 _CANDIDATE = "candidate_dropout"

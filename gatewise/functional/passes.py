@@ -111,7 +111,8 @@ def with_masks(problem: Problem, inputs: Inputs) -> Inputs:
     They are those of dropout, one for each gap between layers, and those of a regularised cell.
     """
     specs, device = mask_specs(problem, inputs.x.shape[:-1], inputs.h0.shape), inputs.x.device
-    masks = [torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(share) for shape, share in specs]
+    # torch.func.vmap takes no random function that works in place.
+    masks = [torch.bernoulli(torch.empty(shape, dtype=torch.bool, device=device), share) for shape, share in specs]
     return inputs._replace(masks=tuple(masks))
 
 

@@ -27,5 +27,7 @@ def with_dropped_weights(weights: Sequence[Tensor], per_direction: int, rate: fl
 
 def _dropped(weight: Tensor, rate: float) -> Tensor:
     # torch.nn.functional.dropout rounds the factor to float32 for float64 too.
-    kept = torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format).bernoulli_(1.0 - rate)
+    # torch.func.vmap takes no random function that works in place.
+    like = torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
+    kept = torch.bernoulli(like, 1.0 - rate)
     return weight * kept * (1.0 / (1.0 - rate))

@@ -409,6 +409,22 @@ def test_16_bits_are_near_float64(name, dtype):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
+def test_transforms_of_torch_func():
+    layer = layer_of("lstm", num_layers=2, dropout=0.2)
+    x, _ = drawn(layer)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
+
+    found = seeded(torch.func.grad(loss), parameters, x)
+    expected = torch.autograd.grad(seeded(loss, parameters, x), [*parameters.values()])
+    torch.testing.assert_close([*found.values()], [*expected])
+    same = x[:, :1].expand(-1, B, -1).unsqueeze(2)
+    losses = torch.func.vmap(loss, (None, 1), randomness="different")(parameters, same)
+    assert losses.unique().numel() == B
+
+
 def test_autocast():
     layer = layer_of("lstm", dtype=torch.float32)
     x, _ = drawn(layer, torch.float32)
@@ -437,6 +453,9 @@ def test_names_stand_for_cells(form):
     layer = layer_of("lstm", form)
     assert cell_named(layer.cell_in(True).name) == layer.cell_in(True)
     assert cell_named(layer.cell_in(False).name) == layer.cell_in(False)
+    for training in (True, False):
+        again = eval(repr(layer.cell_in(training)), {"LSTM": LSTM, "Regularised": Regularised, "Averaged": Averaged})
+        assert again == layer.cell_in(training)
     assert isinstance(layer.cell_in(True), Regularised)
     assert isinstance(layer.cell_in(False), Averaged) == ("zoneout" in FORMS[form])
 

@@ -164,6 +164,23 @@ def test_gradcheck_of_second_order():
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru recurrent"])
+def test_transforms_of_torch_func(kind):
+    layer, x = layer_of(kind), x_of()
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
+
+    torch.manual_seed(2)
+    found = torch.func.grad(loss)(parameters, x)
+    torch.manual_seed(2)
+    expected = torch.autograd.grad(loss(parameters, x), [*parameters.values()])
+    torch.testing.assert_close([*found.values()], [*expected])
+    of_samples = torch.func.vmap(torch.func.grad(loss), (None, 1), randomness="different")(parameters, x.unsqueeze(2))
+    assert len({tuple((gradient == 0).flatten().tolist()) for gradient in of_samples["weight_hh_l0"]}) == B
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_converts_the_masked_matrices(kind):
     layer, x = layer_of(kind, dtype=torch.float32), x_of(torch.float32)
