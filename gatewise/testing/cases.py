@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import SLSTM
+from gatewise.cells import SLSTM, stated
 from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
@@ -130,7 +130,7 @@ def make_inputs(
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     x, h0 = normal(*tokens, problem.input_size), normal(states, problem.batch, problem.state_size)
     c0 = normal(states, problem.batch, problem.states_size)
-    if type(problem.cell) is SLSTM:
+    if type(stated(problem.cell)) is SLSTM:
         c, n, m = c0.chunk(3, -1)
         c0 = torch.cat([c, 1 + n.abs(), m], -1)
     inputs = Inputs(
