@@ -1,5 +1,6 @@
 """The recurrent cells: for each, one definition of the arithmetic of a hidden unit in one time step."""
 
+from gatewise.cells.candidate import candidate, candidate_changed
 from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
 from gatewise.cells.coupled_lstm import CoupledLSTM
@@ -10,6 +11,7 @@ from gatewise.cells.lstm import LSTM
 from gatewise.cells.mgu import MGU
 from gatewise.cells.normalization import standardized
 from gatewise.cells.peephole_lstm import PeepholeLSTM
+from gatewise.cells.regularised import Averaged, Regularised, in_evaluation, in_training, named, stated
 from gatewise.cells.rnn import RNN
 from gatewise.cells.slstm import SLSTM
 from gatewise.cells.statement import StatementError, check_statement
@@ -31,8 +33,8 @@ SHIPPED: tuple[Cell, ...] = (
 
 
 def cell_named(name: str) -> Cell:
-    """Return the cell in `SHIPPED` with the given name."""
-    return next(cell for cell in SHIPPED if cell.name == name)
+    """Return the cell in `SHIPPED` with the given name, or such a cell with dropout or zoneout by its name."""
+    return named(name, cell_named) or next(cell for cell in SHIPPED if cell.name == name)
 
 
 __all__ = [
@@ -42,14 +44,21 @@ __all__ = [
     "RNN",
     "SHIPPED",
     "SLSTM",
+    "Averaged",
     "CappedLSTM",
     "Cell",
     "CoupledLSTM",
     "LayerNormGRU",
     "LayerNormLSTM",
     "PeepholeLSTM",
+    "Regularised",
     "StatementError",
+    "candidate",
+    "candidate_changed",
     "cell_named",
     "check_statement",
+    "in_evaluation",
+    "in_training",
     "standardized",
+    "stated",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -31,5 +32,5 @@ class CappedLSTM(Cell):
         """Return the hidden state and the cell state after a step."""
         f = torch.sigmoid(gate.f)
         i = torch.minimum(torch.sigmoid(gate.i), 1 - f)
-        c = f * state.c + i * torch.tanh(gate.g)
+        c = f * state.c + i * candidate(torch.tanh(gate.g))
         return torch.sigmoid(gate.o) * torch.tanh(c), {"c": c}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -28,6 +29,6 @@ class CoupledLSTM(Cell):
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state and the cell state after a step."""
-        g = torch.tanh(gate.g)
+        g = candidate(torch.tanh(gate.g))
         c = g + torch.sigmoid(gate.f) * (state.c - g)
         return torch.sigmoid(gate.o) * torch.tanh(c), {"c": c}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -31,5 +32,5 @@ class GRU(Cell):
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state after a step."""
         r, z = torch.sigmoid(gate.r), torch.sigmoid(gate.z)
-        n = torch.tanh(gate.n.input + r * gate.n.recurrent)
+        n = candidate(torch.tanh(gate.n.input + r * gate.n.recurrent))
         return n + z * (state.h - n), {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -29,5 +30,5 @@ class LSTM(Cell):
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state and the cell state after a step."""
-        c = torch.sigmoid(gate.f) * state.c + torch.sigmoid(gate.i) * torch.tanh(gate.g)
+        c = torch.sigmoid(gate.f) * state.c + torch.sigmoid(gate.i) * candidate(torch.tanh(gate.g))
         return torch.sigmoid(gate.o) * torch.tanh(c), {"c": c}

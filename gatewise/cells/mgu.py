@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -33,5 +34,5 @@ class MGU(Cell):
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state after a step."""
         f = torch.sigmoid(gate.f)
-        n = torch.tanh(gate.n.input + f * gate.n.recurrent)
+        n = candidate(torch.tanh(gate.n.input + f * gate.n.recurrent))
         return state.h + f * (n - state.h), {}

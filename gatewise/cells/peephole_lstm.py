@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell, Initial
 
 
@@ -36,5 +37,5 @@ class PeepholeLSTM(Cell):
         """Return the hidden state and the cell state after a step."""
         i = torch.sigmoid(gate.i + parameter.p_i * state.c)
         f = torch.sigmoid(gate.f + parameter.p_f * state.c)
-        c = f * state.c + i * torch.tanh(gate.g)
+        c = f * state.c + i * candidate(torch.tanh(gate.g))
         return torch.sigmoid(gate.o + parameter.p_o * c) * torch.tanh(c), {"c": c}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell
 
 
@@ -42,6 +43,6 @@ class SLSTM(Cell):
         earlier = torch.nn.functional.logsigmoid(gate.f) + state.m
         m = torch.maximum(earlier, gate.i)
         i, f = torch.exp(gate.i - m), torch.exp(earlier - m)
-        c = f * state.c + i * torch.tanh(gate.z)
+        c = f * state.c + i * candidate(torch.tanh(gate.z))
         n = f * state.n + i
         return torch.sigmoid(gate.o) * c / n, {"c": c, "n": n, "m": m}

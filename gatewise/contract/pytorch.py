@@ -48,15 +48,17 @@ def pytorch_layer(cell: Cell) -> PyTorchLayer:
     return _BY_CELL[type(cell), cell.name]
 
 
-def cell_of(layer: object) -> Cell | None:
-    """Return the cell of a recurrent layer of gatewise or PyTorch.
+def cell_of(layer: object, training: bool) -> Cell | None:
+    """Return the cell that a recurrent layer of gatewise or PyTorch calls.
 
     Args:
-        layer: A layer with an attribute `cell`, or with a `mode` as PyTorch's layers have; a layer without either is
+        layer: A layer with a method `cell_in`, or with a `mode` as PyTorch's layers have; a layer without either is
             taken for an LSTM.
+        training: Whether the layer is in training mode.
 
     Returns:
         The cell; None if the mode is unknown.
     """
     known = MODES.get(getattr(layer, "mode", "LSTM"))
-    return getattr(layer, "cell", None) or (known and known.cell)
+    cell_in = getattr(layer, "cell_in", None)
+    return cell_in(training) if cell_in else known and known.cell

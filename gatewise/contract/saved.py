@@ -27,9 +27,12 @@ class Inputs(NamedTuple):
         lengths: The lengths of the sequences [B], int64 in [0, T], on x's device or the CPU; None if dense or packed.
         batch_sizes: The number of running sequences at each step [T], int64 on the CPU, not increasing; None unless
             packed.
-        masks: The dropout masks between the layers: L - 1 boolean tensors of the shape of a layer's output ([T, B,
-            D*R], or [N, D*R] if packed), True where an output is kept; empty without dropout. Outputs that are kept are
-            scaled by 1 / (1 - dropout).
+        masks: All masks of the call, bool; empty without dropout and zoneout. With dropout between the layers the first
+            L - 1 are its masks, of the shape of a layer's output ([T, B, D*R], or [N, D*R] if packed), True where an
+            output is kept. Outputs that are kept are scaled by 1 / (1 - dropout). The others are those of a cell that
+            is `gatewise.cells.Regularised`: with recurrent dropout the mask of the hidden states that enter the
+            recurrent products [L*D, B, R], True where a unit is kept; then, for each layer, the masks that change at
+            every step, in the order of `Regularised.of_steps`, each of the shape of a layer's output.
         resets: The steps at which episodes begin [T, B], bool, contiguous, on x's device; None without resets. A step
             that is set reads zeros for all states before it. The reverse direction reads zeros at the step before that.
     """

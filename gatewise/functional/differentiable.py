@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import LSTM, Cell
+from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
+from gatewise.contract.steps import LayerSteps
 from gatewise.functional.arguments import check_tensors
-from gatewise.functional.execution import execute
+from gatewise.functional.execution import execute, prepare
 from gatewise.functional.explicit import Output, State
 from gatewise.functional.operators import traced
+from gatewise.functional.passes import with_masks
+from gatewise.functional.plan import Particulars
 from gatewise.functional.weights import NestedWeights, flattened
-from gatewise.selection import AUTO
+from gatewise.selection import AUTO, REFERENCE, differentiable_steps
 
 _CELL = LSTM()
 
@@ -130,6 +134,58 @@ def recurrent(
     compute = traced if compiling or x.is_meta else execute
     options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
     return compute(x, state, flat, *options, resets)
+
+
+def recurrent_with_steps(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    *,
+    lengths: Tensor | Sequence[int] | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    cell: Cell,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, tuple[LayerSteps, ...]]:
+    """Compute a recurrent stack, as `recurrent` does, and return the values of every step.
+
+    PyTorch's operators compute the steps one after another, and autograd records them, so that every value is
+    differentiable any number of times.
+
+    Args:
+        x: The input [T, B, I] with any strides.
+        state: The initial hidden state [L*D, B, R] and the S other states side by side [L*D, B, S*H]; None for zeros.
+        flat: The weights in torch's flat order.
+        lengths: The lengths [B], or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        kernel: "auto", or the name of the reference kernel.
+        memory: "normal" or "lean", which makes no difference.
+        cell: The cell.
+        resets: The steps at which episodes begin [T, B], or None.
+
+    Returns:
+        y, h_n and c_n, as of `recurrent`, and the values of each layer.
+
+    Raises:
+        KernelRefused: Another kernel is named.
+        ArgumentError: The call is compiled.
+    """
+    if kernel not in (AUTO, REFERENCE.name):
+        expectation = f"{AUTO!r} or {REFERENCE.name!r} where the values of all steps are returned"
+        raise KernelRefused(sentence("kernel", expectation, repr(kernel)))
+    if torch.compiler.is_compiling():
+        advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
+        raise ArgumentError(sentence("return_steps", "False under torch.compile", "True", advice))
+    x, state, flat = _as_autocast(x, state, flat)
+    needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *(state or ()), *flat))
+    options = lengths, None, bidirectional, dropout, needs_grad, REFERENCE.name, memory, cell, Particulars(), resets
+    plan, inputs = prepare(x, state, flat, *options)
+    with torch.autocast(x.device.type, enabled=False):
+        result, steps = differentiable_steps(plan.problem, with_masks(plan.problem, inputs))
+    return result.y, result.h_n, result.c_n, steps
 
 
 def _as_autocast(

@@ -67,7 +67,7 @@ def execute(
     plan, inputs = prepare(x, state, flat, *options, resets=resets)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
     if found is None:
-        if plan.problem.dropout:
+        if plan.draws:
             inputs = with_masks(plan.problem, inputs)
         if needs_grad:
             # The tensors travel as arguments too, so that autograd sees them.
@@ -193,10 +193,10 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, (lengths, batch_sizes, resets), count, gaps = ctx.call
+        plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
         x, h0, c0, *others = ctx.saved_tensors
         y, *rest = others[count:]
-        masks, kept = tuple(rest[:gaps]), rest[gaps:]
+        masks, kept = tuple(rest[:drawn]), rest[drawn:]
         inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
         wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
         if torch.is_grad_enabled():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gatewise.cells import Cell, cell_named
 from gatewise.contract.device import tf32_allowed
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors
@@ -86,7 +87,7 @@ def lstm_forward(
     cell: str,
     resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Run the forward pass; the last result is the dropout masks and what the kernel kept."""
+    """Run the forward pass; the last result is the masks and what the kernel kept."""
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     inputs = with_masks(plan.problem, inputs)
@@ -123,8 +124,7 @@ def _lstm_forward_fake(
         problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated, resets is not None)
         device = probed(x.device)
         name = chosen_for_graph(problem, device, kernel)
-        masks = found.num_layers - 1 if dropped else 0
-        kept = [x.new_empty(output, dtype=torch.bool) for _ in range(masks)]
+        kept = [x.new_empty(shape, dtype=torch.bool) for shape, _ in mask_specs(problem, x.shape[:-1], h0.shape)]
         for spec in kernel_named(name).kept(problem, device):
             shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
             kept.append(x.new_empty(shape, dtype=spec.dtype))
@@ -154,10 +154,10 @@ def lstm_backward(
     """Run the backward pass of the kernel that `lstm_forward` chose."""
     options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
-    masks = plan.problem.num_layers - 1 if plan.problem.dropout else 0
-    inputs = inputs._replace(masks=tuple(kept[:masks]))
+    drawn = len(mask_specs(plan.problem, x.shape[:-1], h0.shape))
+    inputs = inputs._replace(masks=tuple(kept[:drawn]))
     # The initial states stand in the place of the final ones, which no backward pass reads.
-    result = Result(y, h0, c0, tuple(kept[masks:]))
+    result = Result(y, h0, c0, tuple(kept[drawn:]))
     found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())
     given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept, resets]
     dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)

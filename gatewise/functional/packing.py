@@ -184,7 +184,8 @@ class _Padding:
             x=self._tokens.padded(inputs.x),
             lengths=self._lengths,
             batch_sizes=None,
-            masks=tuple(self._tokens.padded(mask) for mask in inputs.masks),
+            # Masks of outputs and steps are [N, F]; the mask of hidden states has the shape of a state [L*D, B, R].
+            masks=tuple(self._tokens.padded(mask) if mask.dim() == 2 else mask for mask in inputs.masks),
         )
 
     def result_out(self, result: Result, inputs: Inputs) -> Result:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.kernel import Kernel
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.functional.packing import conversion
@@ -105,14 +106,14 @@ def in_plain_pytorch(problem: Problem, inputs: Inputs) -> Result:
 
 
 def with_masks(problem: Problem, inputs: Inputs) -> Inputs:
-    """Return the inputs with dropout masks drawn from PyTorch's generator, one for each gap between layers."""
-    if not problem.dropout:
-        return inputs
-    shape, device = (*inputs.x.shape[:-1], problem.output_size), inputs.x.device
-    keep = 1.0 - problem.dropout
-    gaps = range(problem.num_layers - 1)
-    masks = tuple(torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep) for _ in gaps)
-    return inputs._replace(masks=masks)
+    """Return the inputs with masks drawn from PyTorch's generator.
+
+    They are those of dropout, one for each gap between layers, and those of a regularised cell.
+    """
+    specs, device = mask_specs(problem, inputs.x.shape[:-1], inputs.h0.shape), inputs.x.device
+    # torch.func.vmap takes no random function that works in place.
+    masks = [torch.bernoulli(torch.empty(shape, dtype=torch.bool, device=device), share) for shape, share in specs]
+    return inputs._replace(masks=tuple(masks))
 
 
 @contextlib.contextmanager

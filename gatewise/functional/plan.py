@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.cells import LSTM, Cell
+from gatewise.cells import LSTM, Cell, stated
 from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
+from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import NORMAL, Layout, Problem
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
@@ -39,7 +40,7 @@ from gatewise.selection import (
 from gatewise.selection.evidence import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch
 
-__all__ = ["Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
+__all__ = ["REFERENCE", "Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
 
 _TYPICAL_SIZE = 64
 
@@ -76,6 +77,7 @@ class Plan(NamedTuple):
         records: Whether to ask for the recorded forward pass first: the kernel reads the layout, no lengths are given,
             and no dropout masks must be drawn.
         single_use: Whether a backward pass consumes what the forward pass kept.
+        draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
     """
 
     problem: Problem
@@ -83,6 +85,7 @@ class Plan(NamedTuple):
     passes: Passes
     records: bool
     single_use: bool
+    draws: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,7 +154,7 @@ def plan_of(
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
     kernel = kernel_named(chosen or "")
     if kernel is REFERENCE and not is_pointwise(cell):
-        if refusal := refusal_of(cell):
+        if refusal := refusal_of(stated(cell)):
             advice = f"Only {kernel.name} runs it, by its own operators under autograd."
             warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
         if refusal or not problem.rebuilds_gates:
@@ -161,7 +164,12 @@ def plan_of(
     straight = reads_layout and not (autocast or capture or elsewhere)
     records = reads_layout and lengths is None and (needs_grad or not problem.dropout)
     return Plan(
-        problem, kernel.name, kernel if straight else Guarded(kernel), records, single_use=kernel.single_use(problem)
+        problem,
+        kernel.name,
+        kernel if straight else Guarded(kernel),
+        records,
+        single_use=kernel.single_use(problem),
+        draws=draws_masks(problem),
     )
 
 

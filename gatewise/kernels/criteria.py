@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gatewise.cells import Cell
+from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -68,14 +68,16 @@ class _TwoStates(Cell):
 @functools.lru_cache(maxsize=256)
 def is_fused(cell: Cell) -> bool:
     """Return whether a cell meets the criterion `FUSES`."""
-    if cell.parameters or len(cell.sums) > MOST_SUMS or not is_pointwise(cell):
+    if isinstance(cell, Regularised) or cell.parameters or len(cell.sums) > MOST_SUMS or not is_pointwise(cell):
         return False
     return len(carried_states(cell)) == 1
 
 
 def _described(cell: Cell) -> str:
-    if refusal := refusal_of(cell):
+    if refusal := refusal_of(stated(cell)):
         return f"{cell.name}, which cannot be traced: {refusal.rstrip('.')}"
+    if isinstance(cell, Regularised):
+        return f"{cell.name}, whose masks are drawn for each call"
     learned = f", {len(cell.parameters)} parameters" if cell.parameters else ""
     normalized = "" if is_pointwise(cell) else ", normalization over units"
     return f"{cell.name}, with {len(carried_states(cell))} carried, {len(cell.sums)} sums{learned}{normalized}"
@@ -84,8 +86,8 @@ def _described(cell: Cell) -> str:
 FUSES = Criterion(
     "cell",
     allowed=(
-        f"a cell with one carried state, at most {MOST_SUMS} gate sums, no parameters of its own and no normalization"
-        " over units"
+        f"a cell with one carried state, at most {MOST_SUMS} gate sums, no parameters of its own, no"
+        " normalization over units and no masks"
     ),
     actual=lambda problem, device: _described(problem.cell),
     holds=lambda problem, device: is_fused(problem.cell),
@@ -105,9 +107,9 @@ class _Branches(Cell):
 
 TRACES = Criterion(
     "cell",
-    allowed="a cell that can be traced",
+    allowed="a cell that can be traced, without masks",
     actual=lambda problem, device: _described(problem.cell),
-    holds=lambda problem, device: not refusal_of(problem.cell),
+    holds=lambda problem, device: not isinstance(problem.cell, Regularised) and not refusal_of(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
 )
 

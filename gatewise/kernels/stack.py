@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract.masks import CellMasks, masks_of_cell
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights, by_direction
@@ -31,6 +32,7 @@ class Layer(NamedTuple):
         ends_in_zeros: Whether x is known to be zero after the end of each sequence, as the output of another layer is;
             otherwise, x may contain any values there.
         resets: The steps at which episodes begin, as in `Inputs`.
+        masks: The masks of a regularised cell.
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class Layer(NamedTuple):
     batch_sizes: Tensor | None
     ends_in_zeros: bool = False
     resets: Tensor | None = None
+    masks: CellMasks = CellMasks()
 
 
 class LayerGradients(NamedTuple):
@@ -141,7 +144,8 @@ def _only_layer(problem: Problem, inputs: Inputs) -> Layer:
     # Most problems have one layer, for which slicing would cost as much CPU time as the rest of this module.
     weights = by_direction(inputs.weights, problem.weights_per_direction, len(problem.cell.parameters))
     ragged = inputs.lengths, inputs.batch_sizes
-    return Layer(inputs.x, inputs.h0, inputs.c0, weights, *ragged, resets=inputs.resets)
+    masks = masks_of_cell(problem, inputs.masks, 0, 0)
+    return Layer(inputs.x, inputs.h0, inputs.c0, weights, *ragged, resets=inputs.resets, masks=masks)
 
 
 def layer_after_layer(problem: Problem, inputs: Inputs, call: Callable[[Problem, Inputs], Result]) -> Result:
@@ -188,12 +192,13 @@ def layer_of(problem: Problem, inputs: Inputs, index: int | Sequence[int], x: Te
         inputs.batch_sizes,
         ends_in_zeros=first > 0,
         resets=inputs.resets,
+        masks=masks_of_cell(problem, inputs.masks, first, last),
     )
 
 
 def _dropped(problem: Problem, inputs: Inputs, gap: int, tensor: Tensor) -> Tensor:
     # Dropout is its own adjoint: the same function applies to outputs and to their gradients.
-    if not inputs.masks:
+    if not (problem.dropout and inputs.masks):
         return tensor
     return tensor * inputs.masks[gap] * survivors_scale(problem)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from gatewise.cells import SHIPPED, Cell, check_statement
+from gatewise.cells import SHIPPED, Cell, candidate_changed, check_statement
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
@@ -65,6 +68,76 @@ def check_layer_options(
     check_dropout(dropout)
     check_name(kernel, "kernel")
     check_memory(memory)
+
+
+def check_rate(name: str, rate: object) -> float:
+    """Return the rate of a dropout inside the recurrence, checked.
+
+    Args:
+        name: The name of the option.
+        rate: The probability of dropping a value.
+
+    Raises:
+        ArgumentError: The rate is not a number in [0, 1).
+    """
+    if not isinstance(rate, numbers.Real) or isinstance(rate, bool) or not 0.0 <= float(rate) < 1.0:
+        raise ArgumentError(sentence(name, "a number from 0 up to, but not including, 1", repr(rate)))
+    return float(rate)
+
+
+def checked_zoneout(zoneout: object, cell: Cell) -> tuple[float, ...]:
+    """Return the rates of zoneout of the hidden state and of each other state of a cell.
+
+    Args:
+        zoneout: The rate of the hidden state, or a dictionary from names of states to rates.
+        cell: The cell.
+
+    Raises:
+        ArgumentError: A rate is not a number in [0, 1), a name is not that of a state, or a state begins at infinity.
+    """
+    names = ("h", *cell.states)
+    given = zoneout if isinstance(zoneout, Mapping) else {"h": zoneout}
+    for name in given:
+        if name not in names:
+            expectation = f"rates by the names of states, which are {', '.join(names)}"
+            raise ArgumentError(sentence("zoneout", expectation, repr(name)))
+    labels = {name: f"zoneout[{name!r}]" if isinstance(zoneout, Mapping) else "zoneout" for name in given}
+    rates = {name: check_rate(labels[name], rate) for name, rate in given.items()}
+    for name, rate in rates.items():
+        if rate and not math.isfinite(cell.initial_value(name)):
+            got = f"{rate:g}, and the state begins at {cell.initial_value(name)}"
+            raise ArgumentError(sentence(labels[name], "0 for a state that does not begin at a finite number", got))
+    return tuple(rates.get(name, 0.0) for name in names)
+
+
+def checked_candidate_dropout(rate: object, cell: Cell) -> float:
+    """Return the rate of dropout of the candidate of a cell, checked.
+
+    Args:
+        rate: The probability of dropping a unit of the candidate.
+        cell: The cell.
+
+    Raises:
+        ArgumentError: The rate is not a number in [0, 1), or the step of the cell marks no candidate.
+    """
+    checked = check_rate("candidate_dropout", rate)
+    if not checked:
+        return checked
+    marked: list[Tensor] = []
+
+    def found(value: Tensor) -> Tensor:
+        marked.append(value)
+        return value
+
+    def values(names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: torch.zeros(1, device="cpu") for name in names}
+
+    with torch.no_grad(), candidate_changed(found):
+        cell.called(values(cell.sums), values(("h", *cell.states)), values(cell.parameters))
+    if not marked:
+        advice = "Mark it in the step: gatewise.cells.candidate(torch.tanh(gate.g))."
+        raise ArgumentError(sentence("candidate_dropout", f"0 for {cell.name}, which marks no candidate", rate, advice))
+    return checked
 
 
 def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -> None:

@@ -16,6 +16,7 @@ from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_layer_options,
     check_pair,
+    check_rate,
     check_sizes,
     refuse_input,
     refuse_script,
@@ -23,9 +24,10 @@ from gatewise.nn.arguments import (
 )
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed, time_first
+from gatewise.nn.weight_dropout import with_dropped_weights
 
 # Attributes that are missing in modules pickled by older versions, and the values that they had implicitly.
-_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL}
+_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0}
 
 
 class LSTM(nn.Module):
@@ -61,6 +63,9 @@ class LSTM(nn.Module):
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps the cell states and
             otherwise only tensors that cannot be recomputed from them, the input and the outputs (gradient
             checkpointing): a training step takes less memory, and more time.
+        weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
+            (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
+            multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -88,6 +93,7 @@ class LSTM(nn.Module):
         *,
         kernel: str = "auto",
         memory: str = NORMAL,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_sizes(input_size, hidden_size, num_layers, proj_size)
@@ -103,6 +109,7 @@ class LSTM(nn.Module):
         self.proj_size = proj_size
         self.kernel = kernel
         self.memory = memory
+        self.weight_dropout = check_rate("weight_dropout", weight_dropout)
         self._weight_names = self._names_by_direction()
         self._flat_names = tuple(name for names in self._weight_names for name in names)
         for index, names in enumerate(self._weight_names):
@@ -183,6 +190,12 @@ class LSTM(nn.Module):
             weights = tuple(map(found.__getitem__, self._flat_names))
         except KeyError:
             weights = tuple([getattr(self, name) for name in self._flat_names])
+        if self.weight_dropout and self.training:
+            weights = with_dropped_weights(
+                weights,  # pyright: ignore[reportArgumentType] - none of these parameters is None
+                len(self._weight_names[0]),
+                self.weight_dropout,
+            )
         y, h_n, c_n = recurrent(
             x,
             state,  # type: ignore[arg-type] - a pair
@@ -227,6 +240,7 @@ class LSTM(nn.Module):
             "bidirectional": False,
             "kernel": "auto",
             "memory": NORMAL,
+            "weight_dropout": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *(f"{name}={value}" for name, value in given)])

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import Cell
-from gatewise.contract.errors import ShapeError, sentence
+from gatewise.cells import Cell, in_evaluation, in_training
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.functional.differentiable import recurrent
+from gatewise.contract.steps import LayerSteps
+from gatewise.functional.differentiable import recurrent, recurrent_with_steps
 from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_cell,
     check_compiled,
     check_layer_options,
+    check_rate,
     check_sizes,
+    checked_candidate_dropout,
+    checked_zoneout,
     refuse_input,
     refuse_script,
     warn_of_idle_dropout,
 )
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
+from gatewise.nn.weight_dropout import with_dropped_weights
 
 
 class Recurrent(nn.Module):
@@ -55,6 +61,21 @@ class Recurrent(nn.Module):
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps only tensors that cannot be
             recomputed from the input and the outputs (gradient checkpointing): a training step takes less memory, and
             more time.
+        weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
+            (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
+            multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+        recurrent_dropout: The probability of dropping each unit of the hidden state that enters the recurrent products,
+            in training mode (Gal and Ghahramani 2016): one mask [B, H] for each layer, direction and call serves all
+            steps; the other units are multiplied by 1 / (1 - recurrent_dropout). What else the step does with the
+            hidden state is not affected.
+        zoneout: The probability, at each step, that a unit keeps its hidden state from before the step (Krueger et al.
+            2017), or a dictionary of such rates by the names of states, such as {"h": 0.05, "c": 0.5}. In an LSTM,
+            the new hidden state is made of the new cell state even where a unit keeps the old one. In evaluation mode
+            each state is its expectation, `rate * before + (1 - rate) * after`, as in haste and fairseq.
+        candidate_dropout: The probability of dropping, at each step, each unit of the candidate, g of an LSTM and n of
+            a GRU, in training mode (Semeniuta et al. 2016, and LayerNormBasicLSTMCell of TensorFlow 1); the other units
+            are multiplied by 1 / (1 - candidate_dropout). The step of the cell marks its candidate by
+            `gatewise.cells.candidate`.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -86,6 +107,10 @@ class Recurrent(nn.Module):
         *,
         kernel: str = "auto",
         memory: str = NORMAL,
+        weight_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        zoneout: float | Mapping[str, float] = 0.0,
+        candidate_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_cell(cell)
@@ -102,6 +127,13 @@ class Recurrent(nn.Module):
         self.bidirectional = bool(bidirectional)
         self.kernel = kernel
         self.memory = memory
+        self.weight_dropout = check_rate("weight_dropout", weight_dropout)
+        self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
+        rates = checked_zoneout(zoneout, cell)
+        self.zoneout = dict(zoneout) if isinstance(zoneout, Mapping) else rates[0]
+        self.candidate_dropout = checked_candidate_dropout(candidate_dropout, cell)
+        regularised = in_training(cell, self.recurrent_dropout, rates, self.candidate_dropout)
+        self._cells = in_evaluation(cell, rates), regularised
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
@@ -121,7 +153,9 @@ class Recurrent(nn.Module):
         hx: States | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, States]:
+        *,
+        return_steps: bool = False,
+    ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor, States, tuple[LayerSteps, ...]]:
         """Run the layers over a batch of sequences.
 
         Args:
@@ -137,29 +171,40 @@ class Recurrent(nn.Module):
                 are zero, or what `cell.initial_states` says, and no gradient flows back from the step through them. The
                 reverse direction carries no state across the border either. At the first step, the initial states of
                 the forward direction are not read.
+            return_steps: Whether to return the states and gate sums of every step as a third result. The steps are then
+                computed by PyTorch operators that autograd records, as in a plain loop.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final states of every layer
-            and direction, in the form of `hx`.
+            and direction, in the form of `hx`. With `return_steps` a third value: for each layer, a record with the
+            dictionaries `states` and `sums`, from names to tensors [T, B, D*H] in the arrangement of `input`, zero
+            after the end of a sequence. `states` has "h" and the names in `cell.states`; `sums` has the names of the
+            gates, whose values are those before any activation (for a gate in `cell.apart`, `{gate}_input` and
+            `{gate}_recurrent`). All of them are differentiable.
 
         Raises:
             ShapeError: A rank, size or length does not fit.
             DtypeError: A dtype differs from that of the parameters, and autocast is off.
             DeviceError: Tensors are on incompatible devices.
             ArgumentError: `input` or a state is not a tensor, `hx` has another number of states, `lengths` is given
-                with a `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
+                with a `PackedSequence` or with one sequence, or `resets` or `return_steps` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
         states = None if hx is None else checked_states(self.cell, hx)
         if isinstance(input, PackedSequence):
+            if return_steps:
+                advice = "Give the padded batch with `lengths`."
+                raise ArgumentError(sentence("return_steps", "False for a PackedSequence", "True", advice))
             packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
             return packed, returned_states(finals)
         if not isinstance(input, Tensor):
             refuse_input(input)
+        steps: list[LayerSteps] | None = [] if return_steps else None
+        run = functools.partial(self._run, steps=steps) if return_steps else self._run
         if input.dim() == 2:
-            y, finals = run_one(self._run, input, states, lengths, "[L*D, H]", resets)
-            return y, returned_states(finals)
+            y, finals = run_one(run, input, states, lengths, "[L*D, H]", resets)
+            return self._result(y, finals, steps, lambda value: value.squeeze(1))
         if input.dim() != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
@@ -167,8 +212,22 @@ class Recurrent(nn.Module):
         if resets is not None and self.batch_first:
             resets = time_first(resets, input.shape[:2])
         x = input.transpose(0, 1) if self.batch_first else input
-        y, finals = self._run(x, states, lengths=lengths, resets=resets)
-        return (y.transpose(0, 1) if self.batch_first else y), returned_states(finals)
+        y, finals = run(x, states, lengths=lengths, resets=resets)
+        if self.batch_first:
+            return self._result(y.transpose(0, 1), finals, steps, lambda value: value.transpose(0, 1))
+        return self._result(y, finals, steps)
+
+    def _result(
+        self,
+        y: Tensor,
+        finals: tuple[Tensor, ...],
+        steps: list[LayerSteps] | None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, States] | tuple[Tensor, States, tuple[LayerSteps, ...]]:
+        states = returned_states(finals)
+        if steps is None:
+            return y, states
+        return y, states, tuple(steps if arrange is None else [layer.map(arrange) for layer in steps])
 
     def _run(
         self,
@@ -178,25 +237,34 @@ class Recurrent(nn.Module):
         *,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
+        steps: list[LayerSteps] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         given = None if states is None else joined_states(self.cell, states)
         check_compiled(self.cell)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        weights = tuple([weight for direction in self.all_weights for weight in direction])
-        y, h_n, others_n = recurrent(
-            x,
-            given,
-            weights,
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout if self.training else 0.0,
-            kernel=self.kernel,
-            memory=self.memory,
-            resets=resets,
-            cell=self.cell,
-        )
+        directions = self.all_weights
+        weights = tuple([weight for direction in directions for weight in direction])
+        if self.weight_dropout and self.training:
+            weights = with_dropped_weights(weights, len(directions[0]), self.weight_dropout)
+        options: dict[str, Any] = {
+            "lengths": lengths,
+            "bidirectional": self.bidirectional,
+            "dropout": self.dropout if self.training else 0.0,
+            "kernel": self.kernel,
+            "memory": self.memory,
+            "resets": resets,
+            "cell": self.cell_in(self.training),
+        }
+        if steps is None:
+            y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
+        else:
+            y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
+            steps += found
         return y, separate_states(self.cell, h_n, others_n)
+
+    def cell_in(self, training: bool) -> Cell:
+        """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""
+        return self._cells[training]
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -229,6 +297,10 @@ class Recurrent(nn.Module):
             "bidirectional": False,
             "kernel": "auto",
             "memory": NORMAL,
+            "weight_dropout": 0,
+            "recurrent_dropout": 0,
+            "zoneout": 0,
+            "candidate_dropout": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"

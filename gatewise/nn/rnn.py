@@ -44,6 +44,9 @@ class RNN(nn.RNNBase):
         memory: "normal" keeps for the backward pass whatever makes it fastest. "lean" keeps only tensors that cannot be
             recomputed from the input and the outputs (gradient checkpointing): a training step takes less memory, and
             more time.
+        weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
+            (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
+            multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -58,6 +61,7 @@ class RNN(nn.RNNBase):
 
     kernel: str
     memory: str
+    weight_dropout: float
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class RNN(nn.RNNBase):
         *,
         kernel: str = "auto",
         memory: str = NORMAL,
+        weight_dropout: float = 0.0,
     ) -> None:
         _check_nonlinearity(nonlinearity)
         single_state.initialise(
@@ -90,6 +95,7 @@ class RNN(nn.RNNBase):
             dtype,
             kernel,
             memory,
+            weight_dropout,
         )
         self.nonlinearity = nonlinearity
 

@@ -21,6 +21,7 @@ from gatewise.contract.pytorch import MODES
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import (
     check_layer_options,
+    check_rate,
     check_sizes,
     check_state,
     check_step,
@@ -30,6 +31,7 @@ from gatewise.nn.arguments import (
 )
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.sequences import run_one, run_packed, time_first
+from gatewise.nn.weight_dropout import with_dropped_weights
 
 
 def initialise(
@@ -46,6 +48,7 @@ def initialise(
     dtype: torch.dtype | None,
     kernel: str,
     memory: str,
+    weight_dropout: float,
 ) -> None:
     """Check the arguments of a layer's constructor, and create its attributes and parameters.
 
@@ -63,6 +66,7 @@ def initialise(
         dtype: The dtype of the parameters.
         kernel: "auto", or the name of the only kernel that may run.
         memory: "normal" or "lean".
+        weight_dropout: The probability of dropping an element of a recurrent matrix in training mode.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -70,6 +74,7 @@ def initialise(
     """
     check_sizes(input_size, hidden_size, num_layers)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+    rate = check_rate("weight_dropout", weight_dropout)
     warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
     nn.RNNBase.__init__(
         layer,
@@ -84,7 +89,7 @@ def initialise(
         dtype=dtype,
     )
     layer.dropout = float(dropout)  # afterwards, because PyTorch would warn of idle dropout too
-    layer.kernel, layer.memory = kernel, memory
+    layer.kernel, layer.memory, layer.weight_dropout = kernel, memory, rate
 
 
 def run(
@@ -134,10 +139,13 @@ def _run(
             raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
         state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
     # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
+    weights = tuple([getattr(layer, name) for name in layer._flat_weights_names])
+    if layer.weight_dropout and layer.training:
+        weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
     y, h_n, _ = recurrent(
         x,
         state,
-        tuple([getattr(layer, name) for name in layer._flat_weights_names]),
+        weights,
         lengths=lengths,
         batch_sizes=batch_sizes,
         bidirectional=layer.bidirectional,
@@ -152,7 +160,7 @@ def _run(
 
 def extra_repr(self: Any) -> str:
     """Return the sizes and every option that differs from its default."""
-    defaults = {"nonlinearity": "tanh", "kernel": "auto", "memory": NORMAL}
+    defaults = {"nonlinearity": "tanh", "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0}
     given = [(name, getattr(self, name, default), default) for name, default in defaults.items()]
     own = [f"{name}={value}" for name, value, default in given if value != default]
     return ", ".join([nn.RNNBase.extra_repr(self), *own])
@@ -171,7 +179,7 @@ def flatten_parameters(self: Any) -> None:
 
 def restore(self: Any, d: dict[str, Any]) -> None:
     """Set the attributes of a layer that is copied or unpickled."""
-    nn.RNNBase.__setstate__(self, {"kernel": "auto", "memory": NORMAL, **d})
+    nn.RNNBase.__setstate__(self, {"kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0, **d})
     self.flatten_parameters()
 
 

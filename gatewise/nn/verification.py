@@ -19,7 +19,7 @@ from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of
-from gatewise.functional.plan import decision_of, kernels_among
+from gatewise.functional.plan import REFERENCE, decision_of, kernels_among
 from gatewise.nn import profile
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
@@ -207,6 +207,7 @@ def _decision(
     hx: tuple[Tensor, Tensor] | Tensor | None = None,
     lengths: Any = None,
     resets: Any = None,
+    return_steps: bool = False,
 ) -> Decision:
     """Return the decision for a call of a layer, from the arguments of its `forward`."""
     batch_sizes = None
@@ -226,10 +227,10 @@ def _decision(
         batch_sizes=batch_sizes,
         bidirectional=layer.bidirectional,
         dropout=layer.dropout if layer.training else 0.0,
-        kernel=getattr(layer, "kernel", "auto"),
+        kernel=REFERENCE.name if return_steps else getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
         by_pytorch=isinstance(layer, _THEIRS),
-        cell=cell_of(layer),  # type: ignore[arg-type] - these layers have one
+        cell=cell_of(layer, layer.training),  # type: ignore[arg-type] - these layers have one
         resets=resets,
     )
 

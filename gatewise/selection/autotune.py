@@ -15,6 +15,7 @@ from gatewise.contract.cache import cache_folder
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import CheckpointError
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients
 from gatewise.files import write_text
@@ -125,15 +126,16 @@ def _random_inputs(problem: Problem, device: Device) -> Inputs:
     packed = problem.layout is Layout.PACKED
     sequence = (time * batch,) if packed else (time, batch)
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
-    masks = [torch.ones(*sequence, problem.output_size, dtype=torch.bool, device=where)] * (problem.num_layers - 1)
+    states = (rows, batch, problem.state_size)
+    masks = [torch.ones(shape, dtype=torch.bool, device=where) for shape, _ in mask_specs(problem, sequence, states)]
     return Inputs(
         random(*sequence, problem.x_size),
-        random(rows, batch, problem.state_size),
+        random(*states),
         random(rows, batch, problem.states_size),
         tuple(weights),
         torch.full((batch,), time, device=where) if ragged else None,
         torch.full((time,), batch, device="cpu") if packed else None,
-        tuple(masks) if problem.dropout else (),
+        tuple(masks),
         torch.zeros(time, batch, dtype=torch.bool, device=where) if problem.resets else None,
     )
 

@@ -78,7 +78,8 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
-    cell = cell_of(module)
+    training = bool(getattr(module, "training", False)) if training is None else training
+    cell = cell_of(module, training)
     if not isinstance(module, LSTMLike) or not isinstance(cell, Cell):
         raise ArgumentError(sentence("module", "a recurrent layer of gatewise or PyTorch", type(module).__name__))
     weight = next(module.parameters())  # type: ignore[attr-defined]
@@ -94,7 +95,6 @@ def explain(
     number_type = dtype or (x.dtype if isinstance(x, Tensor) else weight.dtype)
     if not isinstance(number_type, torch.dtype) or not number_type.is_floating_point:
         raise DtypeError(sentence("dtype", "a floating-point type such as torch.float32", repr(number_type)))
-    training = module.training if training is None else training
     capture = "announced" if captured else ""
     if captured is None and where.kind == "cuda" and not _described(device):
         capture = capture_state()

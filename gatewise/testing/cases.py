@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import SLSTM
+from gatewise.cells import SLSTM, stated
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
 
@@ -123,15 +124,13 @@ def make_inputs(
             if problem.proj_size:
                 weights.append(normal(problem.proj_size, problem.hidden_size, deviation=spread))
             weights += [normal(problem.hidden_size, deviation=0.3) for _ in problem.cell.parameters]
-    masks = ()
-    if problem.dropout:
-        drawn = (torch.rand(*tokens, problem.output_size, generator=generator) for _ in range(problem.num_layers - 1))
-        masks = tuple((uniform >= problem.dropout).to(device) for uniform in drawn)
+    specs = mask_specs(problem, tokens, (states, problem.batch, problem.state_size))
+    masks = tuple((torch.rand(shape, generator=generator) >= 1 - share).to(device) for shape, share in specs)
     lengths_there = device if problem.layout is Layout.DEVICE_LENGTHS else "cpu"
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     x, h0 = normal(*tokens, problem.input_size), normal(states, problem.batch, problem.state_size)
     c0 = normal(states, problem.batch, problem.states_size)
-    if type(problem.cell) is SLSTM:
+    if type(stated(problem.cell)) is SLSTM:
         c, n, m = c0.chunk(3, -1)
         c0 = torch.cat([c, 1 + n.abs(), m], -1)
     inputs = Inputs(

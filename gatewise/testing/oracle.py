@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import GRU, LSTM, RNN, Cell
+from gatewise.cells import GRU, LSTM, RNN, Cell, Regularised
+from gatewise.contract.masks import masks_of_cell
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.loop import LoopLayer
@@ -88,6 +89,7 @@ def _modules(
     problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str, *, learned: bool
 ) -> list[_Module]:
     modules: list[_Module] = []
+    row_of_token = _row_of_token(inputs).to(device) if isinstance(problem.cell, Regularised) else None
     each = problem.num_directions * problem.weights_per_direction
     for layer in range(problem.num_layers):
         values = inputs.weights[layer * each : (layer + 1) * each]
@@ -102,7 +104,8 @@ def _modules(
                 module = torch.nn.LSTM(*sizes, **options, proj_size=problem.proj_size)
             case _:
                 leaves = [value.detach().to(device, dtype).clone().requires_grad_(learned) for value in values]
-                modules.append(LoopLayer(problem, leaves))
+                masks = masks_of_cell(problem, [mask.to(device) for mask in inputs.masks], layer, layer)
+                modules.append(LoopLayer(problem, leaves, masks, row_of_token))
                 continue
         with torch.no_grad():
             own = [weight for direction in module.all_weights for weight in direction]
@@ -119,7 +122,7 @@ def _stack(
     finals = []
     for index, module in enumerate(modules):
         there = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
-        if index and inputs.masks:
+        if index and problem.dropout and inputs.masks:
             scale = 1 / (1 - problem.dropout) if problem.dropout < 1 else 0.0
             x = x * inputs.masks[index - 1].to(x.device) * scale
         if rows is None or inputs.resets is None:
@@ -200,6 +203,14 @@ def _by_episode(
 
     y, (h_n, c_n) = _layer(module, x, initial(h0, ["h"]), initial(c0, cell.states), episodes)
     return y, (finals(h_n, h0), finals(c_n, c0))
+
+
+def _row_of_token(inputs: Inputs) -> Tensor:
+    # For each step in the flattened input, the index of its sequence; 0 in the padding.
+    found = torch.zeros(inputs.x.shape[:-1].numel(), dtype=torch.int64, device="cpu")
+    for row, tokens in enumerate(_rows(inputs)):
+        found[tokens] = row
+    return found
 
 
 def _rows(inputs: Inputs) -> list[list[int]]:

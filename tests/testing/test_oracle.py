@@ -5,7 +5,11 @@ import torch
 from torch.nn.utils import rnn
 
 from gatewise import testing
+from gatewise.cells import GRU, LSTM, SLSTM, Regularised
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.functional.passes import Guarded
+from gatewise.selection import kernel_named
 
 SHAPE = Problem(6, 4, 3, 7, num_layers=2, bidirectional=True, dtype=torch.float64, needs_grad=True)
 
@@ -55,3 +59,21 @@ def test_dropout_masks_are_applied_between_the_layers():
     assert torch.equal(result.y, changed.y)
     assert gradients.x.count_nonzero() == 0
     assert gradients.h0[2:].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])
+@pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS, Layout.PACKED], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), SLSTM()], ids=lambda cell: cell.name)
+def test_masks_of_a_regularised_cell_are_those_of_the_inputs(cell, layout, resets):
+    if resets and layout is Layout.PACKED:
+        pytest.skip("packed batches have no resets")
+    noisy = Regularised(cell, 0.3, (0.2, *(0.4 for _ in cell.states[:1]), *(0.0 for _ in cell.states[1:])), 0.3)
+    problem = SHAPE.replace(cell=noisy, layout=layout, resets=resets, dropout=0.2)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    passes = Guarded(kernel_named("eager"))
+    result = passes.forward(problem, inputs)
+    found = passes.backward(problem, inputs, result, gradients, Needs())
+    expected, of_inputs = testing.oracle(problem, inputs, gradients)
+    torch.testing.assert_close(result[:3], expected[:3])
+    torch.testing.assert_close([*found[:3], *found.weights], [*of_inputs[:3], *of_inputs.weights])

@@ -23,6 +23,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import before, refusal_of, traced
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
@@ -62,6 +63,7 @@ def backward(
     projected: bool = False,
     over_tokens: OverTokens | None = None,
     resets: Tensor | None = None,
+    masks: DirectionMasks = NO_MASKS,
 ) -> Gradients:
     """Return the gradients of the inputs and weights of one direction of one layer.
 
@@ -83,9 +85,10 @@ def backward(
             of these products.
         over_tokens: The function that computes matrix products over all tokens; None for `torch.mm`.
         resets: The steps at which episodes begin [T, B], or None, as in `unroll.forward`.
+        masks: The masks of a regularised cell, as in `unroll.forward`.
     """
     order, over_tokens = ReadingOrder.of(x, lengths, reverse, resets), over_tokens or in_plain_torch
-    loop = _BackwardLoop(cell, order, weights, kept, y, h0)
+    loop = _BackwardLoop(cell, order, weights, kept, y, h0, masks)
     dh = _hidden_gradient(order, y, dy, dh_n)
     dstates0 = loop.run([order.initial_state(state) for state in states0], dh, dstates_n)
     dsums = loop.of_inputs().to(x.dtype)
@@ -125,7 +128,9 @@ def backward_workspace(problem: Problem, device: str) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _rows(cell: Cell) -> int:
-    # A cell that cannot be traced has no such rows; autograd keeps about as much for it.
+    # A cell that cannot be traced has no such rows; autograd keeps about as much for it. Masks of a regularised cell
+    # have rows of coefficients only.
+    cell = step_cell(cell)
     reads_hidden = bool(refusal_of(cell)) or traced(cell).reads_hidden
     return len(cell.sums) + len(cell.states) + reads_hidden + len(cell.parameters)
 
@@ -144,6 +149,7 @@ class _BackwardLoop:
         kept: The tensors that the forward pass kept.
         y: The output [T, B, R].
         h0: The initial hidden state [B, R].
+        masks: The masks of a regularised cell.
 
     Attributes:
         rows: The gradients of the sums of each step, of the states before it, and of the parameters through it
@@ -155,12 +161,21 @@ class _BackwardLoop:
     """
 
     def __init__(
-        self, cell: Cell, order: ReadingOrder, weights: DirectionWeights, kept: Kept, y: Tensor, h0: Tensor
+        self,
+        cell: Cell,
+        order: ReadingOrder,
+        weights: DirectionWeights,
+        kept: Kept,
+        y: Tensor,
+        h0: Tensor,
+        masks: DirectionMasks,
     ) -> None:
-        self.cell, self.order, self.weights, self.kept = cell, order, weights, kept
-        self._y, self._h0 = y, h0
+        self.cell, self.order, self.weights, self.kept, self.masks = cell, order, weights, kept, masks
+        self._y, self._h0, self._of_steps = y, h0, masks.in_reading_order(order)
         (time, batch, width), count = kept.sums.shape, len(cell.sums)
-        rows = adjoint_of(cell).rows
+        # The last rows are those of masks, which have no gradient.
+        self._all_rows = adjoint_of(step_cell(cell)).rows
+        rows = self._all_rows[: len(self._all_rows) - len(self._of_steps)]
         self._of_states = [rows.index(before(name)) for name in cell.states]
         self._of_hidden = rows.index(before("h")) if before("h") in rows else None
         self._parameters = [parameter.to(state_dtype(kept.sums.dtype)) for parameter in weights.parameters]
@@ -191,14 +206,15 @@ class _BackwardLoop:
         ]
         carried_at = self.order.carried_at(time)
         block = min(max(1, time), block_steps(self.cell, batch, size, self.rows.device.type))
-        memory = [self.rows.new_empty(block, batch, count, size) for _ in range(1 + len(starts))]
+        memory = [self.rows.new_empty(block, batch, len(self._all_rows), size) for _ in range(1 + len(starts))]
         for stop in range(time, 0, -block):
             start = max(0, stop - block)
             here = [column[: stop - start] for column in memory]
             self._coefficients(starts, start, stop, here)
+            here = [column[:, :, :count] for column in here]
             steps = zip(range(start, stop), carried_at[start:stop], *[column.unbind(0) for column in here], strict=True)
             for t, carries, of_hidden, *of_states in reversed(list(steps)):
-                total = dh[t] if self.first is None else dh[t].addmm_(self.first, self.weights.w_hh)
+                total = dh[t] if self.first is None else self._through_product(dh[t], self.first)
                 if self.weights.w_hr is not None:
                     total = torch.mm(total, self.weights.w_hr)
                 if self.direct is not None:
@@ -211,6 +227,11 @@ class _BackwardLoop:
                 self.first = carried(self._recurrent(row), carries).to(dh.dtype)
                 self.direct = None if self._of_hidden is None else carried(row[:, self._of_hidden], carries)
         return [one.clone() for one in above]
+
+    def _through_product(self, dh: Tensor, first: Tensor) -> Tensor:
+        if self.masks.factor is None:
+            return dh.addmm_(first, self.weights.w_hh)
+        return dh.add_(self.masks.dropped(torch.mm(first, self.weights.w_hh)))
 
     def of_inputs(self) -> Tensor:
         """Return the gradients of the input products [T, B, G*H] as a view, which matrix products read directly."""
@@ -245,7 +266,9 @@ class _BackwardLoop:
         inner = self.rows.dtype
         hidden = None if self._of_hidden is None else self.hidden[start:stop].to(inner)
         sums = self.kept.sums[start:stop].to(inner)
-        coefficient_function(self.cell)(sums, hidden, *earlier, *after, *self._parameters, out)
+        of_steps = [mask[start:stop].to(inner) for mask in self._of_steps]
+        coefficients = coefficient_function(step_cell(self.cell))
+        coefficients(sums, hidden, *earlier, *after, *self._parameters, *of_steps, out)
         if self.order.valid is None:
             return
         # In the padding, the gradients of states pass through unchanged, and all other gradients are zero.
@@ -274,7 +297,7 @@ def _hidden_gradient(order: ReadingOrder, y: Tensor, dy: Tensor | None, dh_n: Te
 def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
     if loop.first is None:
         return torch.zeros_like(h0) if dh_n is None else dh_n.clone()
-    through_steps = torch.mm(loop.first, loop.weights.w_hh)
+    through_steps = loop.masks.dropped(torch.mm(loop.first, loop.weights.w_hh))
     if loop.direct is not None:
         through_steps = (through_steps + loop.direct).to(h0.dtype)
     if loop.order.nonempty is None or dh_n is None:
@@ -296,7 +319,7 @@ def _weight_gradients(
     of_hidden = loop.of_hidden().to(x.dtype).flatten(0, 1) if cell.apart else of_inputs
     gradients = [
         over_tokens(of_inputs.t(), order.read(x).flatten(0, 1), None),
-        over_tokens(of_hidden.t(), order.masked(loop.hidden).flatten(0, 1), None),
+        over_tokens(of_hidden.t(), loop.masks.dropped(order.masked(loop.hidden)).flatten(0, 1), None),
     ]
     if weights.b_ih is not None:
         of_bias = of_inputs.sum(0)

@@ -13,15 +13,19 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.contract.steps import LayerSteps
 from gatewise.derivation.trace import is_pointwise, refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, repetition, unroll
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
+from gatewise.kernels.eager.reading_order import ReadingOrder
 
 # Counted in unroll.py and adjoint.py for the LSTM: the recurrent product, then sigmoid, tanh, product, sum of products,
 # tanh, product; in the adjoint the recurrent product, product, sum of products. Casts (half types) and projection
@@ -60,7 +64,7 @@ class _Eager:
 
     def algorithm(self, problem: Problem, device: Device) -> str:
         """Return a description of the algorithm: the derived operators, or the cell's own step."""
-        if refusal := refusal_of(problem.cell):
+        if refusal := refusal_of(stated(problem.cell)):
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         if not is_pointwise(problem.cell):
             return "one product and the cell's own step, differentiated by autograd, which keeps all values"
@@ -74,7 +78,8 @@ class _Eager:
         projected = problem.proj_size > 0
         state_bytes = unroll.state_dtype(problem.dtype).itemsize
         selected = problem.resets * (1 + len(problem.cell.states))
-        launches = _FORWARD_LAUNCHES + 2 * half + projected + selected
+        masked = _mask_operators(problem.cell)
+        launches = _FORWARD_LAUNCHES + 2 * half + projected + selected + masked
         flops = problem.matmul_flops
         matrix = problem.gate_rows * problem.state_size * problem.element_bytes
         # Each pointwise operator reads and writes about three tensors of H; two of them work on 4H.
@@ -87,7 +92,7 @@ class _Eager:
         forward += read_again(matrix, steps, device)
         if not problem.needs_grad:
             return forward
-        launches = _BACKWARD_LAUNCHES + half + projected + selected
+        launches = _BACKWARD_LAUNCHES + half + projected + selected + masked
         block = adjoint.block_steps(problem.cell, problem.batch, problem.hidden_size, device.kind)
         blocks = -(-problem.time // block) * layers
         bulk = blocks * adjoint.BLOCK_OPERATORS + layers * _LAYER_OPERATORS
@@ -163,6 +168,27 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
     return result
 
 
+def differentiable_steps(problem: Problem, inputs: Inputs) -> tuple[Result, tuple[LayerSteps, ...]]:
+    """Run the forward pass as `differentiable` does, and return the values of all steps too, one record for each layer.
+
+    Args:
+        problem: The problem; its layout must be one of `eager.layouts`.
+        inputs: The inputs, as for `eager.forward`.
+    """
+    with _named(_FORWARD):
+        y, h_n, c_n, kept = stack.forward(problem.replace(needs_grad=True, lean=False), inputs, _layer_steps)
+    if torch.autograd._profiler_enabled() and y.requires_grad:
+        y, h_n, c_n = _NamedInBackward.apply(y, h_n, c_n)
+    sums, states, outputs = problem.cell.sums, problem.cell.states, [*kept[: problem.num_layers - 1], y]
+    found, each = [], len(sums) + len(states)
+    for index, output in enumerate(outputs):
+        start = problem.num_layers - 1 + index * each
+        values = kept[start : start + each]
+        of_states = dict(zip(("h", *states), (output, *values[len(sums) :]), strict=True))
+        found.append(LayerSteps(of_states, dict(zip(sums, values, strict=False))))
+    return Result(y, h_n, c_n), tuple(found)
+
+
 class _NamedInBackward(torch.autograd.Function):
     """The identity, whose backward pass a profiler shows by the name of the kernel's, before autograd's operators."""
 
@@ -198,6 +224,25 @@ def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
     )
 
 
+def _layer_steps(problem: Problem, layer: stack.Layer) -> Result:
+    """Run the forward pass of a layer; `kept` is each sum, then each state but the hidden one, in the order of time."""
+    products = _projected(problem, layer)
+    directions = range(len(layer.weights))
+    runs = [_run(problem, layer, products, direction, True) for direction in directions]
+    in_time: list[list[torch.Tensor]] = []
+    for direction, run in zip(directions, runs, strict=True):
+        assert run.kept is not None  # for the type checker: it was asked for
+        order = ReadingOrder.of(layer.x, layer.lengths, direction == 1)
+        values = [*run.kept.sums.chunk(len(problem.cell.sums), -1), *run.kept.states]
+        in_time.append([order.reordered(order.masked(value)).to(layer.x.dtype) for value in values])
+    return Result(
+        torch.cat([run.y for run in runs], -1),
+        torch.stack([run.h_n for run in runs]),
+        torch.stack([_concatenated(run.states_n, run.h_n) for run in runs]),
+        tuple(torch.cat(value, -1) for value in zip(*in_time, strict=True)),
+    )
+
+
 def _run(
     problem: Problem, layer: stack.Layer, products: tuple[torch.Tensor, ...] | None, direction: int, keep: bool
 ) -> unroll.Unrolled:
@@ -213,7 +258,20 @@ def _run(
         projected=products is not None,
         over_tokens=_over_tokens,
         resets=layer.resets,
+        masks=_masks_of(problem, layer, direction),
     )
+
+
+def _mask_operators(cell: Cell) -> int:
+    # The product with the mask of the hidden state, and for each mask of steps about four operators.
+    return (cell.recurrent_dropout > 0) + 4 * len(cell.of_steps) if isinstance(cell, Regularised) else 0
+
+
+def _masks_of(problem: Problem, layer: stack.Layer, direction: int) -> DirectionMasks:
+    if not isinstance(problem.cell, Regularised):
+        return NO_MASKS
+    dtype = unroll.state_dtype(problem.dtype)
+    return DirectionMasks.of(problem.cell, layer.masks, direction, problem.hidden_size, dtype)
 
 
 def _over_tokens(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -261,6 +319,7 @@ def _layer_backward(
             projected=products is not None,
             over_tokens=_over_tokens,
             resets=layer.resets,
+            masks=_masks_of(problem, layer, direction),
         )
         for direction, weights in enumerate(layer.weights)
     ]

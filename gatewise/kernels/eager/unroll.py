@@ -25,6 +25,7 @@ from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.statement import step_of
 
@@ -88,6 +89,7 @@ def forward(
     projected: bool = False,
     over_tokens: OverTokens | None = None,
     resets: Tensor | None = None,
+    masks: DirectionMasks = NO_MASKS,
 ) -> Unrolled:
     """Run one direction of one layer over a batch of sequences.
 
@@ -105,11 +107,12 @@ def forward(
         over_tokens: The function that computes matrix products over all tokens; None for `torch.mm` and `torch.addmm`.
         resets: The steps at which episodes begin [T, B], bool: the states before them in reading order are zero; None
             without resets.
+        masks: The masks of a regularised cell.
 
     Returns:
         The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
     """
-    order, step = ReadingOrder.of(x, lengths, reverse, resets), step_of(cell)
+    order, step = ReadingOrder.of(x, lengths, reverse, resets), step_of(step_cell(cell))
     x = order.read(x)
     bias = _Biases.of(cell, weights)
     inputs = _sums_given(x, bias) if projected else _projected(x, weights, bias, over_tokens or in_plain_torch)
@@ -118,6 +121,7 @@ def forward(
     rounded = order.initial_state(h0)
     h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
     parameters = [parameter.to(inner) for parameter in weights.parameters]
+    of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
     hs: list[Tensor] = []
@@ -128,7 +132,8 @@ def forward(
             is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
             h = rounded if is_rounded else carried(h, carries, of_hidden)
             states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
-        h, *states = step(recurrence.sums(t, rounded).to(inner), h, *states, *parameters)
+        sums = recurrence.sums(t, masks.dropped(rounded)).to(inner)
+        h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in of_steps])
         rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
         hs.append(rounded)
         if everything:
@@ -193,22 +198,27 @@ class _Recurrence:
         self._cell, self._inputs, self._bias = cell, inputs, bias.of_hidden
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
         self._in_place = not torch.is_grad_enabled()
-        self._steps, self._kept = inputs.unbind(0), [] if keep and cell.apart else None
+        # The sums are those in `inputs` afterwards, if they are added in place.
+        self._steps, self._kept = inputs.unbind(0), [] if keep and (cell.apart or not self._in_place) else None
 
     def sums(self, t: int, h: Tensor) -> Tensor:
         """Return the sums of step t [B, S*H], in the dtype of the products, given the hidden state before the step."""
         inputs = self._steps[t]
         if not self._cell.apart:
-            return inputs.addmm_(h, self._w_hh) if self._in_place else torch.addmm(inputs, h, self._w_hh)
+            if self._in_place:
+                return inputs.addmm_(h, self._w_hh)
+            return self._remembered(torch.addmm(inputs, h, self._w_hh))
         recurrent = torch.mm(h, self._w_hh) if self._bias is None else torch.addmm(self._bias, h, self._w_hh)
         count = len(self._cell.gates)
         of_input, of_hidden = inputs.chunk(count, -1), recurrent.chunk(count, -1)
         each = list(zip(of_input, of_hidden, self._apart, strict=True))
         parts = [one if apart else one + other for one, other, apart in each]
-        found = torch.cat([*parts, *(other for _, other, apart in each if apart)], -1)
+        return self._remembered(torch.cat([*parts, *(other for _, other, apart in each if apart)], -1))
+
+    def _remembered(self, sums: Tensor) -> Tensor:
         if self._kept is not None:
-            self._kept.append(found)
-        return found
+            self._kept.append(sums)
+        return sums
 
     def kept(self) -> Tensor:
         """Return the sums of all steps [T, B, S*H]."""

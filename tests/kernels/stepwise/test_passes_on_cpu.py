@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM
+from gatewise.cells import GRU, LSTM, Averaged
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import FUSED
@@ -51,6 +52,14 @@ PROJECTED = [(case, "row-major", LSTM()) for case in testing.CASES if case.shape
 def test_agrees_with_the_oracle(layout, case, cell, on_cpu):
     own = LAYOUTS[layout]
     on_cpu(own if own.split_k == 1 else dataclasses.replace(own, split_k=len(cell.gates)))
+    testing.check_kernel(Unrefused(), case.problem(dtype=torch.float64).replace(cell=cell), "cpu")
+
+
+@pytest.mark.parametrize("cell", [Averaged(GRU(), (0.3,)), Averaged(LSTM(), (0.0, 0.3))], ids=lambda cell: cell.name)
+def test_mean_zoneout_agrees_with_the_oracle(cell, on_cpu):
+    assert is_fused(cell)
+    on_cpu(ProductLayout())
+    case = next(case for case in PLAIN if case.shape.num_layers > 1)
     testing.check_kernel(Unrefused(), case.problem(dtype=torch.float64).replace(cell=cell), "cpu")
 
 

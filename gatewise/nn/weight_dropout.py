@@ -1,0 +1,33 @@
+"""Weight dropout: dropout of the recurrent weights, as in the AWD-LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def with_dropped_weights(weights: Sequence[Tensor], per_direction: int, rate: float) -> tuple[Tensor, ...]:
+    """Return the weights with new dropout masks on the recurrent matrices.
+
+    The masks are drawn by PyTorch's generator on the device of the weights, so that every replay of a CUDA graph draws
+    new ones. Kernels read the dropped matrices as any other weights.
+
+    Args:
+        weights: The weights in PyTorch's flat order.
+        per_direction: The number of tensors of one direction of one layer; the second one is the recurrent matrix.
+        rate: The probability of dropping an element; the others are multiplied by 1 / (1 - rate).
+    """
+    found = list(weights)
+    for place in range(1, len(found), per_direction):
+        found[place] = _dropped(found[place], rate)
+    return tuple(found)
+
+
+def _dropped(weight: Tensor, rate: float) -> Tensor:
+    # torch.nn.functional.dropout rounds the factor to float32 for float64 too.
+    # torch.func.vmap takes no random function that works in place.
+    like = torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
+    kept = torch.bernoulli(like, 1.0 - rate)
+    return weight * kept * (1.0 / (1.0 - rate))
