@@ -7,6 +7,8 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 _change: contextvars.ContextVar[Callable[[Any], Any] | None] = contextvars.ContextVar("candidate", default=None)
 
 
@@ -28,6 +30,8 @@ def candidate(value: Any) -> Any:
         ...         a = torch.sigmoid(gate.a)
         ...         return a * state.h + (1 - a) * candidate(torch.tanh(gate.g)), {}
     """
+    if torch.compiler.is_compiling():
+        return value  # masks are applied outside of compiled steps, and torch.compile cannot read context variables
     change = _change.get()
     return value if change is None else change(value)
 
