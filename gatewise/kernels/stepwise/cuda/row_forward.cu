@@ -79,7 +79,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
             Real& total = given[u].sums[sum];
             if (recurrent_gate(sum) >= 0 && at.reads_state)
                 total += widened(product[recurrent_gate(sum) * a.product_gate + row.near(u)]);
-            total = widened(narrowed(total));  // as the backward pass reads it
         }
     Returned returned[UNITS];
     Real statistics[STATISTICS + 1];
