@@ -71,19 +71,19 @@ class BackwardProjection(ctypes.Structure):
 
 
 class EnteredForward(ctypes.Structure):
-    """The struct `Entered` of forward.cu."""
+    """The struct `Entered<Forward>` of recorded.cuh."""
 
     _fields_ = [("table", _POINTER), ("arguments", Forward)]
 
 
 class EnteredBackward(ctypes.Structure):
-    """The struct `Entered` of backward.cu."""
+    """The struct `Entered<Backward>` of recorded.cuh."""
 
     _fields_ = [("table", _POINTER), ("arguments", Backward)]
 
 
 class Recorded(ctypes.Structure):
-    """The struct `Recorded` of forward.cu and backward.cu."""
+    """The struct `Recorded` of recorded.cuh."""
 
     _fields_ = [("table", _POINTER), ("step", _SIZE)]
 

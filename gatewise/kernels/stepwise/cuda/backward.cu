@@ -2,6 +2,7 @@
 // both directions.
 #include "cell.cuh"
 #include "place.cuh"
+#include "recorded.cuh"
 #include "resets.cuh"
 
 struct Backward {
@@ -28,22 +29,10 @@ struct Backward {
 };
 
 #if TABLE
-// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
-// writes its own arguments to the table before the replay.
-struct Recorded {
-    Backward* table;
-    int step;
-};
+extern "C" __global__ void enter_backward(const Entered<Backward> a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_backward(const Recorded<Backward> a) { a.table->step += a.step; }
 
-struct Entered {
-    Backward* table;
-    Backward arguments;
-};
-
-extern "C" __global__ void enter_backward(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void advance_backward(const Recorded a) { a.table->step += a.step; }
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded<Backward> recorded) {
     const Backward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else

@@ -1,6 +1,7 @@
 // The forward pass between two recurrent products: one time step of the cell, element by element, for both directions.
 #include "cell.cuh"
 #include "place.cuh"
+#include "recorded.cuh"
 #include "resets.cuh"
 
 struct Forward {
@@ -26,22 +27,10 @@ struct Forward {
 };
 
 #if TABLE
-// The arguments of a captured launch never change: the address of a struct in device memory (the table). Each call
-// writes its own arguments to the table before the replay.
-struct Recorded {
-    Forward* table;
-    int step;
-};
+extern "C" __global__ void enter_forward(const Entered<Forward> a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_forward(const Recorded<Forward> a) { a.table->step += a.step; }
 
-struct Entered {
-    Forward* table;
-    Forward arguments;
-};
-
-extern "C" __global__ void enter_forward(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void advance_forward(const Recorded a) { a.table->step += a.step; }
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded<Forward> recorded) {
     const Forward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else

@@ -1,5 +1,6 @@
 // The backward pass between two recurrent products, for cells that backward.cu does not support: the adjoint of one time step of
 // the cell for a batch row in each block.
+#include "recorded.cuh"
 #include "row.cuh"
 
 struct Backward {
@@ -25,21 +26,10 @@ struct Backward {
 };
 
 #if TABLE
-// The arguments of a captured launch never change, as in backward.cu.
-struct Recorded {
-    Backward* table;
-    int step;
-};
+extern "C" __global__ void enter_row_backward(const Entered<Backward> a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_row_backward(const Recorded<Backward> a) { a.table->step += a.step; }
 
-struct Entered {
-    Backward* table;
-    Backward arguments;
-};
-
-extern "C" __global__ void enter_row_backward(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void advance_row_backward(const Recorded a) { a.table->step += a.step; }
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Recorded<Backward> recorded) {
     const Backward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else

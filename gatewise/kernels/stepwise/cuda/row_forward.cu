@@ -1,5 +1,6 @@
 // The forward pass between two recurrent products, for cells that forward.cu does not support: one time step of the cell for a
 // batch row in each block, so that the step can combine the hidden units of the row.
+#include "recorded.cuh"
 #include "row.cuh"
 
 struct Forward {
@@ -21,21 +22,10 @@ struct Forward {
 };
 
 #if TABLE
-// The arguments of a captured launch never change, as in forward.cu.
-struct Recorded {
-    Forward* table;
-    int step;
-};
+extern "C" __global__ void enter_row_forward(const Entered<Forward> a) { *a.table = a.arguments; }
+extern "C" __global__ void advance_row_forward(const Recorded<Forward> a) { a.table->step += a.step; }
 
-struct Entered {
-    Forward* table;
-    Forward arguments;
-};
-
-extern "C" __global__ void enter_row_forward(const Entered a) { *a.table = a.arguments; }
-extern "C" __global__ void advance_row_forward(const Recorded a) { a.table->step += a.step; }
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded recorded) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Recorded<Forward> recorded) {
     const Forward a = *recorded.table;
     const int step = a.step + recorded.step;
 #else
