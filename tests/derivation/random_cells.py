@@ -44,10 +44,10 @@ class Value(NamedTuple):
 
 @functools.cache
 def cell_of(source: str) -> Cell:
-    """Return the cell whose class has this source."""
+    """Return the cell whose class has this source, which is its attribute `source`, too."""
     names = {"Cell": Cell, "torch": torch, "standardized": standardized, "logsigmoid": torch.nn.functional.logsigmoid}
     exec(compile(source, "<random cell>", "exec"), names)
-    return names["Drawn"]()
+    return type("Drawn", (names["Drawn"],), {"source": source})()
 
 
 def sources(**options: bool) -> st.SearchStrategy[str]:
