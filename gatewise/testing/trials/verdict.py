@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.saved import InputGradients, Result
-from gatewise.testing.budgets import budgets, named, relative_errors
+from gatewise.testing.budgets import budgets, finite_values, named, relative_errors
 from gatewise.testing.oracle import oracle
 from gatewise.testing.trials.call import Found, rounding_of
 from gatewise.testing.trials.setting import Setting
@@ -76,9 +76,11 @@ class Judge:
         self._reference = oracle(problem, inputs, above, self._setting.device)
         self._exact = named(problem, *self._asked.to_user(*self._reference))
         values = list(self._exact.values())
-        sizes = torch.stack([value.nan_to_num(nan=0.0).norm() for value in values])
+        sizes = torch.stack([finite_values(value).norm() for value in values])
         self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
-        largest = [value.nan_to_num(nan=0.0).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values]
+        largest = [
+            finite_values(value).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values
+        ]
         self._largest = dict(zip(self._exact, torch.stack(largest).tolist(), strict=True))
         self._allow(_NUDGES[0])
 
