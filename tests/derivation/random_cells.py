@@ -261,7 +261,9 @@ class _Writer:
         return Value(f"torch.minimum({a.text}, {b.text})", *ends, a.of_step or b.of_step)
 
     def _clamp(self, a: Value) -> Value:
-        limits, low, high = self._choice((("-0.5, 1", -0.5, 1.0), ("min=-1", -1.0, math.inf), ("max=1", -math.inf, 1.0)))
+        limits, low, high = self._choice(
+            (("-0.5, 1", -0.5, 1.0), ("min=-1", -1.0, math.inf), ("max=1", -math.inf, 1.0))
+        )
         return Value(f"torch.clamp({a.text}, {limits})", *(min(max(end, low), high) for end in a[1:3]), a.of_step)
 
     def _standardized(self, a: Value) -> Value:

@@ -12,7 +12,6 @@ from tests.kernels.cell_code import ROW_UNITS, codes_of, row_codes
 TOGETHER = 20  # cells that the C++ compiler compiles at once
 
 
-
 def chunks(cells):
     """Number the chunks of cells, of which one is compiled by default."""
     marks = [() if number == 0 else pytest.mark.slow for number in range(cells // TOGETHER)]
@@ -28,15 +27,17 @@ def normal(generator, *shape):
 
 
 def assert_same(found, expected, cell):
-    torch.testing.assert_close(
-        found, expected, rtol=1e-9, atol=1e-11, msg=lambda said: f"{said}\n{cell.source}"
-    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=lambda said: f"{said}\n{cell.source}")
 
 
 def stated(cell, values, above):
     """Return the states after a step [1 + S, H] and the gradients of the values that it reads [N, H], by autograd."""
     leaves = [row.clone().requires_grad_() for row in values]
-    names = [*cell.sums, *(("state", name) for name in carried_states(cell)), *(("p", name) for name in cell.parameters)]
+    names = [
+        *cell.sums,
+        *(("state", name) for name in carried_states(cell)),
+        *(("p", name) for name in cell.parameters),
+    ]
     by_name = dict(zip(names, leaves, strict=True))
     states = {name: by_name.get(("state", name), leaves[0].detach()) for name in ("h", *cell.states)}
     parameters = {name: by_name["p", name] for name in cell.parameters}

@@ -36,8 +36,11 @@ def disagreements(cells, chunk, **numbers):
         problem = SHAPES[(chunk + number // 2) % len(SHAPES)].replace(cell=cell, needs_grad=True, **numbers)
         for kernel in (stepwise, persistent):
             admitted = next(
-                (one for one in (problem, problem.replace(lean=False, resets=False))
-                 if not testing.why_not(kernel, one, "cuda")),
+                (
+                    one
+                    for one in (problem, problem.replace(lean=False, resets=False))
+                    if not testing.why_not(kernel, one, "cuda")
+                ),
                 None,
             )
             if admitted is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.cells import SLSTM, PeepholeLSTM
+from gatewise.cells import SLSTM, LayerNormLSTM, PeepholeLSTM
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -251,3 +251,13 @@ def test_the_number_of_weights_is_checked():
     layer.p_i_l0 = torch.nn.Parameter(torch.zeros(H + 1, dtype=torch.float64))
     with pytest.raises(gatewise.ShapeError, match=r"`weights` must be shaped \[4\] in layer 0, got \[5\]"):
         layer(x_of())
+
+
+def test_autocast_converts_no_operand_inside_of_a_step():
+    torch.manual_seed(0)
+    layer, x = gatewise.Recurrent(LayerNormLSTM(), 5, 4), torch.randn(3, 2, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = layer(x)
+    expected, _ = layer.bfloat16()(x.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)

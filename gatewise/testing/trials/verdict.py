@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import cell_named
 from gatewise.contract.saved import InputGradients, Result
 from gatewise.testing.budgets import budgets, finite_values, named, relative_errors
 from gatewise.testing.oracle import oracle
@@ -78,9 +79,7 @@ class Judge:
         values = list(self._exact.values())
         sizes = torch.stack([finite_values(value).norm() for value in values])
         self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
-        largest = [
-            finite_values(value).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values
-        ]
+        largest = [finite_values(value).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values]
         self._largest = dict(zip(self._exact, torch.stack(largest).tolist(), strict=True))
         self._allow(_NUDGES[0])
 
@@ -135,8 +134,9 @@ def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
             states = [name for name in states if name != "dc0"]
         learned = list(weights[: max(0, len(weights) - setting.frozen)])
         if not {"y", "h", "sum"} & set(setting.above.split()):
-            # The projection of the last step does not reach the cell states.
-            learned = [name for name in learned if not name.startswith("dweight_hr")]
+            # The projection and some parameters of the last step, as those of an output gate, do not reach the states.
+            unsure = tuple(f"d{name}_l" for name in ("weight_hr", *cell_named(setting.cell).parameters))
+            learned = [name for name in learned if not name.startswith(unsure)]
     return [*outputs, *(["dx"] if setting.x_learned else []), *states, *learned]
 
 

@@ -115,9 +115,9 @@ def test_each_state_of_an_slstm_is_judged(changed, states):
 
 
 @pytest.mark.parametrize("cell", ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"])
-@pytest.mark.parametrize("mode", ["eager", "compile"])
-def test_a_wrong_gradient_of_a_parameter_is_found(cell, mode, monkeypatch):
-    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", cell=cell, resets="bool", mode=mode)
+@pytest.mark.parametrize(("mode", "memory"), [("eager", "lean"), ("compile", "normal")])
+def test_a_wrong_gradient_of_a_parameter_is_found(cell, mode, memory, monkeypatch):
+    setting = Setting(time=3, batch=2, hidden_size=5, cell=cell, resets="bool", mode=mode, memory=memory)
     trial(setting)
     original = type(eager).backward
 
@@ -128,6 +128,10 @@ def test_a_wrong_gradient_of_a_parameter_is_found(cell, mode, monkeypatch):
     monkeypatch.setattr(type(eager), "backward", wrong)
     with pytest.raises(Wrong, match="call 1: d"):
         trial(setting)
+
+
+def test_parameters_that_the_cell_states_do_not_depend_on_need_no_gradient():
+    trial(Setting(batch=3, hidden_size=4, cell="layer_norm_lstm", states="given", above="c"))
 
 
 def test_a_gradient_that_is_left_out_is_wrong(monkeypatch):
