@@ -206,7 +206,7 @@ class Recurrent(nn.Module):
                 if state.shape != h0.shape:
                     expectation = f"of shape {list(h0.shape)}, like the hidden state"
                     raise ShapeError(sentence(f"hx, the state {name},", expectation, list(state.shape)))
-            given = h0, torch.cat(others, -1) if others else h0.new_zeros(*h0.shape[:2], 0)
+            given = h0, _joined(others) if others else h0.new_zeros(*h0.shape[:2], 0)
         if torch.compiler.is_compiling() and self.cell not in SHIPPED:
             advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
             raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
@@ -265,3 +265,11 @@ class Recurrent(nn.Module):
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("Recurrent")
+
+
+def _joined(states: Sequence[Tensor]) -> Tensor:
+    """Return states side by side, in their own dtype, which `torch.cat` refuses or changes under autocast."""
+    if len(states) == 1:
+        return states[0]
+    with torch.autocast(states[0].device.type, enabled=False):
+        return torch.cat(list(states), -1)

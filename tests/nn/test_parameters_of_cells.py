@@ -253,11 +253,23 @@ def test_the_number_of_weights_is_checked():
         layer(x_of())
 
 
-def test_autocast_converts_no_operand_inside_of_a_step():
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), SLSTM()], ids=lambda cell: cell.name)
+def test_autocast_converts_given_states_to_its_dtype(cell):
     torch.manual_seed(0)
-    layer, x = gatewise.Recurrent(LayerNormLSTM(), 5, 4), torch.randn(3, 2, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, _ = layer(x)
-    expected, _ = layer.bfloat16()(x.bfloat16())
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, expected)
+    layer, x = gatewise.Recurrent(cell, I, H, dtype=torch.bfloat16), torch.randn(T, B, I, dtype=torch.bfloat16)
+    states = tuple(torch.rand(1, B, H, dtype=torch.bfloat16) for _ in ("h", *cell.states))
+    with torch.autocast("cpu", torch.float16):
+        found = layer(x, states)
+    expected = layer.half()(x.half(), tuple(state.half() for state in states))
+    assert found[0].dtype == torch.float16
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), SLSTM()], ids=lambda cell: cell.name)
+def test_autocast_converts_no_operand_inside_of_a_step(cell):
+    # On a GPU, autocast would compute exponentials and normalizations in float32, and return the states in it.
+    layer, x = gatewise.Recurrent(cell, I, H, device="cuda", kernel="eager"), torch.randn(T, B, I, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = layer(x)
+    torch.testing.assert_close(found, layer.bfloat16()(x.bfloat16()), rtol=0, atol=0)
