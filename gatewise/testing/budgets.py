@@ -53,7 +53,7 @@ def relative_errors(values: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -
 
 
 def finite_values(tensor: Tensor) -> Tensor:
-    """Return a tensor with zeros in place of NaN and of infinities, which the stabilizer state of an sLSTM begins with."""
+    """Return a tensor with zeros in place of NaN and infinities; a state of the sLSTM begins at minus infinity."""
     return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 

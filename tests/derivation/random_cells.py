@@ -5,10 +5,10 @@ of each expression an interval is known that contains it, denominators and argum
 above a positive number, exponentials have small arguments, and each state after the step is bounded, so that sequences
 neither overflow nor lose all digits.
 
-The gradient jumps at the kinks of relu, maximum, minimum and clamp. Operands that are equal by construction, such as two
-values that are both clamped to 1, are drawn: every kernel follows PyTorch's convention there, so that its gradient is
-the one of autograd. In float64 no operand comes so close to another that rounding exchanges them; where a coarse dtype
-moves values across kinks, cells are drawn without (`smooth`).
+The gradient jumps at the kinks of relu, maximum, minimum and clamp. Operands that are equal by construction are drawn,
+such as two values that are both clamped to 1: every kernel follows PyTorch's convention there, so that its gradient is
+the one of autograd. In float64 no operand comes so close to another that rounding exchanges them. Coarse dtypes move
+values across kinks: there, cells without kinks are drawn (`smooth`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Writer:
             self._shared.append(after[name])
         hidden = self._state("h")
         attributes = {"gates": tuple(self._gates), "states": tuple(self._states), "apart": tuple(self._apart)}
-        parameters = {name: 0.5 for name in self._parameters}
+        parameters = dict.fromkeys(self._parameters, 0.5)
         lines = [f"    {name} = {value!r}" for name, value in attributes.items() if value]
         lines += [f"    parameters = {parameters!r}"] if parameters else []
         lines += [f"    initial_states = {self._initial!r}"] if self._initial else []
@@ -144,7 +144,7 @@ class _Writer:
         return self._named(value)
 
     def _bounded(self, value: Value) -> Value:
-        if -_LARGEST <= value.low and value.high <= _LARGEST and not self._chance(30):
+        if value.low >= -_LARGEST and value.high <= _LARGEST and not self._chance(30):
             return value
         kind = self._choice(("tanh", "tanh", "sigmoid", "clamp", "standardized"))
         if kind == "standardized" and not self._fused:
@@ -170,7 +170,7 @@ class _Writer:
 
     def _exponent(self, value: Value) -> Value:
         """Return a value whose exponential is neither large nor without digits."""
-        if -20 <= value.low and value.high <= _HIGHEST_EXPONENT:
+        if value.low >= -20 and value.high <= _HIGHEST_EXPONENT:
             return value
         if self._kinked and self._chance(50):
             return Value(f"torch.clamp({value.text}, -3, 2)", -3.0, 2.0, value.of_step)
@@ -278,7 +278,7 @@ class _Writer:
 
 
 def _inner(value: Value) -> str:
-    """Return the source of a value as an operand of `*` and `/`: in parentheses if an operator stands outside of any."""
+    """Return the source of a value as an operand of `*` and `/`, in parentheses where it needs them."""
     depth = 0
     for character in value.text:
         depth += {"(": 1, ")": -1}.get(character, 0)

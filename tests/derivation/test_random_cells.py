@@ -1,4 +1,4 @@
-"""The CUDA code of random cells, compiled for the CPU in double precision, compared with autograd through their steps."""
+"""The CUDA code of random cells, compiled for the CPU in double precision, compared with autograd."""
 
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Random cells on the kernels that run on the CPU, compared with autograd through a loop over the cell's own step."""
 
-import random
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 import gatewise
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
-from gatewise.contract.saved import Needs
 from gatewise.kernels.eager import eager
 from gatewise.testing.loop import LoopLayer
 from tests.derivation.random_cells import cell_of, sources

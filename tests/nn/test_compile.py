@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gatewise.functional.operators import _unaliased
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
+from gatewise.functional.operators import _unaliased
 from gatewise.nn import LSTM, Recurrent
 
 

@@ -19,7 +19,7 @@ from gatewise.kernels.stack import Layer, LayerForward, LayerGradients
 
 @contextlib.contextmanager
 def _recording() -> Iterator[None]:
-    """Let autograd record inside the block, also inside an operator of `torch.library`, where PyTorch switches it off."""
+    """Let autograd record inside the block, even in an operator of `torch.library`, where PyTorch disables it."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
