@@ -7,7 +7,7 @@
 | `pointwise` | step and derivatives as PyTorch functions, for the kernel `eager` |
 | `fused` | the adjoint in the form that fused kernels compute: few kept values, and two stages |
 | `device` | step and adjoint of fused kernels as CUDA C++ |
-| `row` | step and adjoint of all units of a batch row as CUDA C++, for cells with any number of states or with statistics |
+| `row` | step and adjoint of a whole batch row as CUDA C++, for cells that `device` does not support |
 | `unit` | step and adjoint of fused kernels as PyTorch functions |
 | `printing` | operations and SymPy expressions as source text |
 """

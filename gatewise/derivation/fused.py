@@ -103,16 +103,31 @@ def unknown(step: Step, wanted: Iterable[str], known: frozenset[str]) -> set[str
 
 
 def _activation(step: Step, name: str) -> str:
-    """Return the first activation after a sum if nothing else reads the values between them, otherwise the sum."""
+    """Return the first activation after a sum if nothing else reads the values between them, otherwise the sum.
+
+    The activation must depend on sums alone, because training in little memory computes it from them again.
+    """
     current, outputs = name, {step.hidden, *step.after}
+    of_states = _dependent(step, map(before, ("h", *step.states)))
     while current not in outputs:
         readers = [operation for operation in step.operations if current in operation.operands]
         if len(readers) != 1:
             break
         current = readers[0].name
+        if current in of_states:
+            break
         if readers[0].function in _TRANSCENDENTAL:
             return current
     return name
+
+
+def _dependent(step: Step, given: Iterable[str]) -> set[str]:
+    """Return the names of the given values and of all values that are computed from them."""
+    found = set(given)
+    for operation in step.operations:
+        if not found.isdisjoint(operation.operands):
+            found.add(operation.name)
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -89,12 +89,14 @@ class Guarded:
 class PlainPyTorch:
     """The reference's passes by PyTorch operators that `torch.func` transforms one by one; it keeps nothing."""
 
-    forward = staticmethod(REFERENCE.forward)
-    backward = staticmethod(REFERENCE.backward)
+    # Operators of compiled graphs and the explicit passes call these, in any layout.
+    forward = staticmethod(Guarded(REFERENCE).forward)
+    backward = staticmethod(Guarded(REFERENCE).backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result:
         """Compute the outputs, with dropout masks drawn where there are none."""
-        return in_plain_pytorch(problem, with_masks(problem, inputs))
+        with _around(problem, inputs.x):
+            return in_plain_pytorch(problem, with_masks(problem, inputs))
 
 
 def in_plain_pytorch(problem: Problem, inputs: Inputs) -> Result:

@@ -60,7 +60,7 @@ def joined_states(cell: Cell, states: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
         if state.device != h.device:
             advice = "Move one of them with .to(device)."
             raise DeviceError(sentence(label, f"on {h.device} like the hidden state", f"one on {state.device}", advice))
-    return h, torch.cat(others, -1) if others else h.new_zeros(*h.shape[:2], 0)
+    return h, _joined(others) if others else h.new_zeros(*h.shape[:2], 0)
 
 
 def separate_states(cell: Cell, h: Tensor, others: Tensor) -> tuple[Tensor, ...]:
@@ -78,3 +78,11 @@ def returned_states(states: tuple[Tensor, ...]) -> States:
     """Return states as callers get them: the hidden state alone, or the tuple of several."""
     first, *others = states
     return states if others else first
+
+
+def _joined(states: list[Tensor]) -> Tensor:
+    """Return states side by side, in their own dtype, which `torch.cat` refuses or changes under autocast."""
+    if len(states) == 1:
+        return states[0]
+    with torch.autocast(states[0].device.type, enabled=False):
+        return torch.cat(states, -1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import SLSTM, stated
+from gatewise.cells import SLSTM, Cell
 from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
@@ -129,10 +129,7 @@ def make_inputs(
     lengths_there = device if problem.layout is Layout.DEVICE_LENGTHS else "cpu"
     ragged = problem.layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     x, h0 = normal(*tokens, problem.input_size), normal(states, problem.batch, problem.state_size)
-    c0 = normal(states, problem.batch, problem.states_size)
-    if type(stated(problem.cell)) is SLSTM:
-        c, n, m = c0.chunk(3, -1)
-        c0 = torch.cat([c, 1 + n.abs(), m], -1)
+    c0 = with_positive_normalizers(problem.cell, normal(states, problem.batch, problem.states_size))
     inputs = Inputs(
         x=x,
         h0=h0,
@@ -145,6 +142,14 @@ def make_inputs(
     if not problem.resets:
         return inputs
     return inputs._replace(resets=(torch.rand(*tokens, generator=generator) < _RESET_RATE).to(device))
+
+
+def with_positive_normalizers(cell: Cell, states: Tensor) -> Tensor:
+    """Return states side by side [..., S*H], in which the normaliser is positive if they are those of an sLSTM."""
+    if type(stated(cell)) is not SLSTM:
+        return states
+    c, n, m = states.chunk(3, -1)
+    return torch.cat([c, 1 + n.abs(), m], -1)
 
 
 def make_gradients(problem: Problem, inputs: Inputs, *, seed: int = 1) -> OutputGradients:

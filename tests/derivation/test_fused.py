@@ -48,7 +48,20 @@ class Simple(Cell):
         return torch.relu(gate.z), {}
 
 
-OWN = [Interpolated(), Clipped(), Simple()]
+class Looking(Cell):
+    """A cell whose gate reads the state before its activation."""
+
+    name = "looking"
+    gates = ("a", "g")
+    states = ("c",)
+
+    def step(self, gate, state):
+        a = torch.sigmoid(gate.a + state.c / 2)
+        c = a * state.c + (1 - a) * torch.tanh(gate.g)
+        return torch.tanh(c), {"c": c}
+
+
+OWN = [Interpolated(), Clipped(), Simple(), Looking()]
 CELLS = [*FUSED, *OWN]
 
 
@@ -61,11 +74,12 @@ def test_activations_are_kept_instead_of_sums():
     ]
     assert kept_values(GRU())[3] == "n_recurrent"  # a product with r reads it before any activation
     assert kept_values(Clipped())[1] == "f"  # two operations read it
+    assert kept_values(Looking())[0] == "a"  # its activation cannot be computed again from the sums alone
     assert kept_values(Simple()) == ("z",)  # the derivative of relu needs the sign of the sum
 
 
 def test_carried_states():
-    assert [carried_states(cell) for cell in (LSTM(), GRU(), *OWN)] == [("c",), ("h",), ("h",), ("c",), ("h",)]
+    assert [carried_states(cell) for cell in (LSTM(), GRU(), *OWN)] == [("c",), ("h",), ("h",), ("c",), ("h",), ("c",)]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

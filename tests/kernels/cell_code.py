@@ -13,6 +13,7 @@ import torch
 from gatewise.cells import SHIPPED
 from gatewise.derivation.device import device_code
 from gatewise.derivation.fused import carried_states
+from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.toolchain import SHARED
 
@@ -22,7 +23,7 @@ FUSED = tuple(cell for cell in SHIPPED if is_fused(cell))
 ROWS = tuple(cell for cell in SHIPPED if not is_fused(cell))
 """The shipped cells that `stepwise` computes a batch row at a time."""
 
-_SOURCE = """
+_PRELUDE = """
 #include <cmath>
 using std::exp; using std::log; using std::sqrt;
 #define __device__
@@ -31,6 +32,10 @@ using Real = double;
 inline double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 inline double tanh_of(double x) { return std::tanh(x); }
 #include "functions.cuh"
+"""
+
+_UNITS = """
+namespace cell_NUMBER {
 CELL_CODE
 static Kept at(const double* from, int size, int unit) {
     return {from[unit], from[size + unit], from[2 * size + unit], from[3 * size + unit]};
@@ -38,19 +43,60 @@ static Kept at(const double* from, int size, int unit) {
 static void put(double* to, Kept values, int size, int unit) {
     to[unit] = values.x, to[size + unit] = values.y, to[2 * size + unit] = values.z, to[3 * size + unit] = values.w;
 }
-extern "C" void step(int size, const double* sums, const double* before, double* kept, double* state, double* hidden) {
+extern "C" void step_NUMBER(
+    int size, const double* sums, const double* before, double* kept, double* state, double* hidden) {
     for (int unit = 0; unit < size; unit++) {
         const Stepped after = stepped(at(sums, size, unit), before[unit]);
         put(kept, after.kept, size, unit), state[unit] = after.state, hidden[unit] = after.hidden;
     }
 }
-extern "C" void step_back(
+extern "C" void step_back_NUMBER(
     int size, const double* kept, const double* after, const double* before, const double* dh, double* d,
     double* dsums) {
     for (int unit = 0; unit < size; unit++)
         put(dsums, adjoint(slopes(at(kept, size, unit), after[unit], before[unit]), dh[unit], d[unit]), size, unit);
 }
+}
 """
+
+# One thread computes a row of UNITS units, and one that does not exist and whose inputs are NaN.
+_ROW = """
+namespace cell_NUMBER {
+constexpr int UNITS = ROW_UNITS;
+CELL_CODE
+struct Row {
+    Real size;
+    bool exists(int u) const { return u < UNITS; }
+    template <int COUNT> void add_up(Real (&numbers)[COUNT]) const {}
+};
+template <class Each> static void each(Given (&given)[UNITS + 1], Each visit) {
+    for (int u = 0; u < UNITS + 1; u++) {
+        int place = 0;
+        for (int i = 0; i < SUMS; i++) visit(given[u].sums[i], place++ * UNITS + u, u < UNITS);
+        for (int i = 0; i < CARRIED; i++) visit(given[u].states[i], place++ * UNITS + u, u < UNITS);
+        for (int i = 0; i < PARAMETERS; i++) visit(given[u].parameters[i], place++ * UNITS + u, u < UNITS);
+    }
+}
+extern "C" void row_NUMBER(
+    int, const double* values, const double* above, double* after, double* gradients) {
+    Given given[UNITS + 1], to[UNITS + 1];
+    Returned returned[UNITS + 1], gradient[UNITS + 1];
+    const Row row = {UNITS};
+    each(given, [&](Real& own, int place, bool exists) { own = exists ? values[place] : NAN; });
+    step_of_row(given, returned, row);
+    for (int u = 0; u < UNITS + 1; u++)
+        for (int i = 0; i < STATES + 1; i++) {
+            (i ? gradient[u].states[i - 1] : gradient[u].hidden) = u < UNITS ? above[i * UNITS + u] : NAN;
+            if (u < UNITS) after[i * UNITS + u] = i ? returned[u].states[i - 1] : returned[u].hidden;
+        }
+    adjoint_of_row(given, gradient, to, row);
+    each(to, [&](Real& own, int place, bool exists) { if (exists) gradients[place] = own; });
+}
+}
+"""
+
+ROW_UNITS = 5
+"""The number of units of a row in `row_codes`."""
 
 
 def carries_hidden(cell):
@@ -61,34 +107,65 @@ def carries_hidden(cell):
 @functools.cache
 def code_of(cell):
     """Return the compiled code of a cell."""
+    return codes_of([cell])[0]
+
+
+def codes_of(cells):
+    """Return the compiled code of several fused cells, from one call of the compiler."""
+    library = _compiled(_UNITS, [device_code(cell) for cell in cells])
+    return [Code(library, number) for number in range(len(cells))]
+
+
+def row_codes(cells):
+    """Return the compiled code of several cells for a row, from one call of the compiler.
+
+    Each is a function of the values that a step reads, which are the sums, the carried states and the parameters
+    [N, H], and of the gradients [1 + S, H] of the hidden state and the other states after the step. It returns these
+    states [1 + S, H], and the gradients of the values [N, H].
+    """
+    library = _compiled(_ROW, [row_code(cell) for cell in cells])
+
+    def of_row(number, values, above):
+        after, gradients = torch.empty_like(above), torch.empty_like(values)
+        _called(library, f"row_{number}", values, above, after, gradients)
+        return after, gradients
+
+    return [functools.partial(of_row, number) for number in range(len(cells))]
+
+
+def _compiled(template, codes):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     folder = Path(tempfile.mkdtemp())
-    definition = " ".join(device_code(cell).text.splitlines())
-    (folder / "cell.cpp").write_text(f"#define CELL_CODE {definition}\n{_SOURCE}")
-    command = ["g++", "-shared", "-fPIC", "-O1", "-std=c++17", f"-I{SHARED}", "-o", folder / "cell.so"]
-    subprocess.run([*command, folder / "cell.cpp"], check=True)
-    return Code(ctypes.CDLL(str(folder / "cell.so")))
+    template = template.replace("ROW_UNITS", str(ROW_UNITS))
+    texts = [
+        template.replace("CELL_CODE", code.text).replace("NUMBER", str(number)) for number, code in enumerate(codes)
+    ]
+    (folder / "cells.cpp").write_text("".join([_PRELUDE, *texts]))
+    command = ["g++", "-shared", "-fPIC", "-O0", "-w", "-std=c++17", f"-I{SHARED}", "-o", folder / "cells.so"]
+    subprocess.run([*command, folder / "cells.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "cells.so"))
 
 
 class Code:
     """The compiled functions of a cell, applied to all units of a row."""
 
-    def __init__(self, library):
-        self._library = library
+    def __init__(self, library, number):
+        self._library, self._number = library, number
 
     def stepped(self, sums, before):
         """Return kept values [4, H], the carried and the hidden state [H], from sums [4, H] and the carried state."""
         kept, state, hidden = (torch.empty(like.shape, dtype=torch.float64) for like in (sums, before, before))
-        self._call("step", sums, before, kept, state, hidden)
+        _called(self._library, f"step_{self._number}", sums, before, kept, state, hidden)
         return kept, state, hidden
 
     def adjoint(self, kept, after, before, dh, d):
         """Return the gradients of the sums [4, H] and of the carried state before the step [H]."""
         d, dsums = d.clone(), torch.empty(kept.shape, dtype=torch.float64)
-        self._call("step_back", kept, after, before, dh, d, dsums)
+        _called(self._library, f"step_back_{self._number}", kept, after, before, dh, d, dsums)
         return dsums, d
 
-    def _call(self, name, *tensors):
-        held = [tensor.contiguous() for tensor in tensors]  # the code reads contiguous memory
-        getattr(self._library, name)(held[0].shape[-1], *[ctypes.c_void_p(own.data_ptr()) for own in held])
+
+def _called(library, name, *tensors):
+    held = [tensor.contiguous() for tensor in tensors]  # the code reads contiguous memory
+    getattr(library, name)(held[0].shape[-1], *[ctypes.c_void_p(own.data_ptr()) for own in held])

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
-from gatewise.nn import LSTM
+from gatewise.nn import LSTM, Recurrent
 
 
 class Network(nn.Module):
@@ -165,3 +166,34 @@ def test_export_with_lengths_and_state():
     call = (torch.randn(3, 2, 5), (torch.randn(1, 2, 4), torch.randn(1, 2, 4)), torch.tensor([1, 3]))
     expected = model(*call)
     torch.testing.assert_close(torch.export.export(model, call).module()(*call), expected)
+
+
+class OfUnits(nn.Module):
+    """A layer whose step combines hidden units, for which the kernel `eager` has no derived adjoint."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.layer = Recurrent(cell, 5, 4, num_layers=2, bidirectional=True)
+
+    def forward(self, x):
+        y, finals = self.layer(x)
+        return y, *(finals if isinstance(finals, tuple) else (finals,))
+
+
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), LayerNormGRU()], ids=lambda cell: cell.name)
+def test_layer_norm_compiled_in_one_graph_equals_eager(cell):
+    model, x = OfUnits(cell), torch.randn(3, 3, 5)
+    expected = outputs_and_gradients(model, model, x)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(outputs_and_gradients(compiled, model, x), expected)
+    assert all(gradient.any() for gradient in expected)
+
+
+def test_layer_norm_of_a_packed_batch_is_compiled():
+    layer = Recurrent(LayerNormLSTM(), 5, 4)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 3, 5), torch.tensor([3, 2, 1]))
+    expected = torch.autograd.grad(layer(packed)[0].data.square().sum(), layer.parameters())
+    found = torch.autograd.grad(
+        torch.compile(layer, backend="aot_eager")(packed)[0].data.square().sum(), layer.parameters()
+    )
+    torch.testing.assert_close(found, expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.cells import SLSTM, PeepholeLSTM
+from gatewise.cells import SLSTM, LayerNormLSTM, PeepholeLSTM
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -251,3 +251,25 @@ def test_the_number_of_weights_is_checked():
     layer.p_i_l0 = torch.nn.Parameter(torch.zeros(H + 1, dtype=torch.float64))
     with pytest.raises(gatewise.ShapeError, match=r"`weights` must be shaped \[4\] in layer 0, got \[5\]"):
         layer(x_of())
+
+
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), SLSTM()], ids=lambda cell: cell.name)
+def test_autocast_converts_given_states_to_its_dtype(cell):
+    torch.manual_seed(0)
+    layer, x = gatewise.Recurrent(cell, I, H, dtype=torch.bfloat16), torch.randn(T, B, I, dtype=torch.bfloat16)
+    states = tuple(torch.rand(1, B, H, dtype=torch.bfloat16) for _ in ("h", *cell.states))
+    with torch.autocast("cpu", torch.float16):
+        found = layer(x, states)
+    expected = layer.half()(x.half(), tuple(state.half() for state in states))
+    assert found[0].dtype == torch.float16
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), SLSTM()], ids=lambda cell: cell.name)
+def test_autocast_converts_no_operand_inside_of_a_step(cell):
+    # On a GPU, autocast would compute exponentials and normalizations in float32, and return the states in it.
+    layer, x = gatewise.Recurrent(cell, I, H, device="cuda", kernel="eager"), torch.randn(T, B, I, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = layer(x)
+    torch.testing.assert_close(found, layer.bfloat16()(x.bfloat16()), rtol=0, atol=0)

@@ -6,12 +6,26 @@ not come here; the explicit backward pass and `memory="lean"` do.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients
 from gatewise.kernels.stack import Layer, LayerForward, LayerGradients
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Let autograd record inside the block, even in an operator of `torch.library`, where PyTorch disables it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
 
 
 def backward(
@@ -30,7 +44,7 @@ def backward(
     def leaf(tensor: Tensor, *, needed: bool) -> Tensor:
         return tensor.detach().requires_grad_(needed)
 
-    with torch.enable_grad():
+    with _recording():
         x, h0, c0 = (
             leaf(tensor, needed=needed)
             for tensor, needed in ((layer.x, needs.x), (layer.h0, needs.state), (layer.c0, needs.state))

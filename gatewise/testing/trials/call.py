@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise import functional
+from gatewise.cells import cell_named
 from gatewise.contract.capture import captured_graph, for_cuda_graph
 from gatewise.contract.saved import InputGradients, Needs, Result
 from gatewise.testing.trials.setting import Setting
@@ -112,14 +113,18 @@ class _Layer:
         return result, InputGradients(x, h0, c0, tuple(weights)), ()
 
     def _state(self) -> Any:
-        state = self._tensors.state
-        return state[0] if state is not None and not self._setting.has_c else state
+        state, count = self._tensors.state, len(cell_named(self._setting.cell).states)
+        if state is None or count == 1:
+            return state
+        h0, others = state
+        return (h0, *others.chunk(count, -1)) if count else h0
 
     def _states_of(self, found: tuple) -> tuple:
-        if self._setting.has_c:
-            return found
-        y, h_n = found
-        return y, (h_n, h_n.new_zeros(*h_n.shape[:2], 0))
+        if not self._setting.has_c:
+            y, h_n = found
+            return y, (h_n, h_n.new_zeros(*h_n.shape[:2], 0))
+        y, (h_n, *others) = found
+        return y, (h_n, torch.cat(others, -1) if len(others) > 1 else others[0])
 
     def _input(self) -> Tensor | PackedSequence:
         given = self._tensors.input

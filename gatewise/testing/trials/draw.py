@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from gatewise.cells import SHIPPED
+from gatewise.contract.pytorch import in_pytorch
 from gatewise.testing.trials.setting import Setting
 
 _T = TypeVar("_T")
@@ -18,9 +19,9 @@ _LONGEST = {"cuda": 2000, "cpu": 60}
 _LARGEST_BATCH = {"cuda": 600, "cpu": 20}
 _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
-_OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm" and len(cell.states) <= 1)
+_OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm")
+_LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))  # their reference is a loop over steps in Python
 _LONGEST_WITH_RESETS = 600  # the reference collects episodes one by one on the CPU
-_LOOPS = ("coupled_lstm", "capped_lstm", "peephole_lstm", "mgu")  # cells whose reference is a loop over steps in Python
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 
 
@@ -77,7 +78,7 @@ def _drawn(
     hidden = generator.choice(sizes.widths)
     time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
     kernel = rarely("auto", generator.choice(kernels), 0.4)
-    cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.25)
+    cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.4)
     if kernel in _SLOW or cell in _LOOPS:
         time = min(time, _LONGEST_OF_SLOW)
     dtype = generator.choice(dtypes)

@@ -97,7 +97,7 @@ class Setting:
 
     @property
     def has_c(self) -> bool:
-        """Whether the cell has a state beside the hidden state."""
+        """Whether the cell has states beside the hidden state."""
         return bool(cell_named(self.cell).states)
 
     @property

@@ -13,7 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.cells import cell_named
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+from gatewise.functional.initial_states import initial_states
 from gatewise.nn import GRU, LSTM, Recurrent
+from gatewise.testing.cases import with_positive_normalizers
 from gatewise.testing.trials.memory import laid_out, walled
 from gatewise.testing.trials.setting import Setting
 
@@ -27,7 +29,7 @@ class Tensors(NamedTuple):
         layer: The layer, with its parameters laid out as in the setting.
         input: The input [T, B, I], or a packed sequence.
         x: The leaf whose gradient is computed: the input, or the data of the packed sequence.
-        state: The initial state, or None.
+        state: The initial hidden state and the other initial states side by side, or None.
         lengths: The lengths in the form that the layer accepts, or None.
         above: The gradients of y, h_n and c_n in the layer's layout; None for those that the setting does not have.
         resets: The resets [T, B] in the dtype of the setting, or None.
@@ -83,7 +85,7 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     states = problem.num_layers * problem.num_directions
     x = laid_out(normal(setting.time, setting.batch, setting.input_size), setting.x)
     h0 = walled(normal(states, setting.batch, problem.state_size))
-    c0 = walled(normal(states, setting.batch, problem.states_size))
+    c0 = walled(with_positive_normalizers(problem.cell, normal(states, setting.batch, problem.states_size)))
     _poison(setting, x, rows)
     lengths = _as_given(setting, rows, device)
     layout = problem.layout
@@ -100,7 +102,7 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     learned = setting.states == "learned" and setting.training
     state = None if setting.states == "none" else (h0.requires_grad_(learned), c0.requires_grad_(learned))
     if state is None:
-        h0, c0 = torch.zeros_like(h0), torch.zeros_like(c0)
+        h0, c0 = initial_states(problem.cell, torch.zeros_like(h0), torch.zeros_like(c0))
     y_shape = (*x.shape[:-1], problem.output_size)
     inner = setting.computes_in
     wanted = setting.above.split()

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import cell_named
 from gatewise.contract.saved import InputGradients, Result
-from gatewise.testing.budgets import budgets, named, relative_errors
+from gatewise.testing.budgets import budgets, finite_values, named, relative_errors
 from gatewise.testing.oracle import oracle
 from gatewise.testing.trials.call import Found, rounding_of
 from gatewise.testing.trials.setting import Setting
@@ -76,9 +77,9 @@ class Judge:
         self._reference = oracle(problem, inputs, above, self._setting.device)
         self._exact = named(problem, *self._asked.to_user(*self._reference))
         values = list(self._exact.values())
-        sizes = torch.stack([value.nan_to_num(nan=0.0).norm() for value in values])
+        sizes = torch.stack([finite_values(value).norm() for value in values])
         self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
-        largest = [value.nan_to_num(nan=0.0).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values]
+        largest = [finite_values(value).abs().amax() if value.numel() else sizes.new_zeros(()) for value in values]
         self._largest = dict(zip(self._exact, torch.stack(largest).tolist(), strict=True))
         self._allow(_NUDGES[0])
 
@@ -133,8 +134,9 @@ def _wanted(setting: Setting, names: Sequence[str]) -> list[str]:
             states = [name for name in states if name != "dc0"]
         learned = list(weights[: max(0, len(weights) - setting.frozen)])
         if not {"y", "h", "sum"} & set(setting.above.split()):
-            # The projection of the last step does not reach the cell states.
-            learned = [name for name in learned if not name.startswith("dweight_hr")]
+            # The projection and some parameters of the last step, as those of an output gate, do not reach the states.
+            unsure = tuple(f"d{name}_l" for name in ("weight_hr", *cell_named(setting.cell).parameters))
+            learned = [name for name in learned if not name.startswith(unsure)]
     return [*outputs, *(["dx"] if setting.x_learned else []), *states, *learned]
 
 

@@ -5,6 +5,9 @@ import random
 
 import pytest
 
+from gatewise.cells import SHIPPED
+from gatewise.contract.pytorch import LAYERS
+from gatewise.kernels.criteria import is_fused
 from gatewise.testing.trials import Setting, draw, sizes
 
 KERNELS = ["persistent", "cudnn", "stepwise", "aten", "eager"]
@@ -46,6 +49,22 @@ def test_sizes_reach_their_limits():
 @pytest.mark.parametrize("mode", ["eager", "explicit", "inference", "no_grad", "graph", "compile", "ddp", "stream"])
 def test_every_mode_is_drawn_with_every_kernel(mode):
     assert {one.kernel for one in drawn(6000) if one.mode == mode} >= {"auto", "persistent", "eager"}
+
+
+def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
+    found = {(one.cell, one.kernel) for one in drawn(6000)}
+    wanted = {(cell.name, kernel) for cell in SHIPPED for kernel in ("auto", "stepwise", "eager")}
+    wanted |= {(cell.name, "persistent") for cell in SHIPPED if is_fused(cell)}
+    wanted |= {(layer.cell.name, kernel) for layer in LAYERS for kernel in ("cudnn", "aten")}
+    assert wanted <= found
+
+
+def test_resets_and_given_states_are_drawn_for_every_cell():
+    found = drawn(6000)
+    for cell in SHIPPED:
+        own = [one for one in found if one.cell == cell.name]
+        assert {one.states for one in own} == {"none", "given", "learned"}, cell
+        assert any(one.resets for one in own), cell
 
 
 def test_a_setting_is_written_as_python_reads_it():

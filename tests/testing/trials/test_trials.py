@@ -98,6 +98,42 @@ def test_a_wrong_gru_is_found(changed):
         trial(setting)
 
 
+@pytest.mark.parametrize("states", ["none", "given", "learned"])
+def test_each_state_of_an_slstm_is_judged(changed, states):
+    setting = Setting(
+        time=3, batch=2, hidden_size=5, kernel="eager", cell="slstm", states=states, above="y h c", lengths="int64"
+    )
+    trial(setting)
+
+    def with_wrong_normalizers(result, problem, inputs):
+        factors = torch.tensor([1, 1.001, 1]).repeat_interleave(problem.hidden_size)
+        return result._replace(c_n=result.c_n * factors)
+
+    changed(with_wrong_normalizers)
+    with pytest.raises(Wrong, match="call 1: c_n: relative error"):
+        trial(setting)
+
+
+@pytest.mark.parametrize("cell", ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"])
+@pytest.mark.parametrize(("mode", "memory"), [("eager", "lean"), ("compile", "normal")])
+def test_a_wrong_gradient_of_a_parameter_is_found(cell, mode, memory, monkeypatch):
+    setting = Setting(time=3, batch=2, hidden_size=5, cell=cell, resets="bool", mode=mode, memory=memory)
+    trial(setting)
+    original = type(eager).backward
+
+    def wrong(self, *given):
+        found = original(self, *given)
+        return found._replace(weights=(*found.weights[:-1], found.weights[-1] * 1.001))
+
+    monkeypatch.setattr(type(eager), "backward", wrong)
+    with pytest.raises(Wrong, match="call 1: d"):
+        trial(setting)
+
+
+def test_parameters_that_the_cell_states_do_not_depend_on_need_no_gradient():
+    trial(Setting(batch=3, hidden_size=4, cell="layer_norm_lstm", states="given", above="c"))
+
+
 def test_a_gradient_that_is_left_out_is_wrong(monkeypatch):
     original = type(eager).backward
     left_out = lambda self, *given: original(self, *given)._replace(x=None)  # noqa: E731
