@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import SLSTM, Cell
+from gatewise.cells import SLSTM, Cell, stated
 from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
