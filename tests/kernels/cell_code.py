@@ -31,6 +31,7 @@ using std::exp; using std::log; using std::sqrt;
 using Real = double;
 inline double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 inline double tanh_of(double x) { return std::tanh(x); }
+inline double reciprocal_root(double x) { return 1 / sqrt(x); }
 #include "functions.cuh"
 """
 
@@ -65,9 +66,9 @@ namespace cell_NUMBER {
 constexpr int UNITS = ROW_UNITS;
 CELL_CODE
 struct Row {
-    Real size;
+    Real reciprocal;
     bool exists(int u) const { return u < UNITS; }
-    template <int COUNT> void add_up(Real (&numbers)[COUNT]) const {}
+    template <int PLACE, int COUNT> void add_up(Real (&numbers)[COUNT]) const {}
 };
 template <class Each> static void each(Given (&given)[UNITS + 1], Each visit) {
     for (int u = 0; u < UNITS + 1; u++) {
@@ -81,15 +82,16 @@ extern "C" void row_NUMBER(
     int, const double* values, const double* above, double* after, double* gradients) {
     Given given[UNITS + 1], to[UNITS + 1];
     Returned returned[UNITS + 1], gradient[UNITS + 1];
-    const Row row = {UNITS};
+    Real statistics[STATISTICS + 1];
+    const Row row = {Real(1) / UNITS};
     each(given, [&](Real& own, int place, bool exists) { own = exists ? values[place] : NAN; });
-    step_of_row(given, returned, row);
+    step_of_row(given, returned, statistics, row);
     for (int u = 0; u < UNITS + 1; u++)
         for (int i = 0; i < STATES + 1; i++) {
             (i ? gradient[u].states[i - 1] : gradient[u].hidden) = u < UNITS ? above[i * UNITS + u] : NAN;
             if (u < UNITS) after[i * UNITS + u] = i ? returned[u].states[i - 1] : returned[u].hidden;
         }
-    adjoint_of_row(given, gradient, to, row);
+    adjoint_of_row(given, gradient, to, statistics, row);
     each(to, [&](Real& own, int place, bool exists) { if (exists) gradients[place] = own; });
 }
 }
