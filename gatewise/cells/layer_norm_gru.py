@@ -29,8 +29,8 @@ class LayerNormGRU(Cell):
         h' = z * h + (1 - z) * n,  z = sigmoid(u_z + v_z + update_bias)
 
     with `update_bias` = 0, where r and z have one shift. The gates are in the order r z n. Gains and shifts are
-    parameters of the cell, one vector [H] for each gate; gains are 1 initially, and shifts 0. The biases of a layer are
-    added before the normalization; neither form has them (`bias=False`).
+    parameters of the cell, one vector [H] for each gate; gains are 1 initially, and shifts 0. Neither form has the
+    biases b_ih and b_hh; a layer with `bias=True` adds them before the normalization.
 
     Args:
         gates: "joint" or "apart".
@@ -46,6 +46,7 @@ class LayerNormGRU(Cell):
 
     name = "layer_norm_gru"
     gates = GATES
+    bias = False
 
     def __init__(
         self,
