@@ -25,9 +25,9 @@ class Published(NamedTuple):
     Attributes:
         cell: The cell of gatewise.
         shapes: The shapes of the library's tensors, by name.
-        run: The layer: a function of the tensors, of x [T, B, I] and of the initial states, that returns the outputs and
-            the final states.
-        parameters: A function of the tensors that returns the parameters of gatewise's layer, without the suffix `_l0`.
+        run: The layer: a function of the tensors, of x [T, B, I] and of the initial states that returns the outputs
+            and the final states.
+        parameters: A function of the tensors that returns the parameters of gatewise's layer, without suffixes.
     """
 
     cell: Cell
@@ -303,7 +303,8 @@ def returnn(joined, in_output, hidden):
 
     names = ["gamma_lstm_in", "beta_lstm_in"] if joined else []
     names += [] if joined else ["gamma_input_below", "beta_input_below", "gamma_state_below"]
-    shapes: dict[str, tuple[int, ...]] = {"W_ff": (I, 4 * H), "W_re": (H, 4 * H)} | dict.fromkeys(names, (4 * H,))
+    shapes: dict[str, tuple[int, ...]] = {"W_ff": (I, 4 * H), "W_re": (H, 4 * H)}
+    shapes |= dict.fromkeys(names, (4 * H,))
     shapes |= dict.fromkeys(("gamma_new_c", "beta_new_c"), (H,))
     shapes |= dict.fromkeys(("gamma_new_h", "beta_new_h"), (H,)) if hidden else {}
     return shapes, run, parameters
