@@ -1,5 +1,7 @@
 """The recurrent cells: for each, one definition of the arithmetic of a hidden unit in one time step."""
 
+import ast
+
 from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
 from gatewise.cells.coupled_lstm import CoupledLSTM
@@ -31,8 +33,13 @@ SHIPPED: tuple[Cell, ...] = (
 
 
 def cell_named(name: str) -> Cell:
-    """Return the cell in `SHIPPED` with the given name."""
-    return next(cell for cell in SHIPPED if cell.name == name)
+    """Return the cell in `SHIPPED` with the given name, or such a cell with options by its name."""
+    plain, has_options, _ = name.partition("(")
+    cell = next(cell for cell in SHIPPED if cell.name == plain)
+    if not has_options:
+        return cell
+    call = ast.parse(name, mode="eval").body
+    return type(cell)(**{option.arg: ast.literal_eval(option.value) for option in call.keywords})  # type: ignore[attr-defined]
 
 
 __all__ = [

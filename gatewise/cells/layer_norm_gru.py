@@ -62,6 +62,8 @@ class LayerNormGRU(Cell):
         self.normalized_gates, self.centered = gates, centered
         self.eps = (1e-3 if is_joint else 1e-5) if eps is None else eps
         self.update_bias = (-1.0 if is_joint else 0.0) if update_bias is None else update_bias
+        is_default = (gates, self.eps, self.update_bias, centered) == ("joint", 1e-3, -1.0, True)
+        self.name = type(self).name + ("" if is_default else self._stated())
 
     @property
     def apart(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
@@ -97,6 +99,9 @@ class LayerNormGRU(Cell):
         n = torch.tanh(u_n + parameter.shift_ih_n + r * (v_n + parameter.shift_hh_n))
         return z * state.h + (1 - z) * n, {}
 
+    def _stated(self) -> str:
+        stated = f"gates={self.normalized_gates!r}, eps={self.eps!r}, update_bias={self.update_bias!r}"
+        return f"({stated}, centered={self.centered!r})"
+
     def __repr__(self) -> str:
-        stated = f"gates={self.normalized_gates!r}, eps={self.eps}, update_bias={self.update_bias}"
-        return f"{type(self).__name__}({stated}{'' if self.centered else ', centered=False'})"
+        return f"{type(self).__name__}{self._stated()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -94,6 +95,7 @@ class LayerNormLSTM(Cell):
         self.normalized_gates, self.normalized_cell, self.normalized_hidden = gates, cell, hidden
         self.shift, self.eps, self.gain_offset = shift, eps, gain_offset
         self.forget_bias, self.clip, self.bias = forget_bias, clip, bias
+        self.name = type(self).name + (f"({stated})" if (stated := self._stated()) else "")
 
     @classmethod
     def of(cls, form: str, **options: Any) -> LayerNormLSTM:
@@ -167,9 +169,17 @@ class LayerNormLSTM(Cell):
             h = affine(standardized(h, eps=self.eps), "h")
         return h, {"c": c if self.normalized_cell == "output" else normalized}
 
+    def _stated(self) -> str:
+        """Return the options that differ from their defaults, as arguments of a call."""
+        stated = []
+        for option, parameter in _OPTIONS.items():
+            value = vars(self)[option if option in vars(self) else f"normalized_{option}"]
+            if value != parameter.default:
+                stated.append(f"{option}={value!r}")
+        return ", ".join(stated)
+
     def __repr__(self) -> str:
-        default, stated = vars(LayerNormLSTM()), dict[str, Any]()
-        for name, value in vars(self).items():
-            if value != default[name]:
-                stated[name.removeprefix("normalized_")] = value
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+        return f"{type(self).__name__}({self._stated()})"
+
+
+_OPTIONS = inspect.signature(LayerNormLSTM).parameters
