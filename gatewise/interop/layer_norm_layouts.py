@@ -7,6 +7,8 @@
 | `tfa-layer-norm` | i f g o | [I, 4H], [H, 4H] | the same, and one more shift [4H] |
 | `tf1-layer-norm` | i g f o | one [I + H, 4H] | [H] for each gate and for the cell state |
 | `icefall-layer-norm` | i f g o | [4H, I], [4H, H], biases [4H] | [H] for each gate and for the cell state |
+| `lingvo-layer-norm` | g i f o | one [I + H, 4H] | gains [4H], shifts [4H] |
+| `lingvo-lean` | g i f o | one [I + H, 4H] | [H] for each gate and for the cell state |
 | `haste-layer-norm-gru` | z r n | [I, 3H], [H, 3H] | gains [2, 3H], shifts of both sums [3H] |
 
 Where a system adds several shifts to a sum, the cell has one shift, which is their sum.
@@ -18,6 +20,7 @@ from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.interop.weight_layout import Bias, Form, Matrix, Parameters, Places, WeightLayout
 
 _NO_BIAS = Bias((), required=False)
+_PROJECTION_OF_LINGVO = (r"w_proj[/.]var", "a projection", "")
 
 
 def _each(kind: str, gates: str) -> tuple[str, ...]:
@@ -134,6 +137,37 @@ LAYER_NORM_LAYOUTS = (
             "weight",
             "bias",
         ),
+    ),
+    WeightLayout(
+        name="lingvo-layer-norm",
+        system="LayerNormalizedLSTMCellSimple of Lingvo",
+        gates="gifo",
+        input=Matrix("wm/var", Form.COLUMNS, 1),
+        recurrent=None,
+        bias=_NO_BIAS,
+        places=Places(names=("rnn", "")),
+        refuses=(_PROJECTION_OF_LINGVO,),
+        parameters=(
+            Parameters("ln_scale/var", _each("gain", "gifo")),
+            Parameters("b/var", _each("shift", "gifo")),
+        ),
+        cell=LayerNormLSTM.of("lingvo"),
+    ),
+    WeightLayout(
+        name="lingvo-lean",
+        system="LayerNormalizedLSTMCellLean of Lingvo",
+        gates="gifo",
+        input=Matrix("wm/var", Form.COLUMNS, 1),
+        recurrent=None,
+        bias=_NO_BIAS,
+        places=Places(names=("rnn", "")),
+        refuses=(_PROJECTION_OF_LINGVO, (r"b[/.]var", "enable_lstm_bias", "")),
+        parameters=tuple(
+            Parameters(f"{kind}_{scope}/var", (f"{own}_{name}",))
+            for kind, own in (("ln_scale", "gain"), ("bias", "shift"))
+            for name, scope in {"g": "i_i", "i": "i_g", "f": "f_g", "o": "o_g", "c": "c"}.items()
+        ),
+        cell=LayerNormLSTM.of("lingvo_lean"),
     ),
     WeightLayout(
         name="haste-layer-norm-gru",

@@ -18,23 +18,28 @@ SOURCES = {
     "tfa-layer-norm": "tensorflow_addons",
     "tf1-layer-norm": "tensorflow1",
     "icefall-layer-norm": "icefall",
+    "lingvo-layer-norm": "lingvo",
+    "lingvo-lean": "lingvo_lean",
     "haste-layer-norm-gru": "haste_gru",
 }
 PLACES = {
     "tf1-layer-norm": "rnn/layer_norm_basic_lstm_cell/",
     "tfa-layer-norm": "model/rnn/cell/",
 }
+SUFFIXES = {"lingvo-layer-norm": "/var", "lingvo-lean": "/var"}
 
 
 def of_system(layout, seed=0):
     """Return random tensors of a system, by the names that they have in its files."""
     tensors = PUBLISHED[SOURCES[layout]].tensors(seed)
-    return {f"{PLACES.get(layout, '')}{name}": tensor.detach() for name, tensor in tensors.items()}
+    place, suffix = PLACES.get(layout, ""), SUFFIXES.get(layout, "")
+    return {f"{place}{name}{suffix}": tensor.detach() for name, tensor in tensors.items()}
 
 
 def run(layout, tensors, x):
     published = PUBLISHED[SOURCES[layout]]
-    own = {name.removeprefix(PLACES.get(layout, "")): tensor for name, tensor in tensors.items()}
+    place, suffix = PLACES.get(layout, ""), SUFFIXES.get(layout, "")
+    own = {name.removeprefix(place).removesuffix(suffix): tensor for name, tensor in tensors.items()}
     return published.run(own, x, [x.new_zeros(2, H)] * (1 + len(published.cell.states)))[0]
 
 
@@ -138,6 +143,19 @@ def test_biases_before_the_normalization_have_no_place_in_haste():
     layer = gatewise.Recurrent(LayerNormLSTM(), I, H, bias=True)
     with pytest.raises(ArgumentError, match=r"`weights` must be without biases, got b_ih \[20\]\. haste_pytorch"):
         convert(layer.state_dict(), "gatewise", "haste-layer-norm")
+
+
+@pytest.mark.parametrize(
+    ("layout", "extra", "what"),
+    [
+        ("lingvo-layer-norm", "w_proj/var", "a projection"),
+        ("lingvo-lean", "w_proj/var", "a projection"),
+        ("lingvo-lean", "b/var", "enable_lstm_bias"),
+    ],
+)
+def test_other_cells_of_lingvo_are_refused(layout, extra, what):
+    with pytest.raises(ArgumentError, match=rf"`{extra}` must be absent: a LayerNormLSTM without {what}, got"):
+        convert(of_system(layout) | {extra: torch.zeros(H)}, layout, "gatewise")
 
 
 def test_a_projection_of_icefall_is_refused():
