@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import SHIPPED, Cell, check_statement
+from gatewise.cells import Cell, check_statement, is_shipped
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
@@ -209,7 +209,7 @@ class Recurrent(nn.Module):
                     expectation = f"of shape {list(h0.shape)}, like the hidden state"
                     raise ShapeError(sentence(f"hx, the state {name},", expectation, list(state.shape)))
             given = h0, torch.cat(others, -1) if others else h0.new_zeros(*h0.shape[:2], 0)
-        if torch.compiler.is_compiling() and self.cell not in SHIPPED:
+        if torch.compiler.is_compiling() and not is_shipped(self.cell):
             advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
             raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(self.cell), advice))
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.

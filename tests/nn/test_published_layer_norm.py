@@ -97,3 +97,14 @@ def test_a_layer_has_the_biases_of_its_form(form):
     assert ("bias_ih_l0" in dict(layer.named_parameters())) == layer.bias
     assert gatewise.Recurrent(LayerNormLSTM.of(form), I, H, bias=True).bias
     assert not gatewise.Recurrent(LayerNormLSTM.of(form), I, H, bias=False).bias
+
+
+@pytest.mark.parametrize("name", ["haste", "icefall", "returnn_joined with hidden_norm", "haste_gru"])
+def test_a_compiled_layer_computes_its_own_form(name):
+    layer = layer_of(PUBLISHED[name])
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x, _ = given(PUBLISHED[name])
+    leaves = [x, *layer.parameters()]
+    results = [each(x)[0] for each in (compiled, layer)]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in results))

@@ -6,6 +6,8 @@ not come here; the explicit backward pass and `memory="lean"` do.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def backward(
     def leaf(tensor: Tensor, *, needed: bool) -> Tensor:
         return tensor.detach().requires_grad_(needed)
 
-    with torch.enable_grad():
+    with torch.enable_grad(), _recording_in_operators():
         x, h0, c0 = (
             leaf(tensor, needed=needed)
             for tensor, needed in ((layer.x, needs.x), (layer.h0, needs.state), (layer.c0, needs.state))
@@ -56,3 +58,12 @@ def backward(
         found = map(torch.zeros_like, wanted)
     every = [next(found) if source.requires_grad else None for source in sources]
     return LayerGradients(every[0], every[1], every[2], tuple(every[3:]))
+
+
+def _recording_in_operators() -> AbstractContextManager[object]:
+    """Return a context in which autograd records inside an operator of a compiled graph as well.
+
+    PyTorch switches autograd's dispatch off there, and `torch.enable_grad` does not switch it on again. All gradients
+    would be zero.
+    """
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
