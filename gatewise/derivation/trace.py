@@ -265,8 +265,8 @@ def _standardized(*values: Any, eps: float, centered: bool) -> Any:
             raise _Untraceable(f"`standardized` of {type(value).__name__}")
     mean = _recorded(MEAN, *values) if centered else 0.0
     scale = _recorded(RECIPROCAL_DEVIATION, eps, mean, *values)
-    found = tuple((value - mean) * scale if centered else value * scale for value in values)
-    return found if len(found) > 1 else found[0]
+    found = [(value - mean) * scale if centered else value * scale for value in values]
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 # The functions that are recorded as several operations.

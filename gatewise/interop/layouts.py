@@ -271,7 +271,14 @@ def layout_named(layout: str | WeightLayout) -> WeightLayout:
 
 
 def default_target(source: str | WeightLayout) -> str:
-    """Return the name of PyTorch's layout for the cell of a layout, or "gatewise" if PyTorch does not have the cell."""
+    """Return the name of PyTorch's layout for the cell of a layout, or "gatewise" if PyTorch does not have the cell.
+
+    Raises:
+        ArgumentError: There is no such layout, or it is "gatewise", which does not say what the cell is.
+    """
+    if source == GATEWISE:
+        advice = "It takes its cell from the layout of the target."
+        raise ArgumentError(sentence("the layout of the target", "given for the source gatewise", "none", advice))
     cell = layout_named(source).cell
     if not in_pytorch(cell):
         return GATEWISE

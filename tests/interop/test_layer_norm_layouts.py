@@ -176,6 +176,10 @@ def test_missing_and_ill_shaped_tensors_are_named():
 
 def test_the_layout_of_gatewise_takes_the_cell_of_the_other():
     assert (default_target("icefall-layer-norm"), default_target("haste")) == ("gatewise", "torch")
+    with pytest.raises(
+        ArgumentError, match="`the layout of the target` must be given for the source gatewise, got none"
+    ):
+        default_target("gatewise")
     plain = torch.nn.LSTM(I, H).state_dict()
     assert convert(plain, "gatewise", "torch").keys() == plain.keys()
     with pytest.raises(ArgumentError, match="Choose one of icefall-layer-norm, gatewise"):
