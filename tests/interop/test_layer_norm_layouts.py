@@ -114,6 +114,16 @@ def test_an_addons_cell_without_its_bias():
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+def test_the_names_of_tensorflow_2_are_understood():
+    tensors = of_system("tfa-layer-norm")
+    model = {f"{name}/.ATTRIBUTES/VARIABLE_VALUE": tensor for name, tensor in tensors.items()}
+    model["model/rnn/cell/kernel/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"] = torch.zeros(3)
+    found = convert(model, "tfa-layer-norm", "gatewise")
+    assert all(
+        torch.equal(found[name], value) for name, value in convert(tensors, "tfa-layer-norm", "gatewise").items()
+    )
+
+
 def test_plain_layers_beside_normalized_ones_are_left_out():
     plain = {
         f"plain.{name}": value
