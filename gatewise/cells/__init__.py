@@ -1,5 +1,7 @@
 """The recurrent cells: for each, one definition of the arithmetic of a hidden unit in one time step."""
 
+import ast
+
 from gatewise.cells.candidate import candidate, candidate_changed
 from gatewise.cells.capped_lstm import CappedLSTM
 from gatewise.cells.cell import Cell
@@ -33,8 +35,20 @@ SHIPPED: tuple[Cell, ...] = (
 
 
 def cell_named(name: str) -> Cell:
-    """Return the cell in `SHIPPED` with the given name, or such a cell with dropout or zoneout by its name."""
-    return named(name, cell_named) or next(cell for cell in SHIPPED if cell.name == name)
+    """Return the cell in `SHIPPED` with the given name, or such a cell with options, dropout or zoneout by its name."""
+    if (regularised := named(name, cell_named)) is not None:
+        return regularised
+    plain, has_options, _ = name.partition("(")
+    cell = next(cell for cell in SHIPPED if cell.name == plain)
+    if not has_options:
+        return cell
+    call = ast.parse(name, mode="eval").body
+    return type(cell)(**{option.arg: ast.literal_eval(option.value) for option in call.keywords})  # type: ignore[attr-defined]
+
+
+def is_shipped(cell: Cell) -> bool:
+    """Return whether a cell is in `SHIPPED`, or is such a cell with options, so that `cell_named` finds it."""
+    return any(type(cell) is type(shipped) for shipped in SHIPPED)
 
 
 __all__ = [
@@ -59,6 +73,7 @@ __all__ = [
     "check_statement",
     "in_evaluation",
     "in_training",
+    "is_shipped",
     "standardized",
     "stated",
 ]

@@ -35,6 +35,7 @@ class Cell:
             every layer has its own.
         initial_states: The initial values of states where a call gives none, and at resets; zero for states that are
             not named.
+        bias: Whether a layer of the cell has the biases b_ih and b_hh, unless the layer's `bias` says otherwise.
 
     Example:
         >>> class Leaky(Cell):
@@ -51,6 +52,7 @@ class Cell:
     apart: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[Mapping[str, Initial]] = {}
     initial_states: ClassVar[Mapping[str, float]] = {}
+    bias: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

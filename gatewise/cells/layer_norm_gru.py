@@ -29,8 +29,8 @@ class LayerNormGRU(Cell):
         h' = z * h + (1 - z) * n,  z = sigmoid(u_z + v_z + update_bias)
 
     with `update_bias` = 0, where r and z have one shift. The gates are in the order r z n. Gains and shifts are
-    parameters of the cell, one vector [H] for each gate; gains are 1 initially, and shifts 0. The biases of a layer are
-    added before the normalization; neither form has them (`bias=False`).
+    parameters of the cell, one vector [H] for each gate; gains are 1 initially, and shifts 0. Neither form has the
+    biases b_ih and b_hh; a layer with `bias=True` adds them before the normalization.
 
     Args:
         gates: "joint" or "apart".
@@ -46,6 +46,7 @@ class LayerNormGRU(Cell):
 
     name = "layer_norm_gru"
     gates = GATES
+    bias = False
 
     def __init__(
         self,
@@ -61,6 +62,8 @@ class LayerNormGRU(Cell):
         self.normalized_gates, self.centered = gates, centered
         self.eps = (1e-3 if is_joint else 1e-5) if eps is None else eps
         self.update_bias = (-1.0 if is_joint else 0.0) if update_bias is None else update_bias
+        is_default = (gates, self.eps, self.update_bias, centered) == ("joint", 1e-3, -1.0, True)
+        self.name = type(self).name + ("" if is_default else self._stated())
 
     @property
     def apart(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
@@ -96,6 +99,9 @@ class LayerNormGRU(Cell):
         n = torch.tanh(u_n + parameter.shift_ih_n + r * (v_n + parameter.shift_hh_n))
         return z * state.h + (1 - z) * n, {}
 
+    def _stated(self) -> str:
+        stated = f"gates={self.normalized_gates!r}, eps={self.eps!r}, update_bias={self.update_bias!r}"
+        return f"({stated}, centered={self.centered!r})"
+
     def __repr__(self) -> str:
-        stated = f"gates={self.normalized_gates!r}, eps={self.eps}, update_bias={self.update_bias}"
-        return f"{type(self).__name__}({stated}{'' if self.centered else ', centered=False'})"
+        return f"{type(self).__name__}{self._stated()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +20,18 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "torchscript": {"cell": "both"},
         "tensorflow_addons": {"cell": "both", "eps": 1e-3},
         "tensorflow1": {"gates": "each", "cell": "both", "eps": 1e-12, "forget_bias": 1.0},
-        "icefall": {"gates": "each", "cell": "both"},
+        "icefall": {"gates": "each", "cell": "both", "bias": True},
         "lingvo": {"gates": "each", "cell": "none", "eps": 1e-8, "clip": 10.0},
         "lingvo_lean": {"gates": "each", "eps": 1e-8, "gain_offset": 1.0},
-        "returnn": {"gates": "joint", "cell": "carried", "eps": 1e-12},
+        "returnn": {"cell": "both", "eps": 1e-12},
+        "returnn_joined": {"gates": "joint", "cell": "carried", "eps": 1e-12},
     }
 )
-"""The options of published forms, by the name of the library that has the form."""
+"""The options of published forms, by the name of the library that has the form.
+
+Each is the form that the library's class has by default; "returnn_joined" is that of RETURNN's class with
+global_norm=False, global_norm_joined=True and cell_norm_in_output=False.
+"""
 
 
 class LayerNormLSTM(Cell):
@@ -38,8 +44,7 @@ class LayerNormLSTM(Cell):
         h' = sigmoid(z_o) * tanh(gain_c * N(c') + shift_c)
 
     The gates are in the order i f g o. Gains and shifts are parameters of the cell, one vector [H] for each gate; gains
-    are 1 initially, and shifts 0. The biases b_ih and b_hh of a layer are added before the normalization, as in
-    icefall; a layer without them has `bias=False`.
+    are 1 initially, and shifts 0.
 
     Args:
         gates: What is normalized together: "apart", the 4 H input sums and the 4 H recurrent sums, each by themselves;
@@ -52,6 +57,8 @@ class LayerNormLSTM(Cell):
         gain_offset: The number that is added to stored gains, whose initial value is 1 - gain_offset.
         forget_bias: The number that is added to z_f.
         clip: The bound of |c'| before its normalization; None for no bound.
+        bias: Whether a layer of the cell has the biases b_ih and b_hh, unless the layer's `bias` says otherwise. They
+            are added before the normalization, as in icefall, the only form that has them.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -75,6 +82,7 @@ class LayerNormLSTM(Cell):
         gain_offset: float = 0.0,
         forget_bias: float = 0.0,
         clip: float | None = None,
+        bias: bool = False,
     ) -> None:
         for option, value, allowed in (
             ("gates", gates, ("apart", "joint", "each", "none")),
@@ -86,15 +94,16 @@ class LayerNormLSTM(Cell):
             raise ValueError(f"`clip` must be a positive number or None, got {clip!r}.")
         self.normalized_gates, self.normalized_cell, self.normalized_hidden = gates, cell, hidden
         self.shift, self.eps, self.gain_offset = shift, eps, gain_offset
-        self.forget_bias, self.clip = forget_bias, clip
+        self.forget_bias, self.clip, self.bias = forget_bias, clip, bias
+        self.name = type(self).name + (f"({stated})" if (stated := self._stated()) else "")
 
     @classmethod
     def of(cls, form: str, **options: Any) -> LayerNormLSTM:
         """Return the cell in a published form.
 
         Args:
-            form: "haste", "torchscript", "tensorflow_addons", "tensorflow1", "icefall", "lingvo", "lingvo_lean" or
-                "returnn".
+            form: "haste", "torchscript", "tensorflow_addons", "tensorflow1", "icefall", "lingvo", "lingvo_lean",
+                "returnn" or "returnn_joined".
             options: Options that replace those of the form.
 
         Raises:
@@ -160,9 +169,17 @@ class LayerNormLSTM(Cell):
             h = affine(standardized(h, eps=self.eps), "h")
         return h, {"c": c if self.normalized_cell == "output" else normalized}
 
+    def _stated(self) -> str:
+        """Return the options that differ from their defaults, as arguments of a call."""
+        stated = []
+        for option, parameter in _OPTIONS.items():
+            value = vars(self)[option if option in vars(self) else f"normalized_{option}"]
+            if value != parameter.default:
+                stated.append(f"{option}={value!r}")
+        return ", ".join(stated)
+
     def __repr__(self) -> str:
-        default, stated = vars(LayerNormLSTM()), dict[str, Any]()
-        for name, value in vars(self).items():
-            if value != default[name]:
-                stated[name.removeprefix("normalized_")] = value
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+        return f"{type(self).__name__}({self._stated()})"
+
+
+_OPTIONS = inspect.signature(LayerNormLSTM).parameters

@@ -1,4 +1,4 @@
-"""`gatewise convert`: convert the weights of LSTMs, GRUs and RNNs between systems."""
+"""`gatewise convert`: convert the weights of recurrent layers between systems."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def _print_layouts(wanted: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gatewise.interop.layouts import LAYOUTS
+    from gatewise.interop.layouts import GATEWISE, LAYOUTS
 
-    table = Table("layout", "whose", box=box.SIMPLE_HEAD)
+    table = Table("layout", "whose", box=box.SIMPLE_HEAD, show_edge=False)
     for layout in LAYOUTS.values():
         table.add_row(layout.name, layout.system)
+    table.add_row(GATEWISE, "gatewise.Recurrent, with the cell of the other layout")
     Console().print(table)
     raise typer.Exit
 
@@ -32,7 +33,7 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
     target_layout: Annotated[
-        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's for the cell of SRC.")
+        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's for the cell of SRC, or gatewise.")
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
@@ -45,7 +46,7 @@ def convert(
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
 ) -> None:
-    """Convert the LSTM, GRU or RNN weights of a file to another system's layout.
+    """Convert the recurrent layers' weights of a file to another system's layout.
 
     The suffixes of the files give their formats: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
@@ -59,16 +60,17 @@ def convert(
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
       gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert model.keras rnn.safetensors --from keras-rnn
+      gatewise convert haste.safetensors lstm.safetensors --from haste-layer-norm
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
     from rich.console import Console
 
     from gatewise.interop.files.formats import convert_file
-    from gatewise.interop.layouts import layout_named, layout_of_pytorch
+    from gatewise.interop.layouts import default_target, layouts_of_conversion
 
-    known = layout_named(source_layout)
-    target_layout = target_layout or layout_of_pytorch(known.cell).name
+    target_layout = target_layout or default_target(source_layout)
+    known, _ = layouts_of_conversion(source_layout, target_layout)
     done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:

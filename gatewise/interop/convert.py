@@ -1,4 +1,4 @@
-"""Conversion of the weights of LSTMs, GRUs and RNNs from one layout to another, in memory."""
+"""Conversion of the weights of recurrent layers from one layout to another, in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.interop.layouts import WeightLayout, check_same_cell, layout_named
+from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack, joined, named_tensors, paired, selected
 
@@ -24,16 +24,18 @@ def convert(
     pair: bool = False,
     stack: bool = False,
 ) -> dict[str, Tensor]:
-    """Convert the weights of LSTMs, GRUs or RNNs among named tensors to another layout.
+    """Convert the weights of recurrent layers among named tensors to another layout.
 
-    The numbers are moved and not changed, with two exceptions: two biases are added where the target has one, and a
-    constant that one of the layouts adds to the forget gate at run time is added or subtracted.
+    The numbers are moved and not changed, with two exceptions: several biases, or shifts of a normalization, are added
+    where the target has one, and a constant that one of the layouts adds to the forget gate at run time is added or
+    subtracted.
 
     Args:
         tensors: The tensors by name, as in a file or a `state_dict`; tensors that belong to no layer of the
             source layout are left out.
         source: The layout of the tensors: the name of a layout, or a `WeightLayout`.
         target: The layout of the result: the name of a layout, or a `WeightLayout`; of the same cell as the source.
+            One of the two may be "gatewise", the layout of a `gatewise.Recurrent` with the cell of the other one.
         layers: The names of the layers to convert, in this order; all layers if empty.
         pair: Whether to combine successive layers of one direction to bidirectional layers: forward, backward.
         stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom.
@@ -58,8 +60,7 @@ def convert(
         >>> layer.load_state_dict(convert(keras, "keras", "torch"))
         <All keys matched successfully>
     """
-    source, target = layout_named(source), layout_named(target)
-    check_same_cell(source, target)
+    source, target = layouts_of_conversion(source, target)
     found = find_stacks({name: as_tensor(name, value) for name, value in tensors.items()}, source)
     return named_tensors(arranged(found.stacks, layers=layers, pair=pair, stack=stack), target)
 

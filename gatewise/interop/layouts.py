@@ -19,152 +19,19 @@
 | `keras-rnn` | one | [I, H], [H, H] | one [H] |
 | `flax-rnn` | one | [I, H], [H, H] | one [H] |
 
-The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes.
+The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes. The
+layouts of layer-normalized cells are in `layer_norm_layouts`.
 
 Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-from typing import Literal, NamedTuple
-
-from gatewise.cells import GRU, LSTM, RNN, Cell
+from gatewise.cells import GRU, RNN, Cell
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.contract.pytorch import pytorch_layer
-
-
-class Form(enum.Enum):
-    """The memory layout of a gate's matrix, which is [H, K] in PyTorch."""
-
-    ROWS = "[H, K]"
-    COLUMNS = "[K, H]"
-    RESHAPED = "[K, H], with the numbers in the order in which [H, K] has them in memory"
-
-
-class Matrix(NamedTuple):
-    """The input or the recurrent weights.
-
-    Attributes:
-        name: The name of the tensor. `{gate}` stands for the letter of a gate.
-        form: The memory layout of each gate's matrix.
-        gates_along: The dimension along which the gates are concatenated; None if every gate has its own tensor.
-    """
-
-    name: str
-    form: Form
-    gates_along: Literal[0, 1] | None
-
-
-class Bias(NamedTuple):
-    """The biases of one direction.
-
-    Attributes:
-        names: The names of the tensors, as in `Matrix`; two if both biases of PyTorch exist.
-        halves: Whether there is one tensor [2*G*H]: the input bias followed by the recurrent bias.
-        rows: Whether the tensor is a matrix with one row for each bias.
-        required: Whether there is always a bias, which may be zero.
-        second: The gates that have a second bias; empty for all. The bias of the others is the sum of PyTorch's two.
-    """
-
-    names: tuple[str, ...]
-    halves: bool = False
-    rows: bool = False
-    required: bool = True
-    second: str = ""
-
-    @property
-    def told_apart(self) -> int:
-        """The number of separate biases, 1 or 2."""
-        return 2 if self.halves else len(self.names)
-
-
-class Places(NamedTuple):
-    """The names under which the tensors of a direction are written; when reading, any prefix is accepted.
-
-    `{name}` stands for the module, `{layer}` for the layer's number, `{direction}` for one of `directions`. If
-    `{layer}` occurs neither here nor in the layout's `suffix`, every layer is a separate module.
-
-    Attributes:
-        single: The name for one layer and one direction.
-        stacked: The name for several layers.
-        bidirectional: The name for one layer and two directions; empty if the layout has no second direction.
-        stacked_bidirectional: The name for several layers and two directions.
-        directions: The names of the directions.
-        names: The default names of modules with one direction and with two.
-    """
-
-    single: str = "{name}"
-    stacked: str = "{name}"
-    bidirectional: str = ""
-    stacked_bidirectional: str = ""
-    directions: tuple[str, str] = ("", "")
-    names: tuple[str, str] = ("lstm", "bidirectional")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class WeightLayout:
-    """The way in which one system stores the weights of a cell.
-
-    Attributes:
-        name: The name of the layout.
-        system: The name of the system.
-        gates: The order of the gates, a permutation of the cell's.
-        input: The input weights; if `recurrent` is None, they are followed by the rows of the recurrent weights.
-        recurrent: The recurrent weights; None if both are one matrix.
-        bias: The biases.
-        places: The prefixes of the tensors' names in a file.
-        suffix: The suffix of every name: `{layer}` stands for the layer's number, `{reverse}` for `_reverse` in the
-            second direction.
-        separator: The separator between the parts of a name.
-        layer_numbers: A pattern for the part of a name that has the layer's number; empty if there is none.
-        marker: A pattern for the innermost scope of a cell, for layouts whose tensor names do not identify it.
-        forget_bias: The constant that the system adds to the forget gate at run time.
-        projection: The name of the projection's tensor; empty if the layout has none.
-        refuses: Patterns of the names of further tensors that make the cell one of another kind, and descriptions of
-            them.
-        advice: The advice to the user when shapes do not fit.
-        cell: The cell.
-    """
-
-    name: str
-    system: str
-    gates: str
-    input: Matrix
-    recurrent: Matrix | None
-    bias: Bias
-    places: Places
-    suffix: str = ""
-    separator: str = "/"
-    layer_numbers: str = ""
-    marker: str = ""
-    forget_bias: float = 0.0
-    projection: str = ""
-    refuses: tuple[tuple[str, str], ...] = ()
-    advice: str = "Check the layout."
-    cell: Cell = LSTM()  # noqa: RUF009  an immutable statement
-
-    @property
-    def gates_of_pytorch(self) -> str:
-        """The gates in the order of PyTorch, cuDNN and `DirectionWeights`."""
-        return "".join(self.cell.gates)
-
-    @property
-    def layer(self) -> str:
-        """The name of PyTorch's layer for the cell: "LSTM", "GRU" or "RNN"."""
-        return pytorch_layer(self.cell).name
-
-    @property
-    def called(self) -> str:
-        """The layer's name in a sentence, with its article."""
-        return f"{'a' if self.layer == 'GRU' else 'an'} {self.layer}"
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The one or two weight matrices."""
-        return (self.input,) if self.recurrent is None else (self.input, self.recurrent)
-
+from gatewise.contract.pytorch import in_pytorch
+from gatewise.interop.layer_norm_layouts import LAYER_NORM_LAYOUTS
+from gatewise.interop.weight_layout import Bias, Form, Matrix, Parameters, Places, WeightLayout
 
 _KERAS_PLACES = Places(
     bidirectional="{name}/{direction}",
@@ -181,12 +48,15 @@ _FLAX_PLACES = Places(
     ("forward_rnn", "backward_rnn"),
     ("rnn", "bidirectional"),
 )
-_NORMALISED = ((r"gamma|gamma_h|beta_h", "layer normalisation"),)
 _RESET_BEFORE = (
     "A bias of 3H is that of reset_after=False, which multiplies the state by the reset gate before the recurrent "
     "product: no torch.nn.GRU computes that."
 )
-_PEEPHOLES = ((r"w_[ifo]_diag", "peepholes"), (r"projection/(kernel|bias)", "a projection"))
+_OTHER_CELLS_OF_TF1 = (
+    (r"w_[ifo]_diag", "peepholes", ""),
+    (r"projection/(kernel|bias)", "a projection", ""),
+    (r"(input|transform|forget|output|state)/(gamma|beta)", "layer normalisation", "tf1-layer-norm"),
+)
 
 LAYOUTS: dict[str, WeightLayout] = {
     layout.name: layout
@@ -211,6 +81,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             recurrent=Matrix("recurrent_kernel", Form.COLUMNS, 1),
             bias=Bias(("bias",), required=False),
             places=_KERAS_PLACES,
+            refuses=((r"(kernel|recurrent|state)_norm[/.](gamma|beta)", "layer normalisation", "tfa-layer-norm"),),
             advice="A bias of 8H is that of CuDNNLSTM: the layout keras-cudnn.",
         ),
         WeightLayout(
@@ -240,7 +111,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             layer_numbers=r"cell_(\d+)",
             marker="lstm",
             forget_bias=1.0,
-            refuses=_PEEPHOLES,
+            refuses=_OTHER_CELLS_OF_TF1,
         ),
         WeightLayout(
             name="tf1-cudnn",
@@ -258,7 +129,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             ),
             layer_numbers=r"cell_(\d+)",
             marker="lstm",
-            refuses=_PEEPHOLES,
+            refuses=_OTHER_CELLS_OF_TF1,
         ),
         WeightLayout(
             name="systemml",
@@ -287,7 +158,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             bias=Bias(("bias",)),
             places=Places(),
             separator=".",
-            refuses=_NORMALISED,
+            refuses=((r"gamma|gamma_h|beta_h", "layer normalisation", "haste-layer-norm"),),
         ),
         WeightLayout(
             name="torch-gru",
@@ -342,7 +213,7 @@ LAYOUTS: dict[str, WeightLayout] = {
             bias=Bias(("bias", "recurrent_bias")),
             places=Places(names=("gru", "")),
             separator=".",
-            refuses=_NORMALISED,
+            refuses=((r"gamma", "layer normalisation", "haste-layer-norm-gru"),),
             cell=GRU(),
         ),
         WeightLayout(
@@ -377,9 +248,13 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=_FLAX_PLACES,
             cell=RNN(),
         ),
+        *LAYER_NORM_LAYOUTS,
     )
 }
 """All layouts by name."""
+
+GATEWISE = "gatewise"
+"""The name of the layout of a `gatewise.Recurrent` with the cell of the other layout of a conversion."""
 
 
 def layout_named(layout: str | WeightLayout) -> WeightLayout:
@@ -395,16 +270,62 @@ def layout_named(layout: str | WeightLayout) -> WeightLayout:
     return LAYOUTS[layout]
 
 
-def layout_of_pytorch(cell: Cell) -> WeightLayout:
-    """Return the layout of PyTorch's own module for a cell."""
-    return next(layout for layout in LAYOUTS.values() if layout.name.startswith("torch") and layout.cell == cell)
+def default_target(source: str | WeightLayout) -> str:
+    """Return the name of PyTorch's layout for the cell of a layout, or "gatewise" if PyTorch does not have the cell.
+
+    Raises:
+        ArgumentError: There is no such layout, or it is "gatewise", which does not say what the cell is.
+    """
+    if source == GATEWISE:
+        advice = "It takes its cell from the layout of the target."
+        raise ArgumentError(sentence("the layout of the target", "given for the source gatewise", "none", advice))
+    cell = layout_named(source).cell
+    if not in_pytorch(cell):
+        return GATEWISE
+    return next(name for name, layout in LAYOUTS.items() if name.startswith("torch") and layout.cell == cell)
 
 
-def check_same_cell(source: WeightLayout, target: WeightLayout) -> None:
-    """Raise `ArgumentError` unless two layouts are of one cell."""
+def layouts_of_conversion(source: str | WeightLayout, target: str | WeightLayout) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of a conversion, given by their names or as they are.
+
+    Args:
+        source: The layout of the source, or "gatewise".
+        target: The layout of the target, or "gatewise".
+
+    Raises:
+        ArgumentError: There is no such layout; the layouts are of different cells; or both are "gatewise".
+    """
+    if source == GATEWISE and target == GATEWISE:
+        raise ArgumentError(sentence("layout", "that of another system on one side", "gatewise on both sides"))
+    if source == GATEWISE:
+        target = layout_named(target)
+        return _layout_of_gatewise(target.cell), target
+    source = layout_named(source)
+    target = _layout_of_gatewise(source.cell) if target == GATEWISE else layout_named(target)
     if source.cell != target.cell:
-        known = ", ".join(layout.name for layout in LAYOUTS.values() if layout.cell == source.cell)
-        advice = f"Choose one of {known}."
+        known = [layout.name for layout in LAYOUTS.values() if layout.cell == source.cell]
         raise ArgumentError(
-            sentence("the layout of the target", f"that of {source.called} as the source's", target.name, advice)
+            sentence(
+                "the layout of the target",
+                f"that of {source.called} as the source's",
+                target.name,
+                f"Choose one of {', '.join([*known, GATEWISE])}.",
+            )
         )
+    return source, target
+
+
+def _layout_of_gatewise(cell: Cell) -> WeightLayout:
+    return WeightLayout(
+        name=GATEWISE,
+        system="gatewise.Recurrent",
+        gates="".join(cell.gates),
+        input=Matrix("weight_ih", Form.ROWS, 0),
+        recurrent=Matrix("weight_hh", Form.ROWS, 0),
+        bias=Bias(("bias_ih", "bias_hh"), required=False),
+        places=Places("{name}", "{name}", "{name}", "{name}", names=("recurrent", "bidirectional")),
+        suffix="_l{layer}{reverse}",
+        separator=".",
+        parameters=tuple(Parameters(name, (name,)) for name in cell.parameters),
+        cell=cell,
+    )

@@ -29,8 +29,8 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
 
     Returns:
         Weights with gates in the order of the layout's cell. `b_hh` is None if the layout has one bias, and both biases
-        are None if there is none; a forget bias that the system adds at run time is in `b_hh`. They may be views of
-        `tensors`.
+        are None if there is none; a forget bias that the system adds at run time is in `b_hh`. The parameters of the
+        cell follow. They may be views of `tensors`.
 
     Raises:
         ShapeError: The shapes do not fit each other; the message has the actual shapes.
@@ -59,7 +59,7 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
     if layout.forget_bias:
         biases = [biases[0], _forget_bias(biases[0], layout)]
     b_ih, b_hh = [*biases, None, None][:2]
-    return DirectionWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
+    return DirectionWeights(w_ih, w_hh, b_ih, b_hh, w_hr, _read_parameters(tensors, hidden_size, layout))
 
 
 def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Tensor]:
@@ -76,12 +76,15 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
         Tensors by the layout's names, without prefix and suffix.
 
     Raises:
-        ArgumentError: The weights have a projection and the layout does not.
+        ArgumentError: The weights have a projection or biases, and the layout does not.
     """
     layout = layout_named(layout)
     if weights.w_hr is not None and not layout.projection:
         advice = "Only the layout torch has projections."
         raise ArgumentError(sentence("weights", "without a projection", f"w_hr {list(weights.w_hr.shape)}", advice))
+    if weights.b_ih is not None and not layout.bias.names:
+        advice = f"{layout.system} has no biases before the normalization; train a layer with bias=False."
+        raise ArgumentError(sentence("weights", "without biases", f"b_ih {list(weights.b_ih.shape)}", advice))
     packed: dict[str, Tensor] = {}
     sources = (weights.w_ih, weights.w_hh) if layout.recurrent else (torch.cat((weights.w_ih, weights.w_hh), 1),)
     for matrix, source in zip(layout.matrices, sources, strict=True):
@@ -98,13 +101,14 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
     packed = {name: tensor for name, tensor in packed.items() if name not in _left_out(layout)}
     if weights.w_hr is not None:
         packed[layout.projection] = weights.w_hr.clone()
-    return packed
+    return packed | _parameters_to_write(weights, layout)
 
 
 def tensor_names(layout: WeightLayout) -> list[str]:
     """Return the names of one direction's tensors, without prefix and suffix."""
     projection = [layout.projection] if layout.projection else []
-    return [*_matrix_names(layout), *_bias_names(layout), *projection]
+    parameters = [parameters.tensor for parameters in layout.parameters]
+    return [*_matrix_names(layout), *_bias_names(layout), *projection, *parameters]
 
 
 def missing_tensors(found: Collection[str], layout: WeightLayout) -> list[str]:
@@ -116,6 +120,7 @@ def missing_tensors(found: Collection[str], layout: WeightLayout) -> list[str]:
     """
     biases = _bias_names(layout)
     needed = [*_matrix_names(layout), *(biases if layout.bias.required or set(biases) & set(found) else [])]
+    needed += [parameters.tensor for parameters in layout.parameters if parameters.required]
     return [name for name in needed if name not in found]
 
 
@@ -156,7 +161,7 @@ def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLa
 
 def _read_biases(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[Tensor]:
     """Return the layout's one or two biases, each [G*H] in the order of PyTorch; an empty list if there are none."""
-    if _bias_names(layout)[0] not in tensors:
+    if not layout.bias.names or _bias_names(layout)[0] not in tensors:
         return []
     some = tensors[_bias_names(layout)[0]]
     joined = []
@@ -202,6 +207,30 @@ def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Te
         b_ih = torch.cat([first if gate in apart else first + second for gate, first, second in gates])
         b_hh = torch.cat([second if gate in apart else torch.zeros_like(second) for gate, _, second in gates])
     return [b_ih, b_hh]
+
+
+def _read_parameters(tensors: Mapping[str, Tensor], hidden_size: int, layout: WeightLayout) -> tuple[Tensor, ...]:
+    """Return the parameters of the cell, each [H], in the order of the cell."""
+    found: dict[str, Tensor] = {}
+    for tensor, names, rows, _ in layout.parameters:
+        if tensor not in tensors:
+            continue
+        count = len(names)
+        shape = [rows, count * hidden_size // rows] if rows else [count * hidden_size]
+        _require(list(tensors[tensor].shape) == shape, tensors, layout)
+        for name, part in zip(names, tensors[tensor].flatten().chunk(count), strict=True):
+            found[name] = found[name] + part if name in found else part
+    return tuple(found[name] for name in layout.cell.parameters)
+
+
+def _parameters_to_write(weights: DirectionWeights, layout: WeightLayout) -> dict[str, Tensor]:
+    left = dict(zip(layout.cell.parameters, weights.parameters, strict=True))
+    written: dict[str, Tensor] = {}
+    for tensor, names, rows, _ in layout.parameters:
+        joined = torch.cat([left[name] for name in names])
+        written[tensor] = joined.view(rows, -1) if rows else joined
+        left |= {name: torch.zeros_like(left[name]) for name in names}
+    return written
 
 
 def _forget_bias(like: Tensor, layout: WeightLayout) -> Tensor:

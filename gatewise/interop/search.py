@@ -17,7 +17,7 @@ from gatewise.interop.stacks import Stack, checked
 
 _DIRECTIONS = (re.compile(r"(forward|fw)(_.*)?"), re.compile(r"(backward|bw)(_.*)?"))
 _INNER_SCOPES = re.compile(
-    r"cell|rnn|(basic_|cudnn_compatible_)?lstm_cell(_\d+)?|gru_cell(_\d+)?|simple_rnn_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
+    r"cell|layers|rnn|(basic_|cudnn_compatible_|layer_norm_basic_)?lstm_cell(_\d+)?|gru_cell(_\d+)?|simple_rnn_cell(_\d+)?|(multi|bidirectional|stack_bidirectional)_rnn.*"
 )
 _ANY_CELL = {"kernel", "bias", "b"}
 """The names that tensors of other layers have too."""
@@ -106,11 +106,12 @@ def _plain(name: str) -> str:
 def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
     layer, direction = 0, None
     parts = list(whole)
-    for part in whole:
-        number = re.fullmatch(layout.layer_numbers, part) if layout.layer_numbers else None
-        if number:
+    numbers = [re.fullmatch(layout.layer_numbers, part) if layout.layer_numbers else None for part in whole]
+    for index, number in reversed(list(enumerate(numbers))):
+        if number:  # the innermost one: modules further out may be numbered too
             layer = int(number[1])
-            parts.remove(part)
+            del parts[index]
+            break
     for index, pattern in enumerate(_DIRECTIONS):
         found = [part for part in parts if pattern.fullmatch(part)]
         if found and direction is None:
@@ -138,6 +139,9 @@ def _with_paired_directions(places: dict[_Place, dict[str, str]]) -> dict[_Place
 def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layout: WeightLayout) -> bool:
     if not layout.marker and not members.keys() - _ANY_CELL:
         return False
+    gains = {tensor for tensor, names, *_ in layout.parameters if names[0].startswith("gain")}
+    if gains and not gains & members.keys():
+        return False  # a plain layer
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
         return True
     # The recurrent layers of a system have the same names, but another number of gates; plain ones have one matrix.
@@ -153,10 +157,12 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
 def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, object], layout: WeightLayout) -> None:
     cells = {"/".join(place.whole) for place in places}
     for name in tensors:
-        for pattern, what in layout.refuses:
+        for pattern, what, other in layout.refuses:
             match = re.fullmatch(rf"(?:(.*)[/.])?({pattern})", _plain(name))
             if match and (match[1] or "").replace(".", "/") in cells:
-                advice = "gatewise cannot compute this cell. Leave the layer out."
+                advice = (
+                    f"Its layout is {other}." if other else "gatewise cannot compute this cell. Leave the layer out."
+                )
                 raise ArgumentError(sentence(name, f"absent: {layout.called} without {what}", "present", advice))
 
 

@@ -1,7 +1,7 @@
-"""Stacked LSTMs, GRUs and RNNs, independent of their names in a file, and their names in a layout.
+"""Stacked recurrent layers, independent of their names in a file, and their names in a layout.
 
-A `Stack` holds the weights of one `torch.nn.LSTM`, `GRU` or `RNN`. Keras and others have one module per layer:
-each is found as a stack of one layer, and `joined` combines them.
+A `Stack` holds the weights of one `torch.nn.LSTM`, `GRU`, `RNN` or `gatewise.Recurrent`. Keras and others have one
+module per layer: each is found as a stack of one layer, and `joined` combines them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gatewise.interop.packing import pack
 
 
 class Stack(NamedTuple):
-    """The weights of an LSTM, a GRU or an RNN of one or more layers.
+    """The weights of one or more recurrent layers that follow each other.
 
     Attributes:
         name: The name of its module; empty if the tensors had no prefix.
@@ -106,7 +106,7 @@ def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Te
     A single stack needs no name. Several stacks have their own names as prefixes.
 
     Raises:
-        ArgumentError: A stack has two directions or a projection, which the layout does not support.
+        ArgumentError: A stack has two directions, a projection or biases, which the layout does not support.
     """
     tensors: dict[str, Tensor] = {}
     for stack in stacks:
@@ -117,7 +117,8 @@ def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Te
                 suffix = layout.suffix.format(layer=layer, reverse="_reverse" if direction else "")
                 for tensor_name, tensor in pack(weights, layout).items():
                     parts = [part for part in re.split("[/.]", place) if part]
-                    tensors[layout.separator.join([*parts, tensor_name + suffix])] = tensor
+                    parts += tensor_name.split("/")
+                    tensors[layout.separator.join(parts) + suffix] = tensor
     return tensors
 
 

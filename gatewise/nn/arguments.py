@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from gatewise.cells import SHIPPED, Cell, candidate_changed, check_statement
+from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
 
@@ -46,7 +46,7 @@ def check_compiled(cell: Cell) -> None:
     Raises:
         ArgumentError: It traces a call of a cell that is not one of the library.
     """
-    if torch.compiler.is_compiling() and cell not in SHIPPED:
+    if torch.compiler.is_compiling() and not is_shipped(cell):
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(cell), advice))
 

@@ -51,7 +51,8 @@ class Recurrent(nn.Module):
         input_size: I, the number of input features.
         hidden_size: H, the number of hidden units.
         num_layers: L, the number of layers, each reading the output of the one below.
-        bias: Whether the two bias vectors exist.
+        bias: Whether the two bias vectors exist; None for what the cell says (`Cell.bias`), which is True for all cells
+            but those with layer normalization.
         batch_first: Whether input and output are [B, T, features] instead of [T, B, features]; the states never are.
         dropout: The probability of dropping each output of every layer but the last, in training mode.
         bidirectional: Whether there is a second direction, which reads the sequence from its end; D is then 2.
@@ -98,7 +99,7 @@ class Recurrent(nn.Module):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        bias: bool = True,
+        bias: bool | None = None,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
@@ -115,6 +116,7 @@ class Recurrent(nn.Module):
         super().__init__()
         check_cell(cell)
         check_sizes(input_size, hidden_size, num_layers)
+        bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
@@ -291,7 +293,7 @@ class Recurrent(nn.Module):
         """Return the cell, the sizes and every option that differs from its default."""
         options = {
             "num_layers": 1,
-            "bias": True,
+            "bias": self.cell.bias,
             "batch_first": False,
             "dropout": 0,
             "bidirectional": False,

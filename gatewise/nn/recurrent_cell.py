@@ -38,7 +38,8 @@ class RecurrentCell(nn.Module):
         cell: The cell, such as `gatewise.cells.CoupledLSTM()`, or an instance of your own class.
         input_size: I, the number of input features.
         hidden_size: H, the number of hidden units.
-        bias: Whether the two bias vectors exist.
+        bias: Whether the two bias vectors exist; None for what the cell says (`Cell.bias`), which is True for all cells
+            but those with layer normalization.
         device: The device of the parameters.
         dtype: The dtype of the parameters.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
@@ -70,7 +71,7 @@ class RecurrentCell(nn.Module):
         cell: Cell,
         input_size: int,
         hidden_size: int,
-        bias: bool = True,
+        bias: bool | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -79,6 +80,7 @@ class RecurrentCell(nn.Module):
         super().__init__()
         check_cell(cell)
         check_sizes(input_size, hidden_size)
+        bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
         self.cell = cell

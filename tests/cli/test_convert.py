@@ -10,6 +10,7 @@ pytest.importorskip("h5py")
 import safetensors.torch as safetensors
 
 from gatewise.interop.layouts import LAYOUTS
+from tests.published_layer_norm import PUBLISHED
 
 
 @pytest.fixture
@@ -133,3 +134,25 @@ def test_the_layout_of_the_source_must_be_given(gatewise, model):
     answer = gatewise("convert", model, "x.npz")
     assert answer.status == 2
     assert "--from" in answer.err
+
+
+def test_a_cell_that_pytorch_does_not_have_goes_to_the_layout_of_gatewise(gatewise, tmp_path):
+    one, other = (PUBLISHED["icefall"].tensors(seed) for seed in (1, 2))
+    model = {f"one.{name}": tensor.detach() for name, tensor in one.items()}
+    model |= {f"other.{name}": tensor.detach() for name, tensor in other.items()}
+    safetensors.save_file(model, "icefall.safetensors")
+    answer = gatewise("convert", "icefall.safetensors", "there.safetensors", "--from", "icefall-layer-norm")
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.splitlines()[-2:] == [
+        "These are separate LayerNormLSTMs. --stack combines them into one.",
+        "Wrote there.safetensors in the layout gatewise.",
+    ]
+    there = safetensors.load_file("there.safetensors")
+    assert torch.equal(there["one.gain_g_l0"], one["layers.0.cell.layernorm_cx.weight"])
+    back = gatewise(
+        "convert", "there.safetensors", "back.safetensors", "--from", "gatewise", "--to", "icefall-layer-norm"
+    )
+    assert back.status == 0
+    found = safetensors.load_file("back.safetensors")
+    assert found.keys() == model.keys()
+    assert all(torch.equal(tensor, model[name]) for name, tensor in found.items())

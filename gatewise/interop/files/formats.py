@@ -13,7 +13,7 @@ from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
-from gatewise.interop.layouts import WeightLayout, check_same_cell, layout_named
+from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack
 
@@ -69,7 +69,7 @@ def convert_file(
     pair: bool = False,
     stack: bool = False,
 ) -> Conversion:
-    """Convert the weights of LSTMs, GRUs or RNNs in a file to another file and layout.
+    """Convert the weights of recurrent layers in a file to another file and layout.
 
     The kind of a file is recognised by its name: `.safetensors`, `.npz`, `.keras`, `.weights.h5`, `.h5`, and TensorFlow
     checkpoints (`.ckpt`, or any name for which an `.index` file exists). The new file is written atomically; no file
@@ -79,7 +79,8 @@ def convert_file(
         source: The file to read.
         target: The file to write. It is replaced if it exists, and must not be a file of the source.
         source_layout: The layout of the source: the name of a layout, or a `WeightLayout`.
-        target_layout: The layout of the target: the name of a layout, or a `WeightLayout`.
+        target_layout: The layout of the target: the name of a layout, or a `WeightLayout`. One of the two may be
+            "gatewise"; see `gatewise.interop.convert.convert`.
         layers: The names of the layers to convert; see `gatewise.interop.convert.convert`.
         pair: Whether to combine layers of one direction; see `gatewise.interop.convert.convert`.
         stack: Whether to combine the layers to one stack; see `gatewise.interop.convert.convert`.
@@ -91,8 +92,7 @@ def convert_file(
         MissingExtra: h5py, safetensors or TensorFlow is required and not installed.
     """
     source, target = Path(source), Path(target)
-    source_layout, target_layout = layout_named(source_layout), layout_named(target_layout)
-    check_same_cell(source_layout, target_layout)
+    source_layout, target_layout = layouts_of_conversion(source_layout, target_layout)
     kind = _kind_to_write(target, target_layout)
     for written in _written(target, kind):
         for read in _read(source):

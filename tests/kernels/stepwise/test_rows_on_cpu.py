@@ -51,7 +51,7 @@ def test_agrees_with_the_oracle(case, cell, on_cpu):
     testing.check_kernel(Unrefused(), problem, "cpu")
 
 
-@pytest.mark.parametrize("form", ["lingvo", "returnn"])
+@pytest.mark.parametrize("form", ["lingvo", "returnn_joined"])
 def test_published_forms_agree_with_the_oracle(form, on_cpu):
     on_cpu(ProductLayout())
     cell = LayerNormLSTM.of(form)
