@@ -107,7 +107,7 @@ def layer_of(name, form="all", dtype=torch.float64, **options):
     if name not in WITH_CANDIDATE:
         rates.pop("candidate_dropout", None)
     torch.manual_seed(0)
-    return gatewise.Recurrent(cell, F, H, dtype=dtype, **rates, **options)
+    return gatewise.Recurrent(cell, F, H, dtype=dtype, **({"bias": True} | rates | options))
 
 
 def drawn(layer, dtype=torch.float64):

@@ -18,7 +18,7 @@ RESETS[2, 0] = RESETS[1, 2] = True
 
 def layer_of(cell, **options):
     torch.manual_seed(0)
-    return gatewise.Recurrent(cell, F, H, dtype=torch.float64, **options)
+    return gatewise.Recurrent(cell, F, H, dtype=torch.float64, **({"bias": True} | options))
 
 
 def x_of(*shape):
