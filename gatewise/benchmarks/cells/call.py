@@ -60,6 +60,7 @@ def layer_of(cell: Cell, size: int, **options: object) -> nn.Module:
         return GRU_LAYER(size, size, **options)  # type: ignore[arg-type]
     if type(cell) is RNN:
         return RNN_LAYER(size, size, nonlinearity=cell.nonlinearity, **options)  # type: ignore[arg-type]
+    options = {"bias": True} | options  # as the layers that it is compared with
     return Recurrent(cell, size, size, **options)  # type: ignore[arg-type]
 
 
