@@ -31,3 +31,20 @@ def test_a_page_shows_the_newest_record(page: Path) -> None:
         assert PICTURE.sub("", shown).strip() == expected.strip(), (
             f"run: gatewise bench report {name} --into {page.relative_to(ROOT)}"
         )
+
+
+def test_the_readme_states_the_speed_of_cells_as_the_tables_do() -> None:
+    tables = dict(BLOCK.findall((ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+
+    def row(table: str, name: str) -> list[str]:
+        line = next(line for line in tables[table].splitlines() if line.startswith(f"| {name} |"))
+        return [cell.strip().split("x")[0] for cell in line.strip("|").split("|")]
+
+    gru, own, normalized = row("gru", "bf16"), row("cells", "own_lstm"), row("cells", "layer_norm_lstm")
+    assert f"{gru[1]}x eager and {gru[2]}x under a CUDA graph" in readme
+    eager, graph = (f"{float(own[column]):.0f}x" for column in (5, 6))
+    assert f"takes {own[2]} of the time of `gatewise.LSTM`, {eager} as fast as the loop" in readme
+    assert f"in PyTorch eager and {graph} under a CUDA graph" in readme
+    eager, graph = (f"{float(normalized[column]):.0f}x" for column in (5, 6))
+    assert f"(docs/how-to/layer-norm.md) {eager} and {graph}" in readme

@@ -39,13 +39,14 @@ def draw(records: Sequence[CellRecord], prefix: Path, direction: str = TRAIN) ->
         raise ArgumentError(sentence("--plot", f"drawn from at least one measured row ({direction})", "none"))
     by_cell = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
     panels = [how for how in (EAGER, GRAPH) if any(row.ratio(way, how) for row in rows for way in _BARS)]
+    measured = [way for way in _BARS if any(row.ratio(way, how) for row in rows for how in panels)]
     with inked():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.6 * len(panels), 1.4 + 0.42 * len(by_cell)), layout="constrained")
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for one, how in zip(axes, panels, strict=True):
-            _panel(one, by_cell, how)
+            _panel(one, by_cell, how, measured)
         axes[0].set_yticks(range(len(by_cell)), [name.replace("_", " ") for name in by_cell])
         axes[0].set_ylim(len(by_cell) - 0.4, -0.6)
         handles, labels = axes[0].get_legend_handles_labels()
@@ -63,17 +64,18 @@ def drawable(records: Sequence[CellRecord], direction: str = TRAIN) -> list[Cell
     return [row for row in rows if row.dtype == rows[0].dtype]
 
 
-def _panel(axes: Axes, by_cell: dict[str, list[CellRecord]], how: str) -> None:
-    height = 0.8 / len(_BARS)
-    for place, (way, (name, colour)) in enumerate(_BARS.items()):
+def _panel(axes: Axes, by_cell: dict[str, list[CellRecord]], how: str, ways: Sequence[str]) -> None:
+    height = 0.8 / len(ways)
+    for place, way in enumerate(ways):
+        name, colour = _BARS[way]
         for number, rows in enumerate(by_cell.values()):
             factor = speed_up(rows, way, how)
             if not factor:
                 continue
-            at = number + height * (place - (len(_BARS) - 1) / 2)
+            at = number + height * (place - (len(ways) - 1) / 2)
             axes.barh(at, factor - 1, height, left=1, color=colour)
             axes.text(max(factor, 1), at, f" {factor:.3g}", va="center", fontsize="xx-small")
-        axes.barh(0, 0, left=1, color=colour, label=f"as {name}")  # an entry of the legend, whatever was measured
+        axes.barh(0, 0, left=1, color=colour, label=f"as {name}")  # an entry of the legend, in every panel
     axes.set_xscale("log")
     axes.axvline(1, color=INK, linewidth=1.0)
     axes.margins(x=0.12)
