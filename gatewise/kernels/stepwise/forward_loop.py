@@ -28,7 +28,7 @@ class LoopOutputs(NamedTuple):
         h_n: The final hidden states [D, B, R].
         c_n: The final values of the carried states [D, B, C*H].
         cells: The carried states of all steps [D, T, B, C*H]; None if no backward pass follows.
-        further: What the backward pass needs besides: the hidden states before the projection [D, T, B, H], or the
+        further: Another tensor for the backward pass: the hidden states before the projection [D, T, B, H], or the
             statistics of a cell that combines hidden units [D, T, B, count]; None without either, or if no backward
             pass follows.
     """
