@@ -35,7 +35,7 @@ SECONDS ?= 300
 SEED ?= 0
 PROCESSES ?= 8
 
-.PHONY: help demo test lint format gpu-test gpu-trials gpu-trajectories sanitize bench records docs clean
+.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ demo: $(TRAIN_READY) ## train a small language model on this machine and sample 
 	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu and not exhaustive"
 
 lint: $(DEV_READY) ## style, formatting, types and import order
 	$(RUN) -m ruff check .
@@ -55,6 +55,9 @@ lint: $(DEV_READY) ## style, formatting, types and import order
 format: $(DEV_READY) ## rewrite the sources in the project's format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+exhaustive-test: $(DEV_READY) ## tests of hundreds of random cells, a few of which `make test` runs
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) -m "exhaustive and not gpu"
 
 gpu-test: $(DEV_READY) ## the tests that need a CUDA device
 	$(RUN) -m pytest -m gpu

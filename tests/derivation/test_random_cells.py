@@ -14,7 +14,7 @@ TOGETHER = 20  # cells that the C++ compiler compiles at once
 
 def chunks(cells):
     """Number the chunks of cells, of which one is compiled by default."""
-    marks = [() if number == 0 else pytest.mark.slow for number in range(cells // TOGETHER)]
+    marks = [() if number == 0 else pytest.mark.exhaustive for number in range(cells // TOGETHER)]
     return pytest.mark.parametrize("chunk", [pytest.param(number, marks=own) for number, own in enumerate(marks)])
 
 

@@ -55,7 +55,7 @@ def test_eager_agrees_with_autograd(generator, source):
     check_eager(generator, source)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @many
 @given(generators, sources())
 def test_eager_agrees_with_autograd_on_many_cells(generator, source):

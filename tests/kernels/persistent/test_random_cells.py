@@ -20,7 +20,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 10))])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in range(1, 10))])
 def test_agrees_with_autograd(chunk, monkeypatch):
     emulation.emulate(monkeypatch)
     cells = seeded(range(chunk * TOGETHER, (chunk + 1) * TOGETHER), fused=True)

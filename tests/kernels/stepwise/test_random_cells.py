@@ -23,7 +23,7 @@ PROBLEMS = [
 
 def numbered(count):
     return pytest.mark.parametrize(
-        "seed", [pytest.param(seed, marks=() if seed < FEW else pytest.mark.slow) for seed in range(count)]
+        "seed", [pytest.param(seed, marks=() if seed < FEW else pytest.mark.exhaustive) for seed in range(count)]
     )
 
 
