@@ -152,7 +152,7 @@ NO_RESETS = Criterion(
     actual=lambda problem, device: "given" if problem.resets else "none",
     holds=lambda problem, device: not problem.resets,
     violation=lambda problem, device: (problem.replace(resets=True), device),
-    advice="the kernel `eager` computes them",
+    advice="the kernels `persistent`, `stepwise` and `eager` compute them",
 )
 
 
