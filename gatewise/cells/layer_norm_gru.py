@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell, Initial
 from gatewise.cells.normalization import standardized
 
@@ -62,8 +63,12 @@ class LayerNormGRU(Cell):
         self.normalized_gates, self.centered = gates, centered
         self.eps = (1e-3 if is_joint else 1e-5) if eps is None else eps
         self.update_bias = (-1.0 if is_joint else 0.0) if update_bias is None else update_bias
-        is_default = (gates, self.eps, self.update_bias, centered) == ("joint", 1e-3, -1.0, True)
-        self.name = type(self).name + ("" if is_default else self._stated())
+        self.name = self._named()
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        super().__setattr__(attribute, value)
+        if attribute != "name" and "name" in vars(self):  # the name follows options that change
+            self.name = self._named()
 
     @property
     def apart(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
@@ -90,14 +95,19 @@ class LayerNormGRU(Cell):
             found = scaled(standardized(*given, **options), "")
             r, z, n = [value + getattr(parameter, f"shift_{name}") for name, value in zip(GATES, found, strict=True)]
             z = torch.sigmoid(z + self.update_bias if self.update_bias else z)
-            return (1 - z) * state.h + z * torch.tanh(torch.sigmoid(r) * n), {}
+            return (1 - z) * state.h + z * candidate(torch.tanh(torch.sigmoid(r) * n)), {}
         u_r, u_z, u_n = scaled(standardized(*[value.input for value in given], **options), "ih_")
         v_r, v_z, v_n = scaled(standardized(*[value.recurrent for value in given], **options), "hh_")
         r = torch.sigmoid(u_r + v_r + parameter.shift_r)
         z = u_z + v_z + parameter.shift_z
         z = torch.sigmoid(z + self.update_bias if self.update_bias else z)
-        n = torch.tanh(u_n + parameter.shift_ih_n + r * (v_n + parameter.shift_hh_n))
+        n = candidate(torch.tanh(u_n + parameter.shift_ih_n + r * (v_n + parameter.shift_hh_n)))
         return z * state.h + (1 - z) * n, {}
+
+    def _named(self) -> str:
+        """Return the name of the class, with the options unless all of them are the defaults."""
+        options = self.normalized_gates, self.eps, self.update_bias, self.centered
+        return type(self).name + ("" if options == ("joint", 1e-3, -1.0, True) else self._stated())
 
     def _stated(self) -> str:
         stated = f"gates={self.normalized_gates!r}, eps={self.eps!r}, update_bias={self.update_bias!r}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell, Initial
 from gatewise.cells.normalization import standardized
 
@@ -47,9 +48,9 @@ class LayerNormLSTM(Cell):
     are 1 initially, and shifts 0.
 
     Args:
-        gates: What is normalized together: "apart", the 4 H input sums and the 4 H recurrent sums, each by themselves;
-            "joint", the 4 H sums of both; "each", the H sums of each gate; "none".
-        cell: Where the cell state is normalized: "output", in tanh(c') only; "carried", where it is passed to the next
+        gates: The sums that share a mean and a variance: "apart", the 4 H input sums, and the 4 H recurrent sums;
+            "joint", the 4 H totals of both; "each", the H totals of each gate; "none" for no normalization.
+        cell: The places where the normalized cell state is used: "output", in tanh(c') only; "carried", in the next
             step only; "both"; "none".
         hidden: Whether the hidden state h' is normalized as well.
         shift: Whether there are shifts.
@@ -95,7 +96,12 @@ class LayerNormLSTM(Cell):
         self.normalized_gates, self.normalized_cell, self.normalized_hidden = gates, cell, hidden
         self.shift, self.eps, self.gain_offset = shift, eps, gain_offset
         self.forget_bias, self.clip, self.bias = forget_bias, clip, bias
-        self.name = type(self).name + (f"({stated})" if (stated := self._stated()) else "")
+        self.name = self._named()
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        super().__setattr__(attribute, value)
+        if attribute != "name" and "name" in vars(self):  # the name follows options that change
+            self.name = self._named()
 
     @classmethod
     def of(cls, form: str, **options: Any) -> LayerNormLSTM:
@@ -160,7 +166,7 @@ class LayerNormLSTM(Cell):
             sums = [value + getattr(parameter, f"shift_{name}") for name, value in zip(GATES, sums, strict=True)]
         z_i, z_f, z_g, z_o = sums
         f = torch.sigmoid(z_f + self.forget_bias if self.forget_bias else z_f)
-        c = f * state.c + torch.sigmoid(z_i) * torch.tanh(z_g)
+        c = f * state.c + torch.sigmoid(z_i) * candidate(torch.tanh(z_g))
         if self.clip is not None:
             c = torch.clamp(c, -self.clip, self.clip)
         normalized = c if self.normalized_cell == "none" else affine(standardized(c, eps=self.eps), "c")
@@ -168,6 +174,10 @@ class LayerNormLSTM(Cell):
         if self.normalized_hidden:
             h = affine(standardized(h, eps=self.eps), "h")
         return h, {"c": c if self.normalized_cell == "output" else normalized}
+
+    def _named(self) -> str:
+        """Return the name of the class, with the options that differ from their defaults."""
+        return type(self).name + (f"({stated})" if (stated := self._stated()) else "")
 
     def _stated(self) -> str:
         """Return the options that differ from their defaults, as arguments of a call."""

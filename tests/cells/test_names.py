@@ -21,6 +21,15 @@ def test_a_name_stands_for_one_cell(cell):
     assert all((other.name == cell.name) == (other == cell) for other in (*SHIPPED, *OTHERS))
 
 
+def test_the_name_follows_options_that_change():
+    cell = LayerNormLSTM()
+    cell.eps = 1e-3
+    assert cell_named(cell.name) == cell == LayerNormLSTM(eps=1e-3)
+    gru = LayerNormGRU()
+    gru.update_bias = 0.0
+    assert cell_named(gru.name) == gru != LayerNormGRU()
+
+
 def test_default_cells_have_plain_names():
     assert LayerNormLSTM.of("haste").name == "layer_norm_lstm"
     assert LayerNormGRU().name == "layer_norm_gru"

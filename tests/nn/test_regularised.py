@@ -87,6 +87,35 @@ def mgu(gate, state, drop):
     return (1 - f) * state.h + f * drop((gate.n.input + f * gate.n.recurrent).tanh()), {}
 
 
+def normalized(*values, eps):
+    joined = torch.cat(values, -1)
+    centered = joined - joined.mean(-1, keepdim=True)
+    return (centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()).chunk(len(values), -1)
+
+
+def layer_norm_lstm(gate, state, drop, parameter):
+    p, names = vars(parameter), "ifgo"
+    of_input = normalized(*[getattr(gate, name).input for name in names], eps=1e-5)
+    of_hidden = normalized(*[getattr(gate, name).recurrent for name in names], eps=1e-5)
+    i, f, g, o = (
+        p[f"gain_ih_{name}"] * one + p[f"gain_hh_{name}"] * other + p[f"shift_{name}"]
+        for name, one, other in zip(names, of_input, of_hidden, strict=True)
+    )
+    c = f.sigmoid() * state.c + i.sigmoid() * drop(g.tanh())
+    (output,) = normalized(c, eps=1e-5)
+    return o.sigmoid() * (parameter.gain_c * output + parameter.shift_c).tanh(), {"c": c}
+
+
+def layer_norm_gru(gate, state, drop, parameter):
+    sums = normalized(gate.r, gate.z, gate.n, eps=1e-3)
+    r, z, n = (
+        getattr(parameter, f"gain_{name}") * own + getattr(parameter, f"shift_{name}")
+        for name, own in zip("rzn", sums, strict=True)
+    )
+    z = (z - 1).sigmoid()
+    return (1 - z) * state.h + z * drop((r.sigmoid() * n).tanh()), {}
+
+
 # The papers' equations with the candidate dropped; other cells have none.
 WITH_CANDIDATE = {
     "lstm": lstm,
@@ -96,6 +125,8 @@ WITH_CANDIDATE = {
     "coupled_lstm": coupled,
     "capped_lstm": capped,
     "mgu": mgu,
+    "layer_norm_lstm": layer_norm_lstm,
+    "layer_norm_gru": layer_norm_gru,
 }
 
 
@@ -146,7 +177,8 @@ class Masks:
         for _ in range(layer.num_layers):
             self.zoneout.append({name: mask(shape, rate) for name, rate in rates.items()})
             if self.candidate is not None:
-                self.candidate.append(mask(shape, 1 - layer.candidate_dropout) / (1 - layer.candidate_dropout))
+                kept = mask(shape, 1 - layer.candidate_dropout)
+                self.candidate.append(kept.double() / (1 - layer.candidate_dropout))
 
 
 def looped(layer, x, states, masks, lengths=None, resets=None):

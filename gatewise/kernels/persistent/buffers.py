@@ -116,7 +116,7 @@ def zeros_where_episodes_begin(values: Tensor, direction: int, resets: Tensor | 
     """Replace by zeros, in place, the values [T, B, F] of steps that read zeros instead of the states before them.
 
     Args:
-        values: What each step reads of the states before it, or the gradients of that.
+        values: The states before each step as the step reads them, or the gradients of these states.
         direction: 0, or 1 for reverse, where a reset separates the step before it from the step that it marks.
         resets: The steps at which episodes begin [T, B], or None, which changes nothing.
         lengths: The sequence lengths [B] on the device, or None.
