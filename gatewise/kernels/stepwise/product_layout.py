@@ -78,8 +78,8 @@ class ProductLayout:
         return (units, batch) if self.column_major else (batch, units)
 
 
-MOST_UNITS_OF_ROW = 8192
-"""The largest number of hidden units for which one block computes a batch row."""
+MOST_UNITS_OF_ROW = 6 * _MOST_THREADS_OF_ROW
+"""The largest number of hidden units for which one block computes a batch row: the largest build that GPU tests run."""
 
 
 def row_tiling(units: int) -> tuple[int, int]:
