@@ -1,11 +1,13 @@
-"""Generate the CUDA C++ code of a cell's step and adjoint for all hidden units of a batch row.
+"""Generate the CUDA C++ code of a cell's step and adjoint for threads that together compute all units of batch rows.
 
 This code supports every cell that can be traced: any number of sums, states and parameters, and steps that combine
-hidden units (`gatewise.cells.standardized`). A thread computes N units of a row; the threads of a block compute all.
-The code calls the functions of `kernels/cuda/functions.cuh` and `activations.cuh`, and defines
+hidden units (`gatewise.cells.standardized`). A thread computes N units, of one row or of several. The header
+`kernels/cuda/row_cell.cuh` includes the code, which defines
 
     SUMS, GATES, STATES, PARAMETERS   the numbers of sums, of gates, of states other than h, and of parameters
     STATISTICS                        the number of means and deviations over units that the step computes
+    PLACES, WIDEST                    the number of places in each function where threads combine units, and the
+                                      largest number of pairs of numbers that they combine in one place
     CARRIED                           the number of carried states (`fused.carried_states`), of which h is the last one
     input_gate(sum)                   the gate whose rows of the input weights contribute to a sum; -1 for none
     recurrent_gate(sum)               the gate whose rows of the recurrent weights contribute to a sum; -1 for none
@@ -14,9 +16,15 @@ The code calls the functions of `kernels/cuda/functions.cuh` and `activations.cu
     step_of_row(given, returned, statistics, row)          the step, and its statistics
     adjoint_of_row(given, returned, to, statistics, row)   the gradients of the inputs from those of the results
 
-`row` provides `exists(u)`, whether unit u of the thread belongs to the layer, `reciprocal`, 1 divided by the number of
-units, and `add_up<place>(numbers)`, which replaces an array of numbers by their sums over all threads of the row; calls
-in different places of a function have different indices `place`. `reciprocal_root(x)` is 1 / sqrt(x).
+All arguments but `row` are arrays with an element for each of the N units. `row` provides
+
+    exists(u)              whether unit u of the thread belongs to the layer
+    reciprocal             1 divided by the number of units
+    merge<place>(moments)  replaces the moments (mean and variance) of units by those of their rows [N][...]
+    add_up<place>(sums)    replaces numbers of units by their sums over the units of their rows [N][...]
+
+where each call in a function has its own index `place`. `reciprocal_root(x)` is 1 / sqrt(x), and `moments_of(x, ...)`
+returns the moments of the values of a unit.
 
 The step is divided into levels. The operations of a level compute each unit by itself. Between two levels, the means
 and deviations that the next level reads are computed over all units. The adjoint computes the step again and then goes
@@ -49,7 +57,12 @@ def row_code(cell: Cell) -> DeviceCode:
 
 @functools.lru_cache(maxsize=64)
 def _written(cell: Cell) -> str:
-    return "\n".join([*_structure(cell), *_Row(cell).step(), *_Row(cell).adjoint()])
+    step, adjoint = _Row(cell), _Row(cell)
+    lines = [*step.step(), *adjoint.adjoint()]
+    widths = [*step.widths, *adjoint.widths]
+    places = max(len(step.widths), len(adjoint.widths))
+    combined = f"constexpr int PLACES = {places}, WIDEST = {max(widths, default=0)};"
+    return "\n".join([*_structure(cell), combined, *lines])
 
 
 def _structure(cell: Cell) -> list[str]:
@@ -67,15 +80,19 @@ def _structure(cell: Cell) -> list[str]:
 
 
 class _Row:
-    """The generator of the code of one cell.
+    """The generator of a function of the code of one cell.
 
     Args:
         cell: The cell.
+
+    Attributes:
+        widths: For each place where threads combine units, the number of pairs of numbers.
     """
 
     def __init__(self, cell: Cell) -> None:
         step = traced(cell)
         self._step = step
+        self.widths: list[int] = []
         self._given = {name: f"sums[{index}]" for index, name in enumerate(step.sums)}
         self._given |= {before(name): f"states[{index}]" for index, name in enumerate(carried_states(cell))}
         self._given |= {learned(name): f"parameters[{index}]" for index, name in enumerate(cell.parameters)}
@@ -97,27 +114,25 @@ class _Row:
         return [
             "template <int N, class Units>",
             "__device__ __forceinline__ void step_of_row("
-            "const Given (&given)[N], Returned (&returned)[N], Real (&statistics)[STATISTICS + 1], const Units& row) {",
+            "const Given (&given)[N], Returned (&returned)[N], Real (&statistics)[N][STATISTICS + 1], Units& row) {",
             *self._forward(self._computed),
             _LOOP,
             *(f"        returned[u].{field} = {self._text(name)};" for field, name in self._returned),
+            *(f"        statistics[u][{index}] = {name}[u];" for name, index in self._of_row.items()),
             "    }",
-            *(f"    statistics[{index}] = {name};" for name, index in self._of_row.items()),
             "}",
         ]
 
     def adjoint(self) -> list[str]:
         """Return the function of the adjoint."""
-        pointwise = [operation.name for operation in self._step.operations if operation.name not in self._of_row]
-        declared = ", ".join(f"d_{name}[N] = {{}}" for name in pointwise)
+        declared = ", ".join(f"d_{operation.name}[N] = {{}}" for operation in self._step.operations)
         return [
             "template <int N, class Units>",
             "__device__ __forceinline__ void adjoint_of_row("
             "const Given (&given)[N], const Returned (&returned)[N], Given (&to)[N],"
-            " const Real (&statistics)[STATISTICS + 1], const Units& row) {",
+            " const Real (&statistics)[N][STATISTICS + 1], Units& row) {",
             *self._forward(self._known),
             f"    Real {declared};",
-            *(f"    Real d_{name} = 0;" for name in self._of_row),
             _LOOP,
             *(f"        to[u].{field} = 0;" for field in self._given.values()),
             *(f"        d_{name}[u] += returned[u].{field};" for field, name in self._returned),
@@ -130,8 +145,6 @@ class _Row:
         if is_number(value):
             return number(float(value))
         name = str(value)
-        if name in self._of_row:
-            return name
         return f"given[u].{self._given[name]}" if name in self._given else f"{name}[u]"
 
     def _gradient(self, value: Operand) -> str:
@@ -139,8 +152,7 @@ class _Row:
         return f"to[u].{self._given[name]}" if name in self._given else f"d_{name}[u]"
 
     def _forward(self, statistics_of: Callable[[Sequence[Operation]], Iterator[str]]) -> Iterator[str]:
-        names = [operation.name for operation in self._step.operations if operation.name not in self._of_row]
-        yield f"    Real {', '.join(f'{name}[N]' for name in names)};"
+        yield f"    Real {', '.join(f'{operation.name}[N]' for operation in self._step.operations)};"
         for operations in self._levels:
             statistics = [operation for operation in operations if operation.function in STATISTICS]
             yield from statistics_of(statistics)
@@ -153,33 +165,57 @@ class _Row:
 
     def _known(self, statistics: Sequence[Operation]) -> Iterator[str]:
         """Yield the code that reads the statistics of a level."""
-        return (f"    const Real {own.name} = statistics[{self._of_row[own.name]}];" for own in statistics)
+        yield _LOOP
+        yield from (f"        {own.name}[u] = statistics[u][{self._of_row[own.name]}];" for own in statistics)
+        yield "    }"
 
     def _computed(self, statistics: Sequence[Operation]) -> Iterator[str]:
-        """Yield the code that computes the statistics of a level: first its means, then its deviations."""
-        yield from self._averages([operation for operation in statistics if operation.function == MEAN])
-        yield from self._averages([operation for operation in statistics if operation.function != MEAN])
+        """Yield the code that computes the statistics of a level."""
+        means = [operation for operation in statistics if operation.function == MEAN]
+        deviations = [operation for operation in statistics if operation.function != MEAN]
+        if means:
+            moments, place = self._combined("Moments", means, pairs=len(means))
+            yield moments
+            yield _LOOP
+            for index, operation in enumerate(means):
+                values = ", ".join(map(self._text, operation.operands))
+                yield f"        combined_{place}[u][{index}] = moments_of({values});"
+            yield "    }"
+            yield f"    row.template merge<{place}>(combined_{place});"
+            yield _LOOP
+            for index, operation in enumerate(means):
+                yield f"        {operation.name}[u] = combined_{place}[u][{index}].mean;"
+                for own in deviations:
+                    if own.operands[1] == operation.name:
+                        variance = f"combined_{place}[u][{index}].variance"
+                        yield f"        {own.name}[u] = reciprocal_root({variance} + {self._text(own.operands[0])});"
+            yield "    }"
+        yield from self._about_numbers([own for own in deviations if is_number(own.operands[1])])
 
-    def _averages(self, operations: Sequence[Operation]) -> Iterator[str]:
-        """Yield the code of means, or of deviations, that are summed over units together."""
-        if not operations:
+    def _about_numbers(self, deviations: Sequence[Operation]) -> Iterator[str]:
+        """Yield the code that computes deviations from given numbers."""
+        if not deviations:
             return
-        sums = f"sums_of_{operations[0].name}"
-        yield f"    Real {sums}[{len(operations)}] = {{}};"
+        sums, place = self._combined("Real", deviations)
+        yield sums
         yield _LOOP
-        for index, operation in enumerate(operations):
-            terms = [self._text(value) for value in _averaged(operation)]
-            if operation.function != MEAN:
-                mean = self._text(operation.operands[1])
-                terms = [f"({term} - {mean}) * ({term} - {mean})" for term in terms]
-            yield f"        if (row.exists(u)) {sums}[{index}] += {' + '.join(terms)};"
+        for index, operation in enumerate(deviations):
+            mean = self._text(operation.operands[1])
+            terms = [f"({term} - {mean}) * ({term} - {mean})" for term in map(self._text, _averaged(operation))]
+            yield f"        combined_{place}[u][{index}] = {' + '.join(terms)};"
         yield "    }"
-        yield f"    row.template add_up<{self._of_row[operations[0].name]}>({sums});"
-        for index, operation in enumerate(operations):
-            average = f"{sums}[{index}] * {_share(operation)}"
-            if operation.function != MEAN:
-                average = f"reciprocal_root({average} + {self._text(operation.operands[0])})"
-            yield f"    const Real {operation.name} = {average};"
+        yield f"    row.template add_up<{place}>(combined_{place});"
+        yield _LOOP
+        for index, operation in enumerate(deviations):
+            average = f"combined_{place}[u][{index}] * {_share(operation)}"
+            yield f"        {operation.name}[u] = reciprocal_root({average} + {self._text(operation.operands[0])});"
+        yield "    }"
+
+    def _combined(self, kind: str, operations: Sequence[Operation], pairs: int | None = None) -> tuple[str, int]:
+        """Return the declaration of the values that the threads combine in a new place, and its index."""
+        place = len(self.widths)
+        self.widths.append((len(operations) + 1) // 2 if pairs is None else pairs)
+        return f"    {kind} combined_{place}[N][{len(operations)}];", place
 
     def _backward(self, operations: Sequence[Operation]) -> Iterator[str]:
         """Yield the code that hands the gradients of the results of a level to the operands."""
@@ -193,25 +229,25 @@ class _Row:
                 if is_number(operand) or slope == 0:
                     continue
                 share = given if slope == 1 else f"{given} * ({printed.doprint(slope)})"
-                if operand in self._of_row:
-                    yield f"        if (row.exists(u)) d_{operand} += {share};"
-                else:
-                    yield f"        {self._gradient(operand)} += {share};"
+                yield f"        {self._gradient(operand)} += {share};"
         yield "    }"
         statistics = [operation for operation in operations if operation.function in STATISTICS]
         if not statistics:
             return
-        names = [operation.name for operation in statistics]
-        sums = f"gradients_of_{names[0]}"
-        yield f"    Real {sums}[{len(names)}] = {{{', '.join(f'd_{name}' for name in names)}}};"
-        yield f"    row.template add_up<{self._of_row[names[0]]}>({sums});"
-        for index, operation in enumerate(statistics):
-            name, factor = operation.name, "" if operation.function == MEAN else f" * {operation.name}"
-            yield f"    d_{name} = {sums}[{index}]{factor * 3} * {_share(operation)};"
+        sums, place = self._combined("Real", statistics)
+        yield sums
         yield _LOOP
+        for index, operation in enumerate(statistics):
+            yield f"        combined_{place}[u][{index}] = d_{operation.name}[u];"
+        yield "    }"
+        yield f"    row.template add_up<{place}>(combined_{place});"
+        yield _LOOP
+        for index, operation in enumerate(statistics):
+            name, factor = operation.name, "" if operation.function == MEAN else f" * {operation.name}[u]"
+            yield f"        d_{name}[u] = combined_{place}[u][{index}]{factor * 3} * {_share(operation)};"
         for operation in statistics:
             for value in _averaged(operation):
-                share = f"d_{operation.name}"
+                share = f"d_{operation.name}[u]"
                 if operation.function != MEAN:
                     share = f"-{share} * ({self._text(value)} - {self._text(operation.operands[1])})"
                 yield f"        {self._gradient(value)} += {share};"

@@ -33,6 +33,7 @@ inline double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 inline double tanh_of(double x) { return std::tanh(x); }
 inline double reciprocal_root(double x) { return 1 / std::sqrt(x); }
 #include "functions.cuh"
+#include "moments.cuh"
 """
 
 _UNITS = """
@@ -68,7 +69,22 @@ CELL_CODE
 struct Row {
     Real reciprocal;
     bool exists(int u) const { return u < UNITS; }
-    template <int PLACE, int COUNT> void add_up(Real (&numbers)[COUNT]) const {}
+    template <int PLACE, int COUNT> void add_up(Real (&numbers)[UNITS + 1][COUNT]) const {
+        for (int i = 0; i < COUNT; i++) {
+            Real sum = 0;
+            for (int u = 0; u < UNITS; u++) sum += numbers[u][i];
+            for (int u = 0; u < UNITS + 1; u++) numbers[u][i] = sum;
+        }
+    }
+    template <int PLACE, int COUNT> void merge(Moments (&moments)[UNITS + 1][COUNT]) const {
+        for (int i = 0; i < COUNT; i++) {
+            Moments all = {0, 0};
+            for (int u = 0; u < UNITS; u++) all.mean += moments[u][i].mean / UNITS;
+            for (int u = 0; u < UNITS; u++)
+                all.variance += (moments[u][i].variance + (moments[u][i].mean - all.mean) * (moments[u][i].mean - all.mean)) / UNITS;
+            for (int u = 0; u < UNITS + 1; u++) moments[u][i] = all;
+        }
+    }
 };
 template <class Each> static void each(Given (&given)[UNITS + 1], Each visit) {
     for (int u = 0; u < UNITS + 1; u++) {
@@ -84,7 +100,7 @@ extern "C" void row_NUMBER(
     Returned returned[UNITS + 1], gradient[UNITS + 1];
     const Row row = {Real(1) / UNITS};
     each(given, [&](Real& own, int place, bool exists) { own = exists ? values[place] : NAN; });
-    Real statistics[STATISTICS + 1];
+    Real statistics[UNITS + 1][STATISTICS + 1];
     step_of_row(given, returned, statistics, row);
     for (int u = 0; u < UNITS + 1; u++)
         for (int i = 0; i < STATES + 1; i++) {

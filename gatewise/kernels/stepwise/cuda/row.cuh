@@ -3,15 +3,9 @@
 // gatewise/derivation/row.py generates from the definition of the cell.
 #pragma once
 #define WIDTH 1
-#include "activations.cuh"
-#include "functions.cuh"
 #include "launch.cuh"
+#include "row_cell.cuh"
 #include "vectors.cuh"
-
-__device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
-__device__ __forceinline__ double reciprocal_root(double x) { return 1 / sqrt(x); }
-
-CELL_CODE
 
 struct Row {
     int units;
@@ -36,7 +30,7 @@ struct Row {
     // Replaces numbers by their sums over all threads of the block, added in the same order in every call. Each PLACE is called
     // once in a launch, so that no thread overwrites sums that another one has not read.
     template <int PLACE, int COUNT>
-    __device__ __forceinline__ void add_up(Real (&numbers)[COUNT]) const {
+    __device__ __forceinline__ static void add_up_block(Real (&numbers)[COUNT]) {
 #if THREADS > 1
         constexpr int WARPS = THREADS / 32;
         __shared__ Real partial[COUNT][WARPS];
@@ -51,6 +45,45 @@ struct Row {
         for (int i = 0; i < COUNT; i++) numbers[i] = partial[i][lane % WARPS];
         add_up_lanes<WARPS / 2>(numbers);
 #endif
+    }
+
+    // Replaces numbers of units by their sums over all units of the row.
+    template <int PLACE, int COUNT>
+    __device__ __forceinline__ void add_up(Real (&numbers)[UNITS][COUNT]) const {
+        Real sums[COUNT] = {};
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (exists(u)) sums[i] += numbers[u][i];
+        add_up_block<2 * PLACE>(sums);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) numbers[u][i] = sums[i];
+    }
+
+    // Replaces the moments of units by those of the row: first the mean of all means, then the variance about it.
+    template <int PLACE, int COUNT>
+    __device__ __forceinline__ void merge(Moments (&moments)[UNITS][COUNT]) const {
+        Real means[UNITS][COUNT], variances[COUNT] = {};
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) means[u][i] = moments[u][i].mean;
+        add_up<PLACE>(means);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const Real distance = moments[u][i].mean - means[u][i] * reciprocal;
+                if (exists(u)) variances[i] += moments[u][i].variance + distance * distance;
+            }
+        add_up_block<2 * PLACE + 1>(variances);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) moments[u][i] = {means[u][i] * reciprocal, variances[i] * reciprocal};
     }
 };
 

@@ -52,10 +52,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
         }
         return;
     }
-    Real statistics[STATISTICS + 1];
+    Real statistics[UNITS][STATISTICS + 1];  // the same for all units
 #pragma unroll
-    for (int i = 0; i < STATISTICS; i++)
-        statistics[i] = a.statistics[(((i64)direction * a.time + at.t) * a.outer + b) * STATISTICS + i];
+    for (int i = 0; i < STATISTICS; i++) {
+        const Real own = a.statistics[(((i64)direction * a.time + at.t) * a.outer + b) * STATISTICS + i];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) statistics[u][i] = own;
+    }
     const i64 before = direction ? at.t + 1 : at.t - 1;
     const Real* const earlier = a.cells + (((i64)direction * a.time + before) * a.outer + b) * CARRIED * a.inner;
     const Value* const initial = a.c0 + plane * CARRIED * a.inner;

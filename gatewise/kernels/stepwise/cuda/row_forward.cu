@@ -71,13 +71,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
                 total += widened(product[recurrent_gate(sum) * a.product_gate + row.near(u)]);
         }
     Returned returned[UNITS];
-    Real statistics[STATISTICS + 1];
+    Real statistics[UNITS][STATISTICS + 1];  // the same for all units
     step_of_row(given, returned, statistics, row);
     const i64 token = ((i64)direction * a.time + at.t) * a.outer + b;
     Real* const kept = a.cells ? a.cells + token * CARRIED * a.inner : nullptr;
     if (kept && threadIdx.x == 0)
 #pragma unroll
-        for (int i = 0; i < STATISTICS; i++) a.statistics[token * STATISTICS + i] = statistics[i];
+        for (int i = 0; i < STATISTICS; i++) a.statistics[token * STATISTICS + i] = statistics[0][i];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         if (!row.exists(u)) continue;
