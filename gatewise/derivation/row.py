@@ -39,6 +39,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import slopes
@@ -57,12 +58,58 @@ def row_code(cell: Cell) -> DeviceCode:
 
 @functools.lru_cache(maxsize=64)
 def _written(cell: Cell) -> str:
-    step, adjoint = _Row(cell), _Row(cell)
-    lines = [*step.step(), *adjoint.adjoint()]
-    widths = [*step.widths, *adjoint.widths]
-    places = max(len(step.widths), len(adjoint.widths))
-    combined = f"constexpr int PLACES = {places}, WIDEST = {max(widths, default=0)};"
-    return "\n".join([*_structure(cell), combined, *lines])
+    return "\n".join([*_structure(cell), *_Row(cell).step(), *_Row(cell).adjoint()])
+
+
+class Combinations(NamedTuple):
+    """The combinations of hidden units in a cell's code.
+
+    Attributes:
+        places: The number of places in a function where threads combine units: the larger one of both functions.
+        widest: The largest number of pairs of numbers that are combined for a row in one place.
+    """
+
+    places: int
+    widest: int
+
+
+@functools.lru_cache(maxsize=256)
+def combinations_of(cell: Cell) -> Combinations:
+    """Return the combinations of hidden units in the code of a cell."""
+    of_step, of_adjoint = list[int](), list[int]()
+    for statistics in map(_statistics, levels_of(cell)):
+        means, others = _moments_and_others(statistics)
+        of_step += [*([len(means)] if means else []), *([_pairs(others)] if others else [])]
+        of_adjoint += [_pairs(statistics)] if statistics else []
+    return Combinations(max(len(of_step), len(of_adjoint)), max([*of_step, *of_adjoint], default=0))
+
+
+def _pairs(operations: Sequence[Operation]) -> int:
+    return (len(operations) + 1) // 2
+
+
+def levels_of(cell: Cell) -> list[list[Operation]]:
+    """Return the operations of a cell's step in levels: those of a level read statistics of this level and earlier."""
+    operations, levels = traced(cell).operations, dict[str, int]()
+    for operation in operations:
+        read = [levels.get(str(operand), 0) for operand in _values(operation)]
+        levels[operation.name] = max(read, default=0) + (operation.function in STATISTICS)
+    # The deviation is computed from the mean of the same values at the same level.
+    return [
+        [operation for operation in operations if levels[operation.name] == level]
+        for level in range(max(levels.values()) + 1)
+    ]
+
+
+def _statistics(operations: Sequence[Operation]) -> list[Operation]:
+    return [operation for operation in operations if operation.function in STATISTICS]
+
+
+def _moments_and_others(statistics: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
+    """Return the means, and the deviations from given numbers; other deviations belong to the means."""
+    means = [operation for operation in statistics if operation.function == MEAN]
+    others = [own for own in statistics if own.function != MEAN and is_number(own.operands[1])]
+    return means, others
 
 
 def _structure(cell: Cell) -> list[str]:
@@ -70,6 +117,7 @@ def _structure(cell: Cell) -> list[str]:
     carried = carried_states(cell)
     numbers = {"SUMS": len(cell.sums), "GATES": gates, "STATES": len(cell.states), "PARAMETERS": len(cell.parameters)}
     numbers |= {"CARRIED": len(carried), "STATISTICS": len(traced(cell).statistics)}
+    numbers |= dict(zip(("PLACES", "WIDEST"), combinations_of(cell), strict=True))
     return [
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in numbers.items())};",
         place("input_gate", [index if index < gates else -1 for index in range(len(cell.sums))]),
@@ -84,30 +132,19 @@ class _Row:
 
     Args:
         cell: The cell.
-
-    Attributes:
-        widths: For each place where threads combine units, the number of pairs of numbers.
     """
 
     def __init__(self, cell: Cell) -> None:
         step = traced(cell)
         self._step = step
-        self.widths: list[int] = []
+        self._places = itertools.count()
         self._given = {name: f"sums[{index}]" for index, name in enumerate(step.sums)}
         self._given |= {before(name): f"states[{index}]" for index, name in enumerate(carried_states(cell))}
         self._given |= {learned(name): f"parameters[{index}]" for index, name in enumerate(cell.parameters)}
         self._returned = [("hidden", step.hidden)]
         self._returned += [(f"states[{index}]", name) for index, name in enumerate(step.after)]
         self._of_row = {operation.name: index for index, operation in enumerate(step.statistics)}
-        levels: dict[str, int] = {}
-        for operation in step.operations:
-            read = [levels.get(str(operand), 0) for operand in _values(operation)]
-            levels[operation.name] = max(read, default=0) + (operation.function in STATISTICS)
-        # The deviation is computed from the mean of the same values at the same level.
-        self._levels = [
-            [operation for operation in step.operations if levels[operation.name] == level]
-            for level in range(max(levels.values()) + 1)
-        ]
+        self._levels = levels_of(cell)
 
     def step(self) -> list[str]:
         """Return the function of the step."""
@@ -154,8 +191,7 @@ class _Row:
     def _forward(self, statistics_of: Callable[[Sequence[Operation]], Iterator[str]]) -> Iterator[str]:
         yield f"    Real {', '.join(f'{operation.name}[N]' for operation in self._step.operations)};"
         for operations in self._levels:
-            statistics = [operation for operation in operations if operation.function in STATISTICS]
-            yield from statistics_of(statistics)
+            yield from statistics_of(_statistics(operations))
             yield _LOOP
             for operation in operations:
                 if operation.function not in STATISTICS:
@@ -171,11 +207,10 @@ class _Row:
 
     def _computed(self, statistics: Sequence[Operation]) -> Iterator[str]:
         """Yield the code that computes the statistics of a level."""
-        means = [operation for operation in statistics if operation.function == MEAN]
-        deviations = [operation for operation in statistics if operation.function != MEAN]
+        means, others = _moments_and_others(statistics)
         if means:
-            moments, place = self._combined("Moments", means, pairs=len(means))
-            yield moments
+            place = next(self._places)
+            yield f"    Moments combined_{place}[N][{len(means)}];"
             yield _LOOP
             for index, operation in enumerate(means):
                 values = ", ".join(map(self._text, operation.operands))
@@ -185,19 +220,19 @@ class _Row:
             yield _LOOP
             for index, operation in enumerate(means):
                 yield f"        {operation.name}[u] = combined_{place}[u][{index}].mean;"
-                for own in deviations:
-                    if own.operands[1] == operation.name:
+                for own in statistics:
+                    if own.function != MEAN and own.operands[1] == operation.name:
                         variance = f"combined_{place}[u][{index}].variance"
                         yield f"        {own.name}[u] = reciprocal_root({variance} + {self._text(own.operands[0])});"
             yield "    }"
-        yield from self._about_numbers([own for own in deviations if is_number(own.operands[1])])
+        yield from self._about_numbers(others)
 
     def _about_numbers(self, deviations: Sequence[Operation]) -> Iterator[str]:
         """Yield the code that computes deviations from given numbers."""
         if not deviations:
             return
-        sums, place = self._combined("Real", deviations)
-        yield sums
+        place = next(self._places)
+        yield f"    Real combined_{place}[N][{len(deviations)}];"
         yield _LOOP
         for index, operation in enumerate(deviations):
             mean = self._text(operation.operands[1])
@@ -210,12 +245,6 @@ class _Row:
             average = f"combined_{place}[u][{index}] * {_share(operation)}"
             yield f"        {operation.name}[u] = reciprocal_root({average} + {self._text(operation.operands[0])});"
         yield "    }"
-
-    def _combined(self, kind: str, operations: Sequence[Operation], pairs: int | None = None) -> tuple[str, int]:
-        """Return the declaration of the values that the threads combine in a new place, and its index."""
-        place = len(self.widths)
-        self.widths.append((len(operations) + 1) // 2 if pairs is None else pairs)
-        return f"    {kind} combined_{place}[N][{len(operations)}];", place
 
     def _backward(self, operations: Sequence[Operation]) -> Iterator[str]:
         """Yield the code that hands the gradients of the results of a level to the operands."""
@@ -231,11 +260,11 @@ class _Row:
                 share = given if slope == 1 else f"{given} * ({printed.doprint(slope)})"
                 yield f"        {self._gradient(operand)} += {share};"
         yield "    }"
-        statistics = [operation for operation in operations if operation.function in STATISTICS]
+        statistics = _statistics(operations)
         if not statistics:
             return
-        sums, place = self._combined("Real", statistics)
-        yield sums
+        place = next(self._places)
+        yield f"    Real combined_{place}[N][{len(statistics)}];"
         yield _LOOP
         for index, operation in enumerate(statistics):
             yield f"        combined_{place}[u][{index}] = d_{operation.name}[u];"

@@ -17,6 +17,11 @@ from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Res
 from gatewise.derivation.fused import carried_states
 
 
+def carried_size(problem: Problem) -> int:
+    """Return the number of values of a sequence's carried states, C*H with C carried states."""
+    return len(carried_states(problem.cell)) * problem.hidden_size
+
+
 def carries_hidden(problem: Problem) -> bool:
     """Return whether the hidden state is one of the carried states."""
     return "h" in carried_states(problem.cell)

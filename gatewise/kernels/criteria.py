@@ -53,21 +53,12 @@ IN_PYTORCH = Criterion(
 )
 
 
-class _TwoStates(Cell):
-    """A cell with two carried states, which does not meet the criterion `FUSES`."""
-
-    name = "a cell with two states"
-    gates = ("a", "b")
-    states = ("m", "n")
-
-    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
-        m, n = state.m + gate.a, state.n + gate.b
-        return m - n, {"m": m, "n": n}
-
-
 @functools.lru_cache(maxsize=256)
 def is_fused(cell: Cell) -> bool:
-    """Return whether a cell meets the criterion `FUSES`."""
+    """Return whether fused code computes a cell: one carried state, at most four sums, no parameters or statistics.
+
+    Other cells are computed by the code of `gatewise.derivation.row`.
+    """
     if isinstance(cell, Regularised) or cell.parameters or len(cell.sums) > MOST_SUMS or not is_pointwise(cell):
         return False
     return len(carried_states(cell)) == 1
@@ -81,18 +72,6 @@ def _described(cell: Cell) -> str:
     learned = f", {len(cell.parameters)} parameters" if cell.parameters else ""
     normalized = "" if is_pointwise(cell) else ", normalization over units"
     return f"{cell.name}, with {len(carried_states(cell))} carried, {len(cell.sums)} sums{learned}{normalized}"
-
-
-FUSES = Criterion(
-    "cell",
-    allowed=(
-        f"a cell with one carried state, at most {MOST_SUMS} gate sums, no parameters of its own, no"
-        " normalization over units and no masks"
-    ),
-    actual=lambda problem, device: _described(problem.cell),
-    holds=lambda problem, device: is_fused(problem.cell),
-    violation=lambda problem, device: (problem.replace(cell=_TwoStates(), proj_size=0), device),
-)
 
 
 class _Branches(Cell):
@@ -111,6 +90,25 @@ TRACES = Criterion(
     actual=lambda problem, device: _described(problem.cell),
     holds=lambda problem, device: not isinstance(problem.cell, Regularised) and not refusal_of(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
+)
+
+
+class _FiveGates(Cell):
+    """A cell that does not meet the criterion `FOUR_GATES`."""
+
+    name = "a cell with five gates"
+    gates = ("a", "b", "c", "d", "e")
+
+    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+        return torch.tanh(gate.a + gate.b + gate.c + gate.d + gate.e), {}
+
+
+FOUR_GATES = Criterion(
+    "cell",
+    allowed=f"a cell with at most {MOST_SUMS} gates",
+    actual=lambda problem, device: f"{problem.cell.name} with {len(problem.cell.gates)} gates",
+    holds=lambda problem, device: len(problem.cell.gates) <= MOST_SUMS,
+    violation=lambda problem, device: (problem.replace(cell=_FiveGates(), proj_size=0), device),
 )
 
 NOT_EMPTY = Criterion(

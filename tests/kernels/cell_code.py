@@ -80,8 +80,10 @@ struct Row {
         for (int i = 0; i < COUNT; i++) {
             Moments all = {0, 0};
             for (int u = 0; u < UNITS; u++) all.mean += moments[u][i].mean / UNITS;
-            for (int u = 0; u < UNITS; u++)
-                all.variance += (moments[u][i].variance + (moments[u][i].mean - all.mean) * (moments[u][i].mean - all.mean)) / UNITS;
+            for (int u = 0; u < UNITS; u++) {
+                const Real distance = moments[u][i].mean - all.mean;
+                all.variance += (moments[u][i].variance + distance * distance) / UNITS;
+            }
             for (int u = 0; u < UNITS + 1; u++) moments[u][i] = all;
         }
     }

@@ -2,8 +2,9 @@
 //
 // Four neighbouring lanes compute four neighbouring units of a row. The functions here load and store whole words and
 // exchange values between these lanes, so that the passes need not know the size of a value.
+//
+// The type `Kept`, a vector of four numbers, is defined before this file is included.
 #pragma once
-#include "cell.cuh"
 #include "exchange.cuh"
 #include "memory.cuh"
 #include "shuffles.cuh"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
+from gatewise.kernels.carried import carried_size
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import Operand, Tokens
@@ -169,8 +170,8 @@ def crop_gates(matrix: Tensor, size: int, columns: int, into: Tensor | None = No
 def new_result(problem: Problem, x: Tensor, tokens: Tokens, kept: tuple[Tensor, ...]) -> Result:
     """Return uninitialised outputs and final states of one layer, with the memory for what it keeps."""
     y = tokens.new(x, width=problem.num_directions * problem.hidden_size)
-    shape = problem.num_directions, tokens.batch, problem.hidden_size
-    return Result(y, x.new_empty(*shape), x.new_empty(*shape), kept)
+    rows = problem.num_directions, tokens.batch
+    return Result(y, x.new_empty(*rows, problem.hidden_size), x.new_empty(*rows, carried_size(problem)), kept)
 
 
 def new_weight_gradients(layer: Layer, *, apart: bool = False) -> tuple[Tensor, ...]:
@@ -206,6 +207,7 @@ def weight_shapes(problem: Problem) -> list[tuple[int, ...]]:
     for layer in range(problem.num_layers):
         own = [(gates, problem.layer_input_size(layer)), (gates, problem.state_size)]
         own += [(gates,)] * (2 * problem.bias) + [(problem.proj_size, problem.hidden_size)] * (problem.proj_size > 0)
+        own += [(problem.hidden_size,)] * len(problem.cell.parameters)
         shapes += own * problem.num_directions
     return shapes
 

@@ -12,6 +12,7 @@ from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.carried import carried_size
 from gatewise.kernels.cuda.allocations import Allocations, counting_scratch, run_dry
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, replay
@@ -99,7 +100,7 @@ def _outputs(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return (
         _new(problem, problem.time, problem.batch, problem.output_size),
         _new(problem, rows, problem.batch, problem.state_size),
-        _new(problem, rows, problem.batch, problem.hidden_size),
+        _new(problem, rows, problem.batch, carried_size(problem)),
     )
 
 

@@ -14,12 +14,14 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
+    carries_hidden,
     gradients_as_carried,
     gradients_without_hidden,
     without_hidden,
 )
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
@@ -47,7 +49,10 @@ class _Persistent:
     summary = "recurrent weights on the chip, one launch a layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
-    traces = Traces(frozenset({"recurrent_forward"}), frozenset({"recurrent_backward"}))  # in cuda/*.cu
+    traces = Traces(  # entry points in cuda/*.cu
+        frozenset({"recurrent_forward", "recurrent_row_forward"}),
+        frozenset({"recurrent_backward", "recurrent_row_backward"}),
+    )
 
     def single_use(self, problem: Problem) -> bool:
         if problem.rebuilds_gates:
@@ -106,7 +111,7 @@ class _Persistent:
         return _memory_of(problem, device).workspace_bytes
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
+        replayed, carries = _stack_of()(problem), carries_hidden(problem)
         if carries:
             inputs = as_carried(problem, inputs)
         if replayed is not None:
@@ -118,7 +123,7 @@ class _Persistent:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        replayed, carries = _stack_of()(problem), not problem.cell.states  # as `carries_hidden`, a Python call less
+        replayed, carries = _stack_of()(problem), carries_hidden(problem)
         if carries:
             inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)
         if replayed is not None:
@@ -236,10 +241,11 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
     in_turn = 1 if cut.stacked else problem.num_directions / cut.directions
     steps = (problem.time + cut.stacked) * in_turn * cut.rounds
     operand = cut.rows * cut.depth * cut.value_bytes * cut.blocks * cut.together * cut.directions
+    statistics = 0 if cut.cell_size is None else cut.cell_size.places
     return Work(
         resident_flops=steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors,
         cached_bytes=steps * operand,
-        exchanges=round(steps),
+        exchanges=round(steps) * (1 + statistics),
     )
 
 
@@ -252,7 +258,10 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     names = ("forward", "backward") if problem.needs_grad else ("forward",)
     sizes = problem.hidden_size, problem.batch, problem.num_directions
     number = problem.element_bytes, exact_products(problem)
-    cuts = [(name, tiling(*sizes, device, name == "backward", *number)) for name in names]
+    cuts = [
+        (name, tiling(*sizes, device, backward, *number, cell_size_of(problem.cell, backward=backward)))
+        for name, backward in zip(names, (False, True), strict=False)
+    ]
     return [
         _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))
         for name, cut in cuts

@@ -11,10 +11,10 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
-from gatewise.kernels.carried import carries_hidden
+from gatewise.kernels.carried import carried_size, carries_hidden
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import carried_size, parameter_sums, parameters_of, statistics_count
+from gatewise.kernels.stepwise.parameters import parameter_sums, parameters_of, statistics_count
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype

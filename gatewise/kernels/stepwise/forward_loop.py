@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.kernels.carried import carried_size
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, parameters_of, statistics_of
+from gatewise.kernels.stepwise.parameters import kept_dtype, parameters_of, statistics_of
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype

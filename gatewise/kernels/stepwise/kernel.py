@@ -12,6 +12,7 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
+    carried_size,
     carries_hidden,
     gradients_as_carried,
     gradients_without_hidden,
@@ -19,7 +20,7 @@ from gatewise.kernels.carried import (
 )
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise.criteria import CRITERIA
-from gatewise.kernels.stepwise.parameters import carried_size, kept_dtype, statistics_count
+from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 from gatewise.kernels.stepwise.products import state_dtype
 

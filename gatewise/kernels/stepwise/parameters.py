@@ -6,16 +6,10 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.problem import Problem
-from gatewise.derivation.fused import carried_states
 from gatewise.derivation.trace import traced
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.products import state_dtype
-
-
-def carried_size(problem: Problem) -> int:
-    """Return the number of values of a sequence's carried states, C*H with C carried states."""
-    return len(carried_states(problem.cell)) * problem.hidden_size
 
 
 def kept_dtype(problem: Problem) -> torch.dtype:

@@ -26,6 +26,7 @@ _REAL = {
     name: getattr(launches, name)
     for name in (
         *("forward_launch", "backward_launch", "pair_launch", "forward_pass", "backward_pass", "resized"),
+        *("row_forward_pass", "row_backward_pass"),
         *("write_operands", "longest_first", "activate"),
     )
 }

@@ -4,6 +4,7 @@
 // biases each gate sum of the step takes.
 #pragma once
 #define FAST_ACTIVATIONS 1  // calls of functions would take registers that hold weights
+#include "cell.cuh"
 #include "gates.cuh"
 
 // Whether gate sum k takes the rows of gate k of both matrices, for all four sums.

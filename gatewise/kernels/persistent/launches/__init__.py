@@ -36,15 +36,23 @@ from gatewise.kernels.persistent.launches.passes import (
     pair,
     planes,
 )
+from gatewise.kernels.persistent.launches.row_passes import (
+    KeptRows,
+    RowWeights,
+    row_backward_pass,
+    row_forward_pass,
+)
 from gatewise.kernels.persistent.launches.tokens import Tokens
 
 __all__ = [
     "SOURCES",
     "BetweenLayers",
+    "KeptRows",
     "Launch",
     "LayerWeights",
     "Operand",
     "Pair",
+    "RowWeights",
     "Tokens",
     "activate",
     "address",
@@ -62,5 +70,7 @@ __all__ = [
     "planes",
     "raise_if_given_up",
     "resized",
+    "row_backward_pass",
+    "row_forward_pass",
     "write_operands",
 ]

@@ -15,7 +15,10 @@ from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.device import device_code
+from gatewise.derivation.row import row_code
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
@@ -87,16 +90,22 @@ def launch_of(
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
     """
     asked = device, name == "backward", dtype.itemsize, exact
-    chosen = stacked_tiling(hidden_size, batch, *asked) if pair else tiling(hidden_size, batch, directions, *asked)
+    fused = is_fused(cell)
+    if pair:
+        chosen = stacked_tiling(hidden_size, batch, *asked)
+    else:
+        chosen = tiling(hidden_size, batch, directions, *asked, cell_size_of(cell, backward=name == "backward"))
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
-    def compile_pass() -> bytes:
-        return toolchain.compile_source(SOURCES / f"{name}.cu", device.architecture, macros, device_code(cell))
+    source, code_of = (name, device_code) if fused else (f"row_{name}", row_code)
 
-    return Launch(chosen, f"recurrent_{name}", shape, compile_pass)
+    def compile_pass() -> bytes:
+        return toolchain.compile_source(SOURCES / f"{source}.cu", device.architecture, macros, code_of(cell))
+
+    return Launch(chosen, f"recurrent_{source}", shape, compile_pass)
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:

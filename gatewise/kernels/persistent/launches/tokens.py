@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gatewise.kernels.cuda.scratch import Scratch
@@ -32,11 +33,11 @@ class Tokens(NamedTuple):
         """The distance from one batch row to the next, in tokens."""
         return self.time if self.by_row else 1
 
-    def new(self, like: Tensor | Scratch, *planes: int, width: int) -> Tensor:
+    def new(self, like: Tensor | Scratch, *planes: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialised tensor [*planes, T, B, width] in this order, allocated by `like.new_empty`."""
         if self.by_row:
-            return like.new_empty(*planes, self.batch, self.time, width).transpose(-3, -2)
-        return like.new_empty(*planes, self.time, self.batch, width)
+            return like.new_empty((*planes, self.batch, self.time, width), dtype=dtype).transpose(-3, -2)
+        return like.new_empty((*planes, self.time, self.batch, width), dtype=dtype)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """Return a tensor [T, B, width] as [tokens, width] in this order; it is copied only if its order differs."""

@@ -114,6 +114,8 @@ def weight_gradients(
     tokens: Tokens,
     into: Sequence[Tensor],
     scratch: Scratch,
+    *,
+    dinput: Tensor | None = None,
 ) -> None:
     """Compute the gradients of a layer's weights, except projections.
 
@@ -127,9 +129,12 @@ def weight_gradients(
         tokens: The order of `dgates`.
         into: The memory for the gradients, from `buffers.new_weight_gradients`.
         scratch: The memory for padded matrices and gathered hidden states.
+        dinput: The gradients of the sums with an input product [D, T, B, 4H] where they have a tensor of their own;
+            column k of `dgates` then belongs to gate k. None where `dgates` has all sums.
     """
     size, width, hidden = problem.hidden_size, problem.state_size, hidden_of(problem.hidden_size)
-    runs = recurrent_runs(problem.cell)
+    gates = len(problem.cell.gates)
+    runs = recurrent_runs(problem.cell) if dinput is None else (Run(0, 0, gates, adds=False),)
     with scratch.frame():
         x, wanted, copies = tokens.flat(layer.x), [], []
         if (lengths is not None and not layer.ends_in_zeros) or not buffers.is_aligned(x):
@@ -142,7 +147,8 @@ def weight_gradients(
             outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
             share, state = dgates[direction], layer.h0[direction]
             of_steps = tokens.flat(share)
-            sums, of_x = of_steps.t(), of_input(of_steps, len(problem.cell.gates) * hidden).t()
+            of_inputs = of_steps if dinput is None else tokens.flat(dinput[direction])
+            sums, of_x = of_steps.t(), of_input(of_inputs, gates * hidden).t()
             # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0,
             # and for a step that begins an episode zero.
             selected = lengths is not None or layer.resets is not None
@@ -260,10 +266,20 @@ def total_of_bias_sums(found: Tensor, together: int, scratch: Scratch) -> Tensor
     return torch.sum(parts, 0, dtype=torch.float32, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
 
 
-def write_biases(problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
-    """Write the gradients of both biases from those of the gate sums [4H], without padding."""
+def write_biases(
+    problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor, *, of_input: Tensor | None = None
+) -> None:
+    """Write the gradients of both biases from those of the gate sums [4H], without padding.
+
+    If the sums with an input product have a tensor of their own, `of_input` are their gradients, and column k of
+    `found` belongs to gate k.
+    """
     size, gates, runs = problem.hidden_size, len(problem.cell.gates), recurrent_runs(problem.cell)
     narrow = found.unflatten(0, (SUMS, -1))[:, :size]
+    if of_input is not None:
+        b_ih.view(gates, size).copy_(of_input.unflatten(0, (SUMS, -1))[:gates, :size])
+        b_hh.view(gates, size).copy_(narrow[:gates])
+        return
     if gates == SUMS and len(runs) == 1 and _are_neighbours(b_ih, b_hh):
         b_ih.as_strided((2, SUMS, size), (SUMS * size, size, 1)).copy_(narrow)
         return

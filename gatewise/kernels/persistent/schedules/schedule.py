@@ -1,8 +1,9 @@
 """What a schedule is, and which schedule computes a layer.
 
 A schedule is the order of launches and matrix products that computes a layer's forward and backward pass. There are
-three: for a single layer, for a pair of layers in one launch, and for a layer with gradient checkpointing
-(`memory="lean"`). A layer with projection is computed by `Projection`, which allocates its own memory.
+four: for a single layer, for one whose cell is not fused, for a pair of layers in one launch, and for a layer with
+gradient checkpointing (`memory="lean"`). A layer with projection is computed by `Projection`, which allocates its own
+memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.buffers import as_read, new_result, new_weight_gradients, order_of, order_of_kept
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.checkpointed import checkpointed
 from gatewise.kernels.persistent.schedules.layer_pair import layer_pair
 from gatewise.kernels.persistent.schedules.projection import Projection
+from gatewise.kernels.persistent.schedules.row_cell import row_cell
 from gatewise.kernels.persistent.schedules.single_layer import single_layer
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -132,7 +135,7 @@ class AllocatingPasses:
         x, tokens = layer.x, order_of_kept(result.kept[0])
         into = LayerGradients(
             tokens.new(x, width=x.shape[2]) if needs.x else None,
-            torch.empty_like(layer.c0, memory_format=torch.contiguous_format) if needs.state else None,
+            x.new_empty(result.h_n.shape) if needs.state else None,
             torch.empty_like(layer.c0, memory_format=torch.contiguous_format) if needs.state else None,
             new_weight_gradients(layer, apart=problem.traced) if needs.weights else (),
         )
@@ -148,6 +151,8 @@ def layer_passes(problem: Problem, new_scratch: Callable[[Tensor], Scratch] = Sc
 
 def layer_schedule(problem: Problem) -> LayerSchedule:
     """Return the schedule of each layer of a problem without projections."""
+    if not is_fused(problem.cell):
+        return row_cell
     return checkpointed if problem.rebuilds_gates else single_layer
 
 

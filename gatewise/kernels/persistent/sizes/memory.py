@@ -14,6 +14,7 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
@@ -36,7 +37,7 @@ def is_laid_out(problem: Problem) -> bool:
 
     In large calls the device has more to do than the CPU, and scratch memory is better given back early.
     """
-    if problem.traced or problem.proj_size:
+    if problem.traced or problem.proj_size or not is_fused(problem.cell):
         return False
     if problem.rebuilds_gates:
         return True  # its scratch memory is a small part of all
@@ -50,6 +51,8 @@ def overwrites_gates(problem: Problem) -> bool:
     The gradients are their own signal that they have arrived, so that must tell them from gates: by the last place of
     numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps.
     """
+    if not is_fused(problem.cell):
+        return False
     return rounds_to_tf32(problem) and (problem.rebuilds_gates or not problem.traced)
 
 

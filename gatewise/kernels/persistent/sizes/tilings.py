@@ -22,6 +22,27 @@ _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CellSize:
+    """The memory that a pass needs for a cell that is not fused, in numbers of 32 bits.
+
+    Attributes:
+        unit: The shared memory for each hidden unit of a block.
+        row: The shared memory for each batch row of a block.
+        value: The shared memory for each hidden unit of each batch row.
+        registers: The estimated registers for each hidden unit that a thread computes.
+        places: The number of times in a step that blocks exchange statistics.
+        exchanged: The number of pairs of numbers for each batch row in all these exchanges.
+    """
+
+    unit: int
+    row: int
+    value: int
+    registers: int
+    places: int
+    exchanged: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
     """How one pass is cut into blocks.
 
@@ -40,6 +61,7 @@ class Tiling:
         exact: Whether float32 products are as exact as float32's own, three of TF32 each; otherwise they are `scaled`.
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
         stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.
+        cell_size: The memory for a cell that is not fused; None for a fused one.
     """
 
     hidden: int
@@ -56,6 +78,7 @@ class Tiling:
     exact: bool = False
     one_row: bool = False
     stacked: bool = False
+    cell_size: CellSize | None = None
 
     @property
     def depth(self) -> int:
@@ -98,7 +121,7 @@ class Tiling:
         # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
-        cells = cell * self.cells
+        cells = (self.cell_size.registers if self.cell_size else cell) * self.cells
         # Of the few registers of a thread of 16 warps, the assembler spills where it has many loads in flight.
         crowded = self.value_bytes == 4 and self.warps == 16
         lent = 0 if self.resident == self.tiles else 20 if crowded else 4
@@ -115,7 +138,20 @@ class Tiling:
         """Dynamic shared memory of a block: two steps' partial sums, and what a cluster sends."""
         received = 2 * 4 * self.split * self.rows * self.units if self.split > 1 else 0
         staging = self.warps * self.staged * self._span_bytes
-        return max(self._sum_bytes, staging) + self._lent_bytes + received
+        return max(self._sum_bytes, staging) + self._lent_bytes + received + self._cell_bytes
+
+    @property
+    def _cell_bytes(self) -> int:
+        own = self.cell_size
+        if own is None:
+            return 0
+        return 4 * (self.units * own.unit + self.rows * own.row + self.units * self.rows * own.value)
+
+    @property
+    def ring_words(self) -> int:
+        """Words of memory in which the blocks of a group of batch rows exchange statistics, as in statistics.cuh."""
+        own = self.cell_size
+        return 0 if own is None else 8 * own.exchanged * self.rows * math.ceil(self.blocks / 2)
 
     @property
     def staged(self) -> int:
@@ -254,6 +290,7 @@ def tiling(
     backward: bool,
     value_bytes: int = 2,
     exact: bool = False,
+    cell_size: CellSize | None = None,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
@@ -264,7 +301,7 @@ def tiling(
         (
             candidate
             for together in sorted({1, directions})
-            for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact)
+            for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
         ),
         key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
         default=None,
@@ -289,10 +326,12 @@ def candidates(
     backward: bool,
     value_bytes: int = 2,
     exact: bool = False,
+    cell_size: CellSize | None = None,
 ) -> list[Tiling]:
     """Return every tiling that fits on the device with so many directions at once."""
     found = []
-    for cut in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, exact and batch == 1):
+    one_row = exact and batch == 1
+    for cut in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
         if cut.rows >= batch + 8 and cut.rows > 8:
             continue
         groups = math.ceil(batch / cut.rows)
@@ -304,15 +343,20 @@ def candidates(
 
 @functools.lru_cache(maxsize=256)
 def _of_one_group(
-    hidden: int, device: Device, backward: bool, value_bytes: int, exact: bool, one_row: bool
+    hidden: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int,
+    exact: bool,
+    one_row: bool,
+    cell_size: CellSize | None,
 ) -> tuple[Tiling, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
-        cut = Tiling(
-            hidden, units, rows, warps, 1, split, backward, value_bytes=value_bytes, exact=exact, one_row=one_row
-        )
+        numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
+        cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
         if _whole_tiles(cut):
             found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
     return tuple(found)

@@ -1,0 +1,180 @@
+"""The schedule of a single layer whose cell is not fused: several states, parameters, or statistics over units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import OutputGradients, Result
+from gatewise.derivation.fused import carried_states
+from gatewise.derivation.trace import traced
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import buffers, launches
+from gatewise.kernels.persistent.launches import KeptRows, Launch, RowWeights, Tokens
+from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.sizes.cell_size import has_two_tensors
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.stack import Layer, LayerGradients
+
+
+class RowCell:
+    """The schedule of one layer with both directions; its methods are documented in `Schedule`.
+
+    It differs from `SingleLayer` in the values that it keeps (`KeptRows`), because the backward pass computes the step
+    again from sums, states and statistics.
+    """
+
+    def new_kept(self, problem: Problem, features: int, like: Tensor | Scratch, tokens: Tokens) -> tuple[Tensor, ...]:
+        """Return memory for the tensors of `KeptRows`."""
+        hidden, directions, cell = hidden_of(problem.hidden_size), problem.num_directions, problem.cell
+        widths = len(carried_states(cell)) * hidden, len(traced(cell).statistics)
+        sums = [tokens.new(like, directions, width=4 * hidden) for _ in range(1 + has_two_tensors(cell))]
+        numbers = [tokens.new(like, directions, width=width, dtype=torch.float32) for width in widths]
+        return sums[0], *numbers, *sums[1:]
+
+    def gradients_in_order(self, above: OutputGradients, tokens: Tokens) -> OutputGradients:
+        """Return the gradients of outputs in the order of the kept sums."""
+        return buffers.gradients_in_order(above, tokens)
+
+    def forward(
+        self,
+        problem: Problem,
+        layers: Layer,
+        tokens: Tokens,
+        into: Sequence[Result],
+        mask: Tensor | None,
+        scratch: Scratch,
+    ) -> None:
+        """Compute the outputs."""
+        (result,), layer = into, layers
+        directions = len(layer.weights)
+        size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
+        kept = _kept(result.kept) if result.kept else None
+        gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
+        flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
+        with matrix_products.in_precision_of(problem, layer.x):
+            for sums, weights in zip(gates, layer.weights, strict=True):
+                matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, None)
+        y, narrow = result.y, None
+        if size != hidden:
+            y, narrow = tokens.new(scratch, width=directions * hidden), result.y
+        if tokens.time > 1:  # or else nothing is exchanged
+            launches.fill_unwritten(y)
+        h0 = buffers.with_plain_nan(buffers.pad_columns(layer.h0.flatten(0, 1), scratch), scratch)
+        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
+        launches.row_forward_pass(
+            launch,
+            RowWeights(layer.weights),
+            tokens,
+            gates=gates,
+            y=y,
+            narrow=narrow,
+            kept=kept,
+            h0=h0,
+            c0=layer.c0,
+            h_n=result.h_n,
+            c_n=result.c_n,
+            lengths=layer.lengths,
+            order=launches.longest_first(launch, layer.lengths, scratch),
+            resets=layer.resets,
+            ring=_ring(launch, directions, scratch),
+        )
+
+    def backward(
+        self,
+        problem: Problem,
+        layers: Layer,
+        results: Sequence[Result],
+        above: OutputGradients,
+        into: LayerGradients,
+        mask: Tensor | None,
+        scratch: Scratch,
+    ) -> None:
+        """Compute the gradients: one launch for those of the sums, then matrix products over all steps."""
+        (result,), layer, directions = results, layers, len(layers.weights)
+        kept, hidden, cell = _kept(result.kept), hidden_of(problem.hidden_size), problem.cell
+        tokens = buffers.order_of_kept(kept.gates)
+        launch = launches.backward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
+        with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
+            dgates = launches.fill_unwritten(tokens.new(scratch, directions, width=4 * hidden))
+            dinput = tokens.new(scratch, directions, width=4 * hidden) if has_two_tensors(cell) else None
+            parts = launch.tiling.together, directions, len(cell.parameters), hidden
+            dparameters = scratch.new_empty(*parts, dtype=torch.float32) if cell.parameters else None
+            states = (into.h0, layer.h0), (into.c0, layer.c0)
+            dh0, dc0 = (scratch.new_empty(*own.shape) if found is None else found for found, own in states)
+            launches.row_backward_pass(
+                launch,
+                RowWeights(layer.weights),
+                tokens,
+                kept=kept,
+                dy=above.y,
+                dgates=dgates,
+                dinput=dinput,
+                dparameters=dparameters,
+                c0=layer.c0,
+                dh_n=above.h_n,
+                dc_n=above.c_n,
+                dh0=dh0,
+                dc0=dc0,
+                lengths=layer.lengths,
+                order=launches.longest_first(launch, layer.lengths, scratch),
+                resets=layer.resets,
+                ring=_ring(launch, directions, scratch),
+            )
+            of_input = dgates if dinput is None else dinput
+            if into.x is not None:
+                dsums = [tokens.flat(sums) for sums in of_input]
+                matrix_products.input_gradient(problem, dsums, layer.weights, tokens.flat(into.x), scratch)
+            weights = [weight for weight in into.weights if weight is not None]
+            if weights:
+                _weight_gradients(problem, layer, result.y, dgates, dinput, dparameters, tokens, weights, scratch)
+
+
+def _kept(tensors: Sequence[Tensor]) -> KeptRows:
+    gates, cells, statistics, *recurrent = tensors
+    return KeptRows(gates, cells, statistics, recurrent[0] if recurrent else None)
+
+
+def _ring(launch: Launch, directions: int, scratch: Scratch) -> Tensor | None:
+    """Return memory for the exchange of statistics in a launch, or None without statistics."""
+    words = directions * launch.tiling.together * launch.tiling.ring_words
+    return launches.fill_unwritten(scratch.new_empty(words, dtype=torch.int32)) if words else None
+
+
+def _weight_gradients(
+    problem: Problem,
+    layer: Layer,
+    y: Tensor,
+    dgates: Tensor,
+    dinput: Tensor | None,
+    dparameters: Tensor | None,
+    tokens: Tokens,
+    into: Sequence[Tensor],
+    scratch: Scratch,
+) -> None:
+    """Compute the gradients of matrices, biases and parameters."""
+    each, count = len(into) // len(layer.weights), len(problem.cell.parameters)
+    matrices = [weight for first in range(0, len(into), each) for weight in into[first : first + 2]]
+    matrix_products.weight_gradients(
+        problem, layer, y, dgates, None, layer.lengths, tokens, matrices, scratch, dinput=dinput
+    )
+    for direction in range(len(layer.weights)):
+        own = into[direction * each : (direction + 1) * each]
+        if problem.bias:
+            total = _total(tokens.flat(dgates[direction]), scratch)
+            of_input = None if dinput is None else _total(tokens.flat(dinput[direction]), scratch)
+            matrix_products.write_biases(problem, total, *own[2:4], of_input=of_input)
+        if dparameters is not None:
+            totals = torch.sum(dparameters[:, direction, :, : problem.hidden_size], 0)
+            torch._foreach_copy_(list(own[-count:]), list(totals))
+
+
+def _total(sums: Tensor, scratch: Scratch) -> Tensor:
+    """Return the sum over all tokens [4H] in float32."""
+    return torch.sum(sums, 0, dtype=torch.float32, out=scratch.new_empty(sums.shape[1], dtype=torch.float32))
+
+
+row_cell = RowCell()

@@ -1,0 +1,94 @@
+"""The CUDA sources for cells that are not fused, run on the CPU, agree with float64."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import SLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import exactness, tilings
+from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
+from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+
+DEVICE = Device.named("a100").replace(multiprocessors=8)  # no clusters, which need their own instructions
+RAGGED = {"layout": Layout.DEVICE_LENGTHS}
+PROBLEM = Problem(5, 9, 5, 20, dtype=torch.float32, needs_grad=True)
+CELLS = [PeepholeLSTM(), SLSTM(), LayerNormLSTM(), LayerNormLSTM.of("tensorflow1"), LayerNormGRU()]
+NUMBERS = {
+    "exact": ({}, 3e-5),
+    "TF32": ({"allow_tf32": True}, 1e-2),
+    "bfloat16": ({"dtype": torch.bfloat16}, 5e-2),
+    "float16": ({"dtype": torch.float16}, 1e-2),
+}
+
+
+def named(value):
+    return getattr(value, "name", None) or str(value)
+
+
+def check(sources, problem, tolerance=3e-5, **given):
+    inputs = testing.make_inputs(problem, lengths=given.pop("lengths", None))._replace(**given)
+    gradients = testing.make_gradients(problem, inputs) if problem.needs_grad else None
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
+        assert testing.relative_error(found[name], value) < tolerance, name
+    assert "recurrent_row_forward" in sources.launched
+    assert problem.needs_grad == ("recurrent_row_backward" in sources.launched)
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    return launch_on_cpu(monkeypatch, DEVICE)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=named)
+def test_cells(sources, cell):
+    check(sources, PROBLEM.replace(cell=cell, bias=cell.bias))
+
+
+@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "exact"])
+def test_number_formats(monkeypatch, sources, numbers):
+    changes, tolerance = NUMBERS[numbers]
+    for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
+        monkeypatch.setattr(exactness, limit, 0)
+    check(sources, PROBLEM.replace(cell=LayerNormLSTM(), **changes), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        (LayerNormLSTM(), {"bidirectional": True, "num_layers": 2, "hidden_size": 13, **RAGGED}),
+        (LayerNormGRU(), {"bidirectional": True, "resets": True, **RAGGED}),
+        (SLSTM(), {"bidirectional": True, "bias": False, "layout": Layout.PACKED}),
+        (PeepholeLSTM(), {"batch": 1, "time": 9, "resets": True}),
+        (LayerNormLSTM.of("icefall"), {"time": 1}),
+        (LayerNormLSTM.of("returnn_joined"), {"needs_grad": False}),
+    ],
+    ids=named,
+)
+def test_layouts(sources, cell, options):
+    check(sources, PROBLEM.replace(cell=cell, **options))
+
+
+def test_groups_of_rows_in_turn(monkeypatch):
+    two = DEVICE.replace(multiprocessors=2)
+    sources, cell = launch_on_cpu(monkeypatch, two), LayerNormLSTM()
+    cut = tilings.tiling(40, 70, 1, two, True, 4, True, cell_size_of(cell, backward=True))
+    assert cut is not None
+    assert cut.groups > cut.together
+    assert cut.blocks > 1
+    check(sources, PROBLEM.replace(batch=70, hidden_size=40, time=4, cell=cell, **RAGGED))
+
+
+def test_nan_stays_in_its_row(sources):
+    problem = PROBLEM.replace(cell=LayerNormLSTM(), needs_grad=False)
+    inputs = testing.make_inputs(problem)
+    inputs.x[2, 4, 0] = torch.nan
+    y, h_n, _, _ = testing.run_kernel(persistent, problem, inputs)[0]
+    others = torch.arange(9) != 4
+    assert y[2:, 4].isnan().all()
+    assert not y[:2].isnan().any()
+    assert not y[:, others].isnan().any()
+    assert h_n[0, 4].isnan().all()
