@@ -111,7 +111,9 @@ class _Persistent:
         return _memory_of(problem, device).workspace_bytes
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        replayed, carries = _stack_of()(problem), carries_hidden(problem)
+        replayed = _stack_of()(problem)
+        # Replayed cells are fused, for which `carries_hidden` is this, in fewer Python calls.
+        carries = carries_hidden(problem) if replayed is None else not problem.cell.states
         if carries:
             inputs = as_carried(problem, inputs)
         if replayed is not None:
@@ -123,7 +125,9 @@ class _Persistent:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        replayed, carries = _stack_of()(problem), carries_hidden(problem)
+        replayed = _stack_of()(problem)
+        # Replayed cells are fused, for which `carries_hidden` is this, in fewer Python calls.
+        carries = carries_hidden(problem) if replayed is None else not problem.cell.states
         if carries:
             inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)
         if replayed is not None:
