@@ -190,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                     const Place at = place_of(cell);
                     const Stored kept = stored(given[cell].sums);
                     const FourGates first = scattered(kept.first), second = APART ? scattered(kept.second) : four_zeros();
-                    if (!active[cell]) continue;
+                    // A lane may store sums of its neighbours, which are active even if its own unit does not exist.
+                    if (!inside[cell] || (RAGGED && t >= ends.of(at.row))) continue;
                     store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], first);
                     if (APART) store_gates(step_of(recurrent, t, 4 * step_values) + four_own[cell], second);
                     const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
