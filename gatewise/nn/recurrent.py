@@ -266,7 +266,7 @@ class Recurrent(nn.Module):
 
     def cell_in(self, training: bool) -> Cell:
         """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""
-        return self._cells[training]
+        return self._cells[int(training)]
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

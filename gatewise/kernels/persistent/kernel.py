@@ -112,8 +112,7 @@ class _Persistent:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         replayed = _stack_of()(problem)
-        # Replayed cells are fused, for which `carries_hidden` is this, in fewer Python calls.
-        carries = carries_hidden(problem) if replayed is None else not problem.cell.states
+        carries = carries_hidden(problem) if replayed is None else replayed.carries_hidden
         if carries:
             inputs = as_carried(problem, inputs)
         if replayed is not None:
@@ -126,8 +125,7 @@ class _Persistent:
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
         replayed = _stack_of()(problem)
-        # Replayed cells are fused, for which `carries_hidden` is this, in fewer Python calls.
-        carries = carries_hidden(problem) if replayed is None else not problem.cell.states
+        carries = carries_hidden(problem) if replayed is None else replayed.carries_hidden
         if carries:
             inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)
         if replayed is not None:

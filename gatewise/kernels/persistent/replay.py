@@ -17,6 +17,7 @@ from torch import Tensor
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.carried import carried_size, carries_hidden
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
@@ -50,6 +51,7 @@ class Stack(NamedTuple):
         kept_bytes: The number of bytes that a forward pass keeps.
         parameters: The number of values of all weights.
         places: The place of each weight's gradient in their buffer.
+        carries_hidden: Whether the hidden state is one of the carried states.
     """
 
     problem: Problem
@@ -64,6 +66,7 @@ class Stack(NamedTuple):
     kept_bytes: int
     parameters: int
     places: tuple[buffers.Place, ...]
+    carries_hidden: bool
 
     def forward(self, inputs: Inputs) -> Result:
         """Compute the outputs."""
@@ -142,12 +145,13 @@ def stack_of(problem: Problem) -> Stack | None:
         input=(problem.time, problem.batch, problem.input_size),
         output=(problem.time, problem.batch, problem.output_size),
         hidden=(rows, problem.batch, problem.state_size),
-        cell=(rows, problem.batch, problem.hidden_size),
+        cell=(rows, problem.batch, carried_size(problem)),
         forward_replays=_replays("forward", problem, False, _ALL),
         backward_replays=_replays("backward", problem, False, _ALL),
         kept_bytes=kept_bytes(problem),
         parameters=problem.parameter_count,
         places=buffers.places(buffers.weight_shapes(problem)),
+        carries_hidden=carries_hidden(problem),
     )
 
 

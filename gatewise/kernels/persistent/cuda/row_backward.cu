@@ -24,7 +24,7 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 constexpr int RECEIVED = 0;
 #endif
 constexpr int PRODUCT_BYTES = WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4;
-constexpr int CELL_FLOATS = PARAMETERS;  // of each cell: the gradients of the parameters
+constexpr int CELL_FLOATS = PARAMETERS + SUMS;  // of each cell: the gradients of the parameters and the sums, over all steps
 static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS + ROWS * UNITS * CELL_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
 static_assert(PAIRS * ROWS * QUADS * 2 <= WARPS * PARTIAL_FLOATS, "pairs of quads fit in the memory of a step's partial sums");
 
@@ -41,7 +41,7 @@ struct Backward {
     const Value* dy[2];          // [tokens, D * SIZE], or null for zeros
     Value* dgates[2];            // [tokens, 4H], all bits 1 beforehand: the gradients of the sums that have a recurrent product
     Value* dinput[2];            // [tokens, 4H]: the gradients of the sums of the first tensor; written only if APART
-    float* dparameters;          // [gridDim.y, D, PARAMETERS, H]: partial sums of each block's rows
+    float* dvalues;              // [gridDim.y, D, CELL_FLOATS, H]: the gradients of parameters and sums, added up over each block's rows
     u32* ring;                   // [D, gridDim.y, RING_PAIRS] pairs of words, all bits 1 beforehand
     const Value* c0;             // [D, B, CARRIED * SIZE]
     const Value* dh_n;           // [D, B, SIZE], or null for zeros
@@ -124,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
     RowStatistics statistics = {reverse ? p.statistics[1] : p.statistics[0], extra + 2 * RowUnits::SHARED_PAIRS};
     const UnitValues unit_values = {extra + ROWS * ROW_FLOATS};
     unit_values.read(reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], reverse ? p.parameters[1] : p.parameters[0], first_unit);
-    float* const sums_of_parameters = unit_values.values + UNITS * UNIT_FLOATS;  // [PARAMETERS, ROWS, UNITS]
-    for (int i = threadIdx.x; i < PARAMETERS * ROWS * UNITS; i += THREADS) sums_of_parameters[i] = 0.f;
+    float* const totals = unit_values.values + UNITS * UNIT_FLOATS;  // [CELL_FLOATS, ROWS, UNITS]
+    for (int i = threadIdx.x; i < CELL_FLOATS * ROWS * UNITS; i += THREADS) totals[i] = 0.f;
     Patience patience = {p.patience, 0, false};
     RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (Pairs*)extra, first_unit, 0, nullptr, &patience};
     int parity = 0;
@@ -292,7 +292,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i) dstate[cell][i] = grads[cell].states[i];
 #pragma unroll
-                for (int i = 0; i < PARAMETERS; ++i) sums_of_parameters[(i * ROWS + at.row) * UNITS + at.unit] += grads[cell].parameters[i];
+                for (int i = 0; i < PARAMETERS; ++i) totals[(i * ROWS + at.row) * UNITS + at.unit] += grads[cell].parameters[i];
+                if (p.bias_ih[0])
+#pragma unroll
+                    for (int i = 0; i < SUMS; ++i) totals[((PARAMETERS + i) * ROWS + at.row) * UNITS + at.unit] += grads[cell].sums[i];
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -322,12 +325,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #endif
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < PARAMETERS * UNITS; i += THREADS) {
-        const int parameter = i / UNITS, unit = i % UNITS;
+    for (int i = threadIdx.x; i < CELL_FLOATS * UNITS; i += THREADS) {
+        const int value = i / UNITS, unit = i % UNITS;
         if (first_unit + unit >= HIDDEN) continue;
         float total = 0.f;
-        for (int row = 0; row < ROWS; ++row) total += sums_of_parameters[(parameter * ROWS + row) * UNITS + unit];
-        p.dparameters[((blockIdx.y * p.directions + direction) * PARAMETERS + parameter) * HIDDEN + first_unit + unit] = total;
+        for (int row = 0; row < ROWS; ++row) total += totals[(value * ROWS + row) * UNITS + unit];
+        p.dvalues[((blockIdx.y * p.directions + direction) * CELL_FLOATS + value) * HIDDEN + first_unit + unit] = total;
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
 #if SPLIT > 1

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda import driver
+from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches import failure
 from gatewise.kernels.persistent.launches.compiled import Launch, on, pointers_of_each_direction
 from gatewise.kernels.persistent.launches.passes import LayerWeights, Pair, address, columns, pair, planes
@@ -38,7 +39,7 @@ class _Backward(ctypes.Structure):
     _fields_ = [
         *pointers_of_each_direction("weights", "bias_ih", "bias_hh", "parameters", "gates", "recurrent"),
         *pointers_of_each_direction("cells", "statistics", "dy", "dgates", "dinput"),
-        *((name, ctypes.c_void_p) for name in ("dparameters", "ring", "c0", "dh_n", "dc_n", "dh0", "dc0")),
+        *((name, ctypes.c_void_p) for name in ("dvalues", "ring", "c0", "dh_n", "dc_n", "dh0", "dc0")),
         *((name, ctypes.c_void_p) for name in ("lengths", "order", "failure")),
         *((name, ctypes.c_int) for name in _SIZES),
         ("patience", ctypes.c_uint),
@@ -50,15 +51,25 @@ class _Backward(ctypes.Structure):
 class RowWeights:
     """The weights that the passes read, and the parameters of the cell; it must live as long as launches read them.
 
+    Args:
+        weights: The weights of each direction.
+        scratch: The memory for the parameters, side by side.
+
     Attributes:
         matrices: The recurrent weights and biases.
         parameters: The addresses of the parameters of each direction.
     """
 
-    def __init__(self, weights: list[DirectionWeights]) -> None:
+    def __init__(self, weights: list[DirectionWeights], scratch: Scratch) -> None:
         self.matrices = LayerWeights(weights)
-        self._held = [torch.stack(own.parameters) if own.parameters else None for own in weights]
+        self._held = [_side_by_side(own.parameters, scratch) for own in weights]
         self.parameters = pair([address(own) for own in self._held])
+
+
+def _side_by_side(parameters: tuple[Tensor, ...], scratch: Scratch) -> Tensor | None:
+    if not parameters:
+        return None
+    return torch.stack(parameters, out=scratch.new_empty(len(parameters), *parameters[0].shape))
 
 
 class KeptRows(NamedTuple):
@@ -147,7 +158,7 @@ def row_backward_pass(
     dy: Tensor | None,
     dgates: Tensor,
     dinput: Tensor | None,
-    dparameters: Tensor | None,
+    dvalues: Tensor,
     c0: Tensor,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
@@ -168,7 +179,8 @@ def row_backward_pass(
         dy: The gradients of the outputs [T, B, D*H], H not padded, or None.
         dgates: Memory for the gradients of the sums with a recurrent product [D, T, B, 4H], filled by `fill_unwritten`.
         dinput: Memory for the gradients of the sums of the first tensor [D, T, B, 4H]; None if there is one tensor.
-        dparameters: Memory for partial sums of the gradients of the parameters [groups at work, D, P, H], float32.
+        dvalues: Memory for partial sums of the gradients of the parameters, and after them of the gate sums
+            [groups at work, D, P + S, H], float32. Those of the sums are written only if there are biases.
         c0: The carried states before the first step [D, B, C*H], H not padded, as in all states here.
         dh_n: The gradient of the hidden state after the last step, or None.
         dc_n: The gradient of the carried states after the last step, or None.
@@ -191,7 +203,7 @@ def row_backward_pass(
         *columns(dy, directions),
         *planes(dgates),
         *planes(dinput),
-        address(dparameters),
+        dvalues.data_ptr(),
         address(ring),
         c0.data_ptr(),
         address(dh_n),

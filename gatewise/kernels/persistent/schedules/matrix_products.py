@@ -266,20 +266,10 @@ def total_of_bias_sums(found: Tensor, together: int, scratch: Scratch) -> Tensor
     return torch.sum(parts, 0, dtype=torch.float32, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
 
 
-def write_biases(
-    problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor, *, of_input: Tensor | None = None
-) -> None:
-    """Write the gradients of both biases from those of the gate sums [4H], without padding.
-
-    If the sums with an input product have a tensor of their own, `of_input` are their gradients, and column k of
-    `found` belongs to gate k.
-    """
+def write_biases(problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
+    """Write the gradients of both biases from those of the gate sums [4H], without padding."""
     size, gates, runs = problem.hidden_size, len(problem.cell.gates), recurrent_runs(problem.cell)
     narrow = found.unflatten(0, (SUMS, -1))[:, :size]
-    if of_input is not None:
-        b_ih.view(gates, size).copy_(of_input.unflatten(0, (SUMS, -1))[:gates, :size])
-        b_hh.view(gates, size).copy_(narrow[:gates])
-        return
     if gates == SUMS and len(runs) == 1 and _are_neighbours(b_ih, b_hh):
         b_ih.as_strided((2, SUMS, size), (SUMS * size, size, 1)).copy_(narrow)
         return

@@ -18,6 +18,7 @@ from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes.cell_size import has_two_tensors
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
+from gatewise.kernels.sums import recurrent_runs
 
 
 class RowCell:
@@ -67,7 +68,7 @@ class RowCell:
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.row_forward_pass(
             launch,
-            RowWeights(layer.weights),
+            RowWeights(layer.weights, scratch),
             tokens,
             gates=gates,
             y=y,
@@ -101,19 +102,19 @@ class RowCell:
         with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             dgates = launches.fill_unwritten(tokens.new(scratch, directions, width=4 * hidden))
             dinput = tokens.new(scratch, directions, width=4 * hidden) if has_two_tensors(cell) else None
-            parts = launch.tiling.together, directions, len(cell.parameters), hidden
-            dparameters = scratch.new_empty(*parts, dtype=torch.float32) if cell.parameters else None
+            rows = len(cell.parameters) + len(cell.sums)
+            dvalues = scratch.new_empty(launch.tiling.together, directions, rows, hidden, dtype=torch.float32)
             states = (into.h0, layer.h0), (into.c0, layer.c0)
             dh0, dc0 = (scratch.new_empty(*own.shape) if found is None else found for found, own in states)
             launches.row_backward_pass(
                 launch,
-                RowWeights(layer.weights),
+                RowWeights(layer.weights, scratch),
                 tokens,
                 kept=kept,
                 dy=above.y,
                 dgates=dgates,
                 dinput=dinput,
-                dparameters=dparameters,
+                dvalues=dvalues,
                 c0=layer.c0,
                 dh_n=above.h_n,
                 dc_n=above.c_n,
@@ -130,7 +131,7 @@ class RowCell:
                 matrix_products.input_gradient(problem, dsums, layer.weights, tokens.flat(into.x), scratch)
             weights = [weight for weight in into.weights if weight is not None]
             if weights:
-                _weight_gradients(problem, layer, result.y, dgates, dinput, dparameters, tokens, weights, scratch)
+                _weight_gradients(problem, layer, result.y, dgates, dinput, dvalues, tokens, weights, scratch)
 
 
 def _kept(tensors: Sequence[Tensor]) -> KeptRows:
@@ -150,31 +151,29 @@ def _weight_gradients(
     y: Tensor,
     dgates: Tensor,
     dinput: Tensor | None,
-    dparameters: Tensor | None,
+    dvalues: Tensor,
     tokens: Tokens,
     into: Sequence[Tensor],
     scratch: Scratch,
 ) -> None:
     """Compute the gradients of matrices, biases and parameters."""
-    each, count = len(into) // len(layer.weights), len(problem.cell.parameters)
+    each, cell, size = len(into) // len(layer.weights), problem.cell, problem.hidden_size
+    gates, count = len(cell.gates), len(cell.parameters)
     matrices = [weight for first in range(0, len(into), each) for weight in into[first : first + 2]]
     matrix_products.weight_gradients(
         problem, layer, y, dgates, None, layer.lengths, tokens, matrices, scratch, dinput=dinput
     )
     for direction in range(len(layer.weights)):
-        own = into[direction * each : (direction + 1) * each]
-        if problem.bias:
-            total = _total(tokens.flat(dgates[direction]), scratch)
-            of_input = None if dinput is None else _total(tokens.flat(dinput[direction]), scratch)
-            matrix_products.write_biases(problem, total, *own[2:4], of_input=of_input)
-        if dparameters is not None:
-            totals = torch.sum(dparameters[:, direction, :, : problem.hidden_size], 0)
-            torch._foreach_copy_(list(own[-count:]), list(totals))
-
-
-def _total(sums: Tensor, scratch: Scratch) -> Tensor:
-    """Return the sum over all tokens [4H] in float32."""
-    return torch.sum(sums, 0, dtype=torch.float32, out=scratch.new_empty(sums.shape[1], dtype=torch.float32))
+        own, parts = into[direction * each : (direction + 1) * each], dvalues[:, direction, :, :size]
+        with scratch.frame():
+            total = torch.sum(parts, 0, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
+            if count:
+                torch._foreach_copy_(list(own[-count:]), list(total[:count]))
+            if problem.bias:
+                sums, (b_ih, b_hh) = total[count:], own[2:4]
+                b_ih.view(gates, size).copy_(sums[:gates])
+                for run in recurrent_runs(cell):
+                    b_hh.view(gates, size)[run.gates : run.gates + run.number] = sums[run.sums : run.sums + run.number]
 
 
 row_cell = RowCell()

@@ -27,7 +27,7 @@ def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
     return CellSize(
         unit=sums + parameters,
         row=2 * exchanged + 2 * statistics,
-        value=parameters if backward else 0,
+        value=parameters + sums if backward else 0,
         registers=registers,
         places=places,
         exchanged=exchanged,

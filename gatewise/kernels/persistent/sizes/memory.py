@@ -37,7 +37,7 @@ def is_laid_out(problem: Problem) -> bool:
 
     In large calls the device has more to do than the CPU, and scratch memory is better given back early.
     """
-    if problem.traced or problem.proj_size or not is_fused(problem.cell):
+    if problem.traced or problem.proj_size:
         return False
     if problem.rebuilds_gates:
         return True  # its scratch memory is a small part of all
