@@ -168,12 +168,23 @@ def _weight_gradients(
         with scratch.frame():
             total = torch.sum(parts, 0, out=scratch.new_empty(parts.shape[1:], dtype=torch.float32))
             if count:
-                torch._foreach_copy_(list(own[-count:]), list(total[:count]))
+                _copy_rows(total[:count], own[-count:])
             if problem.bias:
                 sums, (b_ih, b_hh) = total[count:], own[2:4]
                 b_ih.view(gates, size).copy_(sums[:gates])
                 for run in recurrent_runs(cell):
                     b_hh.view(gates, size)[run.gates : run.gates + run.number] = sums[run.sums : run.sums + run.number]
+
+
+def _copy_rows(matrix: Tensor, into: Sequence[Tensor]) -> None:
+    """Copy each row of a matrix to a vector, all at once where the vectors lie one after the other in memory."""
+    first, size = into[0], matrix.shape[1]
+    places = [own.data_ptr() - first.data_ptr() for own in into]
+    if places == [row * size * first.element_size() for row in range(len(into))]:
+        first.as_strided(matrix.shape, (size, 1)).copy_(matrix)
+        return
+    for row, own in zip(matrix, into, strict=True):
+        own.copy_(row)
 
 
 row_cell = RowCell()
