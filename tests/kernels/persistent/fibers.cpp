@@ -61,6 +61,10 @@ static void wait(Barrier& barrier) {
 inline void __syncthreads() { wait(own_block().barrier); }
 inline void __syncwarp() { wait(own_warp().barrier); }
 inline void __threadfence() {}
+inline long long clock64() {
+    static long long now = 0;
+    return now += 1000;
+}
 
 inline unsigned atomicAdd(unsigned* at, unsigned value) {
     const unsigned before = *at;

@@ -1,6 +1,6 @@
 // The backward pass of a recurrent layer over a whole sequence, in one launch, for any cell; see row_forward.cu.
 //
-// The blocks and the compile-time constants are those of backward.cu; there are no pairs of layers.
+// The blocks and the compile-time constants are those of backward.cu and row_forward.cu, without pairs of layers.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED

@@ -1,8 +1,8 @@
 // The forward pass of a recurrent layer over a whole sequence, in one launch, for any cell: with several states, parameters,
 // more than four sums, and steps that combine the hidden units of a row. For cells without these, forward.cu is faster.
 //
-// The blocks and the compile-time constants are those of forward.cu; there are no pairs of layers. EXTRA_BYTES is the size of
-// the shared memory that row_memory.cuh describes.
+// The blocks and the compile-time constants are those of forward.cu, without pairs of layers. PAUSE is the number of clock cycles
+// between the store of a statistic and the first load of those of other blocks.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0

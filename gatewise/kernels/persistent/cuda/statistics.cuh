@@ -115,6 +115,7 @@ struct RowUnits {
             const Pairs own = of_block<MOMENTS>(item);
             store_exchanged((Value*)(slots + (item * PAIRED_BLOCKS * 2 + blockIdx.x) * 2), marked_words(own, mark));
         }
+        pause();
         patience->polls = 0;
 #pragma unroll
         for (int first = 0; first < ITEMS; first += AT_ONCE) {
@@ -158,6 +159,13 @@ struct RowUnits {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) pairs[cell][i] = results[(PLACE * PAIRS + i) * ROWS + (at.exists ? at.row : 0)];
         }
+    }
+
+    // Waits until the pairs of other blocks, which store them at about the same time, have probably arrived: a load that comes
+    // too early costs another round trip.
+    __device__ __forceinline__ static void pause() {
+        const long long begin = clock64();
+        while (clock64() - begin < PAUSE) {}
     }
 
     // Stores the pairs of four neighbouring units, which four neighbouring lanes compute.

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from gatewise.cells import Cell
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.device import device_code
@@ -101,6 +102,8 @@ def launch_of(
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
     source, code_of = (name, device_code) if fused else (f"row_{name}", row_code)
+    if not fused:
+        macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
 
     def compile_pass() -> bytes:
         return toolchain.compile_source(SOURCES / f"{source}.cu", device.architecture, macros, code_of(cell))
