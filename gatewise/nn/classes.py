@@ -85,5 +85,4 @@ def _between(kind: type[nn.Module], ours: type[nn.Module]) -> type[nn.Module]:
 
 
 def _new(kind: type[nn.Module], ours: type[nn.Module]) -> nn.Module:
-    made: Any = _between(kind, ours)
-    return made.__new__(made)
+    return object.__new__(_between(kind, ours))
