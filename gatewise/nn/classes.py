@@ -69,7 +69,7 @@ def _parametrised_alike(kind: type, base: type[nn.Module]) -> type[nn.Module]:
 
 
 @functools.cache
-def _between(kind: type[nn.Module], ours: type[nn.Module]) -> type[nn.Module]:
+def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
     """Return a class like `kind`, with the class of gatewise between it and PyTorch's in the order of methods."""
 
     def reduced(self: Any, protocol: Any) -> Any:
