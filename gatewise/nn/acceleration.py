@@ -192,8 +192,11 @@ def _obstacle(module: nn.Module) -> str:
     if "forward" in vars(module):
         return "has a forward of its own, which would be lost"
     kind, theirs = type(module), class_of_pytorch(module)
-    if theirs not in THEIRS or kind.forward is not theirs.forward:
+    if theirs not in THEIRS:
         return f"is a subclass, {kind.__qualname__}, with a forward of its own"
+    if kind.forward is not theirs.forward:
+        advice = f"derive the class from gatewise.{theirs.__name__} for the calls of super().forward"
+        return f"is a subclass, {kind.__qualname__}, with a forward of its own; {advice}"
     changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
     if changed:
         return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"

@@ -1,4 +1,4 @@
-"""The registration of the layers with libraries that treat PyTorch's layers of these classes specially.
+"""The registration of the layers with libraries that treat layers of PyTorch's classes specially.
 
 It is done when such a library is imported, because importing them here would take seconds.
 """
@@ -17,9 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from gatewise.nn.gru import GRU
-from gatewise.nn.lstm import LSTM
-from gatewise.nn.rnn import RNN
+from gatewise.nn.classes import OURS, THEIRS
 
 
 def _with_dynamo(builder: Any) -> None:
@@ -32,40 +30,59 @@ def _with_dynamo(builder: Any) -> None:
 
     @functools.wraps(wrap)
     def wrap_module(self: Any, value: nn.Module) -> Any:
-        is_ours = isinstance(value, LSTM | GRU | RNN)
+        is_ours = isinstance(value, OURS)
         with builder.config.patch(allow_rnn=True) if is_ours else contextlib.nullcontext():
             return wrap(self, value)
 
     builder.VariableBuilder.wrap_module = wrap_module
 
 
-def _with_opacus(validator: Any) -> None:
+def _with_opacus(validators: Any) -> None:
     """Let the validator of Opacus refuse and replace the layers as it does those of PyTorch."""
-    for registry in (validator.ModuleValidator.VALIDATORS, validator.ModuleValidator.FIXERS):
-        for ours, theirs in ((LSTM, nn.LSTM), (GRU, nn.GRU)):
-            if theirs in registry:
-                registry[ours] = registry[theirs]
+    _enter(validators.ModuleValidator.VALIDATORS)
+    _enter(validators.ModuleValidator.FIXERS)
 
 
-class _WhenImported(MetaPathFinder):
-    """A finder that calls a function with a module once it has been imported."""
+def _with_thop(profile: Any) -> None:
+    """Let thop count the operations of the layers as it does for those of PyTorch."""
+    _enter(profile.register_hooks)
 
-    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
-        self._name, self._call = name, call
+
+def _enter(registry: dict[type[nn.Module], Any]) -> None:
+    for ours, theirs in zip(OURS, THEIRS, strict=True):
+        if theirs in registry:
+            registry.setdefault(ours, registry[theirs])
+
+
+_LIBRARIES: dict[str, Callable[[Any], None]] = {
+    "torch._dynamo.variables.builder": _with_dynamo,
+    "opacus.validators": _with_opacus,
+    "thop.profile": _with_thop,
+}
+
+
+class _AfterImport(MetaPathFinder):
+    """A finder of modules that calls a function with a module after its import."""
+
+    def __init__(self, calls: dict[str, Callable[[Any], None]]) -> None:
+        self._calls = calls
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        call = self._calls.pop(fullname, None)
+        if call is None:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)  # asks all finders, and this one does not know the name now
+        finally:
+            self._calls[fullname] = call
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                self._call(module)
+                call(module)
 
             spec.loader.exec_module = execute_and_call
         return spec
@@ -73,11 +90,10 @@ class _WhenImported(MetaPathFinder):
 
 def register() -> None:
     """Register the layers with the libraries that are imported, and with the others when they are."""
-    for name, call in {
-        "torch._dynamo.variables.builder": _with_dynamo,
-        "opacus.validators": _with_opacus,
-    }.items():
+    later = {}
+    for name, call in _LIBRARIES.items():
         if name in sys.modules:
             call(sys.modules[name])
         else:
-            sys.meta_path.insert(0, _WhenImported(name, call))
+            later[name] = call
+    sys.meta_path.insert(0, _AfterImport(later))

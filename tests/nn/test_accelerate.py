@@ -189,7 +189,10 @@ def left_alone():
     parametrizations.weight_norm(parametrised, "weight_hh_l0")
     script = next(torch.jit.script(nn.Sequential(nn.LSTM(3, 4))).children())
     return {
-        "subclass": (Custom(3, 4), "is a subclass, Custom, with a forward of its own"),
+        "subclass": (
+            Custom(3, 4),
+            "is a subclass, Custom, with a forward of its own; derive the class from gatewise.LSTM",
+        ),
         "parametrised": (parametrised, "is a subclass, ParametrizedCustom, with a forward of its own"),
         "checks": (Checking(3, 4), "is a subclass, Checking, with its own check_input, which would not be called"),
         "patched": (patched, "has a forward of its own"),
@@ -261,7 +264,8 @@ def test_what_was_exchanged_and_what_was_left_is_printed(model, capsys):
         "  encoder: becomes gatewise.LSTM",
         "  stages.0: becomes gatewise.LSTM",
         "  stages.1, also: becomes gatewise.LSTM",
-        "  custom: stays: it is a subclass, Custom, with a forward of its own",
+        "  custom: stays: it is a subclass, Custom, with a forward of its own; derive the",
+        "    class from gatewise.LSTM for the calls of super().forward",
     ]
 
 
