@@ -61,6 +61,11 @@ _LIBRARIES: dict[str, Callable[[Any], None]] = {
 }
 
 
+def _called(call: Callable[[Any], None], module: ModuleType) -> None:
+    with contextlib.suppress(AttributeError):  # a version of the library that has other names must still be imported
+        call(module)
+
+
 class _AfterImport(MetaPathFinder):
     """A finder of modules that calls a function with a module after its import."""
 
@@ -82,7 +87,7 @@ class _AfterImport(MetaPathFinder):
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                call(module)
+                _called(call, module)
 
             spec.loader.exec_module = execute_and_call
         return spec
@@ -93,7 +98,7 @@ def register() -> None:
     later = {}
     for name, call in _LIBRARIES.items():
         if name in sys.modules:
-            call(sys.modules[name])
+            _called(call, sys.modules[name])
         else:
             later[name] = call
     sys.meta_path.insert(0, _AfterImport(later))
