@@ -100,8 +100,9 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """Undo `gatewise.accelerate`: turn the layers that it has changed back into those of PyTorch, in place.
 
     The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects.
-    Layers that were made by gatewise's own classes stay as they are, and so do layers whose `weight_dropout` is not 0,
-    which PyTorch's would ignore; a warning names the latter.
+    Layers that were made by gatewise's own classes stay as they are. So do layers whose `weight_dropout` is not 0,
+    which PyTorch's would ignore, and layers to which another library has since given a class of its own, as
+    `fully_shard` does; a warning names them.
 
     Args:
         model: Any module, also one that was copied or loaded from a file after `gatewise.accelerate`.
@@ -113,19 +114,24 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     Raises:
         ArgumentError: `model` is not a `torch.nn.Module`.
     """
-    marked = [(names, module) for names, module in _modules(model) if _MARK in vars(module)]
-    lines = []
-    for names, module in marked:
-        if getattr(module, "weight_dropout", 0.0):
-            expectation = f"0 in {_where(names)} before restore"
-            advice = "The layer stays as it is, because torch.nn has no such option."
-            warnings.warn(sentence("weight_dropout", expectation, module.weight_dropout, advice), stacklevel=2)
+    done, left = [], []
+    for names, module in _modules(model):
+        if _MARK not in vars(module):
             continue
-        module.__class__ = original_class(type(module))
-        delattr(module, _MARK)
-        lines.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
+        original = original_class(type(module))
+        if getattr(module, "weight_dropout", 0.0):
+            left.append(f"{_where(names)}: stays: it has the option weight_dropout, which torch.nn has not")
+        elif original is None:
+            left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
+        else:
+            module.__class__ = original
+            delattr(module, _MARK)
+            done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
+    if left:
+        warnings.warn("\n  ".join(["restore leaves layers in place:", *left]), stacklevel=2)
     if verbose:
-        print("\n".join(_indented([f"restore: {len(lines)} of {len(marked)} accelerated layers restored"], lines)))
+        head = f"restore: {len(done)} of {len(done) + len(left)} accelerated layers restored"
+        print("\n".join(_indented([head], [*done, *left])))
     return model
 
 

@@ -23,6 +23,9 @@ THEIRS = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 _BASES = (nn.RNNBase, nn.RNNCellBase)
 
+_ORIGINAL = "_accelerated_class"
+"""The attribute of a class made by `accelerated_class` with the class of a program that it was made for."""
+
 
 def class_of_pytorch(module: nn.Module) -> type[nn.Module] | None:
     """Return the class of PyTorch's recurrent layers and cells that a module is of; None for other modules.
@@ -51,12 +54,18 @@ def accelerated_class(kind: type[nn.Module]) -> type[nn.Module]:
     return _between(kind, next(ours for ours, theirs in zip(OURS, THEIRS, strict=True) if issubclass(kind, theirs)))
 
 
-def original_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class from which `accelerated_class` has made a class."""
+def original_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """Return the class from which `accelerated_class` has made a class; None if it has not made it.
+
+    Args:
+        kind: The class of a module.
+    """
     if kind in OURS:
         return THEIRS[OURS.index(kind)]
-    base: type[nn.Module] = kind.__bases__[0]
-    return _parametrised_alike(kind, original_class(base)) if _is_parametrised(kind) else base
+    if _is_parametrised(kind):
+        base = original_class(kind.__bases__[0])
+        return base and _parametrised_alike(kind, base)
+    return vars(kind).get(_ORIGINAL)
 
 
 def _is_parametrised(kind: type) -> bool:
@@ -79,8 +88,8 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
         return _new, (kind, ours), *rest
 
     names = ("__module__", "__qualname__", "__doc__")
-    found = type(kind)(kind.__name__, (kind, ours), {name: getattr(kind, name) for name in names})
-    found.__reduce_ex__ = reduced
+    attributes = {name: getattr(kind, name) for name in names} | {_ORIGINAL: kind, "__reduce_ex__": reduced}
+    found = type(kind)(kind.__name__, (kind, ours), attributes)
     return found
 
 

@@ -470,12 +470,21 @@ def test_restore_brings_back_subclasses_cells_and_parametrizations():
     assert type(parametrised) is nn.GRU
 
 
-def test_restore_leaves_what_accelerate_has_not_made():
-    model = nn.ModuleList([LSTM(3, 4), nn.LSTM(3, 4)])
+def test_restore_leaves_what_accelerate_has_not_made(capsys):
+    model = nn.ModuleList([LSTM(3, 4), nn.LSTM(3, 4), nn.LSTM(3, 4), nn.GRU(3, 4)])
     accelerate(model, verbose=False)
     model[1].weight_dropout = 0.5
-    with pytest.warns(UserWarning, match=r"`weight_dropout` must be 0 in 1 before restore, got 0\.5\. The layer stays"):
-        restore(model, verbose=False)
-    assert [type(part) for part in model] == [LSTM, LSTM]
+    model[2].__class__ = type("Sharded", (LSTM,), {})  # as fully_shard does
+    with pytest.warns(UserWarning, match="restore leaves layers in place:") as caught:
+        restore(model)
+    left = [
+        "  1: stays: it has the option weight_dropout, which torch.nn has not",
+        "  2: stays: its class, Sharded, was made after accelerate",
+    ]
+    assert str(caught[0].message).splitlines()[1:] == left
+    head = "restore: 1 of 3 accelerated layers restored"
+    assert capsys.readouterr().out.splitlines() == [head, "  3: becomes torch.nn.GRU again", *left]
+    assert [type(part).__name__ for part in model] == ["LSTM", "LSTM", "Sharded", "GRU"]
+    assert isinstance(model[1], LSTM)
     with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got list"):
         restore([nn.LSTM(3, 4)])

@@ -219,6 +219,19 @@ def test_computed_weights_of_a_call_are_not_kept():
         same(copied(X.double().to(layer.bias_hh_l0.dtype)), layer(X.to(layer.bias_hh_l0.dtype)))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_replica_of_data_parallel_uses_the_weights_of_its_device(name):
+    _, ours = twins(name)
+    replica = ours._replicate_for_data_parallel()
+    copies = [weight.detach() * -2 for weight in ours.parameters()]
+    replica._parameters = {}
+    for weight, copied in zip(ours._flat_weights_names, copies, strict=True):
+        setattr(replica, weight, copied)  # as torch.nn.DataParallel does
+    before = ours(X)
+    same(replica(X), torch.func.functional_call(ours, dict(zip(ours._flat_weights_names, copies, strict=True)), (X,)))
+    same(ours(X), before)
+
+
 class Scaled(gatewise.LSTM):
     """A program's own layer."""
 
