@@ -174,9 +174,10 @@ def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
     present = Counter(_name(swap.module) for swap in swaps)
     counts = ", ".join(f"{replaced[name]} of {count} torch.nn.{name}" for name, count in present.items())
     already = [
-        f"{_where(names)}: is gatewise.{type(module).__name__} already"
+        f"{_where(names)}: is gatewise.{kind.__name__} already"
         for names, module in _modules(model)
-        if isinstance(module, (*OURS, Recurrent, RecurrentCell))
+        for kind in (*OURS, Recurrent, RecurrentCell)
+        if isinstance(module, kind)
     ]
     head = f"{counts} replaced" if swaps else "no torch.nn.LSTM, GRU or RNN to replace"
     return "\n".join(_indented([f"accelerate: {head}"], [*map(str, swaps), *already]))

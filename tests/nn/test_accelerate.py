@@ -376,12 +376,14 @@ class Counting(nn.GRU):
         return super().__call__(*given)
 
 
-def test_a_subclass_without_its_own_forward_keeps_its_class_and_methods():
+def test_a_subclass_without_its_own_forward_keeps_its_class_and_methods(capsys):
     layer, x = Counting(3), torch.randn(5, 2, 3)
     expected = layer(x)
     accelerate(layer, verbose=False)
     assert isinstance(layer, Counting)
     assert isinstance(layer, GRU)
+    accelerate(layer)
+    assert "the model itself: is gatewise.GRU already" in capsys.readouterr().out
     assert type(layer).__name__ == "Counting"
     torch.testing.assert_close(layer(x, None), expected)
     assert gatewise.verify(layer, x).layers[0].decision.chosen == "aten"
