@@ -39,7 +39,19 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
-    from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell, accelerate, verify
+    from gatewise.nn import (
+        GRU,
+        LSTM,
+        RNN,
+        GRUCell,
+        LSTMCell,
+        Recurrent,
+        RecurrentCell,
+        RNNCell,
+        accelerate,
+        restore,
+        verify,
+    )
     from gatewise.selection import explain, kernel_names, use_kernel
 
 __all__ = [
@@ -78,6 +90,7 @@ __all__ = [
     "for_cuda_graph",
     "functional",
     "kernel_names",
+    "restore",
     "use_kernel",
     "verify",
 ]

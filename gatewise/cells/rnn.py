@@ -32,7 +32,11 @@ class RNN(Cell):
         if nonlinearity not in _FUNCTIONS:
             raise ValueError(f"`nonlinearity` must be 'tanh' or 'relu', got {nonlinearity!r}.")
         self.nonlinearity = nonlinearity
-        self.name = f"rnn_{nonlinearity}"
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        """The name of the cell, with its nonlinearity."""
+        return f"rnn_{self.nonlinearity}"
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the hidden state after a step."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gatewise.nn.acceleration import Swap, accelerate, planned_swaps
+from gatewise.nn.acceleration import Swap, accelerate, planned_swaps, restore
 from gatewise.nn.cell import LSTMCell
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
+from gatewise.nn.registration import register
 from gatewise.nn.rnn import RNN, RNNCell
 from gatewise.nn.verification import Verification, verify
 
@@ -30,8 +31,11 @@ __all__ = [
     "Verification",
     "accelerate",
     "planned_swaps",
+    "restore",
     "verify",
 ]
+
+register()
 
 
 def __getattr__(name: str) -> type[Attention]:

@@ -1,40 +1,38 @@
-"""Replace the recurrent layers of PyTorch in an existing model with those of gatewise."""
+"""Turn the recurrent layers of PyTorch in an existing model into those of gatewise, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
 import warnings
-import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.nn.cell import LSTMCell
-from gatewise.nn.gru import GRU, GRUCell
-from gatewise.nn.lstm import LSTM
-from gatewise.nn.rnn import RNN, RNNCell
+from gatewise.nn.classes import OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
+from gatewise.nn.recurrent import Recurrent
+from gatewise.nn.recurrent_cell import RecurrentCell
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
 
-_OURS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: LSTM,
-    nn.LSTMCell: LSTMCell,
-    nn.GRU: GRU,
-    nn.GRUCell: GRUCell,
-    nn.RNN: RNN,
-    nn.RNNCell: RNNCell,
-}
+# The attribute of a layer that `accelerate` has changed. It is copied and saved with the layer, for `restore`.
+_MARK = "_accelerated"
 
-# Attributes in which torch.nn.LSTM stores references to its parameters; gatewise.LSTM looks them up in every call.
-_REFERENCES = frozenset({"mode", "_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
+# What the forward pass of PyTorch's layers calls, and that of gatewise's does not.
+_CALLED = (
+    "check_forward_args",
+    "check_input",
+    "check_hidden_size",
+    "get_expected_hidden_size",
+    "get_expected_cell_size",
+    "permute_hidden",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,26 +51,31 @@ class Swap:
 
     def __str__(self) -> str:
         """Return one line with the names of the module and what happens to it."""
-        where = ", ".join(name or "the model itself" for name in self.names)
-        becomes = f"becomes gatewise.{_class_of(self.module)}"
-        return f"{where}: {f'stays: it {self.obstacle}' if self.obstacle else becomes}"
+        if self.obstacle:
+            return f"{_where(self.names)}: stays: it {self.obstacle}"
+        name = _name(self.module)
+        note = ", whose single steps PyTorch's own operator computes as before" if name.endswith("Cell") else ""
+        return f"{_where(self.names)}: becomes gatewise.{name}{note}"
 
 
 def accelerate(model: Model, *, verbose: bool = True) -> Model:
-    """Replace the recurrent layers of PyTorch in a model with those of gatewise, in place, and return the model.
+    """Turn the recurrent layers of PyTorch in a model into those of gatewise, in place, and return the model.
 
-    Every `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` is replaced. The new layers hold the same
-    Parameter objects, so existing optimizers keep working and the `state_dict` is unchanged. The training flag, hooks,
-    frozen parameters and other attributes are kept as well, and a layer that is registered in two places stays one
-    layer. If the model itself is such a layer, a new module is returned. Calling the function again changes nothing.
+    The class of every `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` becomes the class of gatewise
+    that derives from it. The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay
+    the same objects, so existing optimizers and references keep working and the `state_dict` is unchanged. A subclass
+    of these classes that has no `forward` of its own keeps its methods. Calling the function again changes nothing, and
+    `gatewise.restore` undoes it.
 
-    The following are not replaced: subclasses of these classes, and layers that have parametrizations or their own
-    `forward`, are compiled, or are in TorchScript. One warning names all of them with the reasons, and `planned_swaps`
-    returns them. Layers that are not registered as submodules (for example, in a plain list) are not found.
+    The following are left as they are: subclasses with their own `forward` or with their own versions of the checks
+    that PyTorch's `forward` calls, modules to which a `forward` has been assigned, and TorchScript. One warning names
+    all of them with the reasons, and `planned_swaps` returns them. Layers that are not registered as submodules (for
+    example, in a plain list) are not found.
 
     Args:
         model: Any module.
-        verbose: Whether to print the report; the warning is issued in any case.
+        verbose: Whether to print the report, which names every recurrent layer and cell in the model; the warning is
+            issued in any case.
 
     Returns:
         The model.
@@ -87,19 +90,53 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     if verbose:
         print(_report(model, swaps))
     for swap in swaps:
-        if swap.obstacle:
+        if not swap.obstacle:
+            swap.module.__class__ = accelerated_class(type(swap.module))
+            setattr(swap.module, _MARK, True)
+    return model
+
+
+def restore(model: Model, *, verbose: bool = True) -> Model:
+    """Undo `gatewise.accelerate`: turn the layers that it has changed back into those of PyTorch, in place.
+
+    The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects.
+    Layers that were made by gatewise's own classes stay as they are. So do layers whose `weight_dropout` is not 0,
+    which PyTorch's would ignore, and layers to which another library has since given a class of its own, as
+    `fully_shard` does; a warning names them.
+
+    Args:
+        model: Any module, also one that was copied or loaded from a file after `gatewise.accelerate`.
+        verbose: Whether to print which layers were changed.
+
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: `model` is not a `torch.nn.Module`.
+    """
+    done, left = [], []
+    for names, module in _modules(model):
+        if _MARK not in vars(module):
             continue
-        replacement = _converted(swap.module)
-        if swap.module is model:
-            return replacement  # type: ignore[return-value]
-        for name in swap.names:
-            parent, _, child = name.rpartition(".")
-            model.get_submodule(parent).register_module(child, replacement)
+        original = original_class(type(module))
+        if getattr(module, "weight_dropout", 0.0):
+            left.append(f"{_where(names)}: stays: it has the option weight_dropout, which torch.nn has not")
+        elif original is None:
+            left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
+        else:
+            module.__class__ = original
+            delattr(module, _MARK)
+            done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
+    if left:
+        warnings.warn("\n  ".join(["restore leaves layers in place:", *left]), stacklevel=2)
+    if verbose:
+        head = f"restore: {len(done)} of {len(done) + len(left)} accelerated layers restored"
+        print("\n".join(_indented([head], [*done, *left])))
     return model
 
 
 def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
-    """Return the replacements that `accelerate` would make in a model, without changing anything.
+    """Return what `accelerate` would do with the layers of PyTorch in a model, without changing anything.
 
     Args:
         model: Any module.
@@ -110,63 +147,69 @@ def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
     Raises:
         ArgumentError: `model` is not a `torch.nn.Module`.
     """
+    return tuple(
+        Swap(names, module, _obstacle(module))
+        for names, module in _modules(model)
+        if class_of_pytorch(module) and not isinstance(module, OURS)
+    )
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
     if not isinstance(model, nn.Module):
         advice = "Give the model, or one of its layers."
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, advice))
     found: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if _class_of(module) and not isinstance(module, tuple(_OURS.values())):
-            found.setdefault(module, []).append(name)
-    return tuple(Swap(tuple(names), module, _obstacle(module)) for module, names in found.items())
+        found.setdefault(module, []).append(name)
+    for module, names in found.items():
+        yield tuple(names), module
+
+
+def _where(names: Iterable[str]) -> str:
+    return ", ".join(name or "the model itself" for name in names)
 
 
 def _report(model: nn.Module, swaps: tuple[Swap, ...]) -> str:
-    if not swaps:
-        ours = [type(module).__name__ for module in model.modules() if isinstance(module, tuple(_OURS.values()))]
-        already = ", ".join(f"{count} gatewise.{name}" for name, count in Counter(ours).items())
-        return f"accelerate: no torch.nn.LSTM, GRU or RNN to replace{f'; {already} already' if already else ''}"
-    replaced = Counter(_class_of(swap.module) for swap in swaps if not swap.obstacle)
-    present = Counter(_class_of(swap.module) for swap in swaps)
+    replaced = Counter(_name(swap.module) for swap in swaps if not swap.obstacle)
+    present = Counter(_name(swap.module) for swap in swaps)
     counts = ", ".join(f"{replaced[name]} of {count} torch.nn.{name}" for name, count in present.items())
-    lines = [f"accelerate: {counts} replaced"]
-    for swap in swaps:
-        lines += textwrap.wrap(str(swap), _COLUMNS, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(lines)
+    already = [
+        f"{_where(names)}: is gatewise.{kind.__name__} already"
+        for names, module in _modules(model)
+        for kind in (*OURS, Recurrent, RecurrentCell)
+        if isinstance(module, kind)
+    ]
+    head = f"{counts} replaced" if swaps else "no torch.nn.LSTM, GRU or RNN to replace"
+    return "\n".join(_indented([f"accelerate: {head}"], [*map(str, swaps), *already]))
+
+
+def _indented(head: list[str], lines: Iterable[str]) -> list[str]:
+    for line in lines:
+        head += textwrap.wrap(line, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
+    return head
 
 
 def _classes(swaps: Iterable[Swap]) -> str:
-    return ", ".join(dict.fromkeys(f"torch.nn.{_class_of(swap.module)}" for swap in swaps))
-
-
-def _class_of(module: nn.Module) -> str:
-    """Return the name of the class of PyTorch's that a module is or was made from; empty for others."""
-    if isinstance(module, torch.jit.ScriptModule):
-        name = getattr(module, "original_name", "")
-        return name if name in {kind.__name__ for kind in _OURS} else ""
-    return next((kind.__name__ for kind in _OURS if isinstance(module, kind)), "")
+    return ", ".join(dict.fromkeys(f"torch.nn.{_name(swap.module)}" for swap in swaps))
 
 
 def _obstacle(module: nn.Module) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript; accelerate the model before torch.jit.script"
-    if parametrize.is_parametrized(module):
-        return f"has parametrizations; build it as gatewise.{_class_of(module)} and register them there"
-    if type(module) not in _OURS:
-        return f"is a subclass, {type(module).__qualname__}, whose own behaviour would be lost"
     if "forward" in vars(module):
         return "has a forward of its own, which would be lost"
-    if module._compiled_call_impl is not None:
-        return "is compiled; accelerate the model before .compile()"
+    kind, theirs = type(module), class_of_pytorch(module)
+    if theirs not in THEIRS:
+        return f"is a subclass, {kind.__qualname__}, with a forward of its own"
+    if kind.forward is not theirs.forward:
+        advice = f"derive the class from gatewise.{theirs.__name__} for the calls of super().forward"
+        return f"is a subclass, {kind.__qualname__}, with a forward of its own; {advice}"
+    changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
+    if changed:
+        return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"
     return ""
 
 
-def _converted(module: nn.Module) -> nn.Module:
-    # Sharing one dictionary of parameters, hooks and attributes keeps the handles of hooks working too.
-    kind = _OURS[type(module)]
-    replacement = kind.__new__(kind)
-    left_out = _REFERENCES if kind is LSTM else frozenset()
-    replacement.__setstate__({name: value for name, value in vars(module).items() if name not in left_out})
-    for hook in replacement._load_state_dict_pre_hooks.values():
-        if hook.with_module:  # pyright: ignore[reportFunctionMemberAccess] - the stub takes the wrapper for its function
-            hook.module = weakref.ref(replacement)  # pyright: ignore[reportFunctionMemberAccess] - likewise
-    return replacement
+def _name(module: nn.Module) -> str:
+    kind = class_of_pytorch(module)
+    return kind.__name__ if kind else ""

@@ -209,15 +209,10 @@ def check_step(
         raise DtypeError(sentence("input", f"{dtype} like the parameters", x.dtype, advice))
 
 
-def refuse_script(layer: str, way: str = "script") -> NoReturn:
-    """Raise the error for layers in TorchScript, because TorchScript's own message would be misleading.
-
-    The compiler of TorchScript fails at an arbitrary line of gatewise, and its tracer records the kernel and the sizes
-    of this one call as if they were the layer.
-    """
-    advice = f"For TorchScript, load its state_dict into a torch.nn.{layer}." if hasattr(torch.nn, layer) else ""
+def refuse_script(layer: str) -> NoReturn:
+    """Raise the error for layers in TorchScript whose compiler would fail at an arbitrary line of gatewise."""
     how = "compiled by torch.compile or torch.export"
-    raise ArgumentError(sentence(f"gatewise.{layer}", how, f"torch.jit.{way}", advice))
+    raise ArgumentError(sentence(f"gatewise.{layer}", how, "torch.jit.script"))
 
 
 def _words(given: object) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor, nn
 
-from gatewise.nn import init
-from gatewise.nn.arguments import check_pair, check_sizes, check_step, refuse_script
+from gatewise.nn import torchscript
+from gatewise.nn.arguments import check_pair, check_sizes, check_step
+from gatewise.nn.symbolic import recorded
 
 
-class LSTMCell(nn.Module):
+class LSTMCell(nn.LSTMCell):
     r"""One time step of one LSTM layer, a drop-in for `torch.nn.LSTMCell`.
 
     $$\begin{aligned}
@@ -34,9 +33,6 @@ class LSTMCell(nn.Module):
         ArgumentError: An argument has a wrong type or is out of range.
     """
 
-    bias_ih: nn.Parameter | None
-    bias_hh: nn.Parameter | None
-
     def __init__(
         self,
         input_size: int,
@@ -45,19 +41,8 @@ class LSTMCell(nn.Module):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         check_sizes(input_size, hidden_size)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.bias = bool(bias)
-        gates = 4 * hidden_size
-        self.weight_ih = nn.Parameter(torch.empty((gates, input_size), device=device, dtype=dtype))
-        self.weight_hh = nn.Parameter(torch.empty((gates, hidden_size), device=device, dtype=dtype))
-        for name in ("bias_ih", "bias_hh"):
-            self.register_parameter(
-                name, nn.Parameter(torch.empty(gates, device=device, dtype=dtype)) if bias else None
-            )
-        self.reset_parameters()
+        super().__init__(input_size, hidden_size, bool(bias), device, dtype)
 
     def forward(
         self,
@@ -78,6 +63,8 @@ class LSTMCell(nn.Module):
             DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
             ArgumentError: `input` is not a tensor, or `hx` is not a pair of tensors.
         """
+        if not isinstance(input, Tensor):
+            return recorded(self, input, hx=hx)
         # Weights are looked up in every call, as in `LSTM`. Attribute access finds a parameter only after an
         # AttributeError.
         found = self._parameters
@@ -100,13 +87,5 @@ class LSTMCell(nn.Module):
             state = (zeros, zeros)
         return torch.lstm_cell(x, state, *weights)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_script("LSTMCell")
-
-    def reset_parameters(self) -> None:
-        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
-        init.uniform_(self.parameters(), self.hidden_size)
-
-    def extra_repr(self) -> str:
-        """Return the sizes, and `bias` if it is False."""
-        return f"{self.input_size}, {self.hidden_size}{'' if self.bias else ', bias=False'}"
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.problem import NORMAL
-from gatewise.nn import single_state
-from gatewise.nn.arguments import check_sizes, refuse_script
+from gatewise.nn import pytorch_layer, single_state, torchscript
+from gatewise.nn.arguments import check_sizes
+from gatewise.nn.symbolic import recorded
 
 
-class GRU(nn.RNNBase):
+class GRU(nn.GRU):
     r"""A stack of GRU layers, a drop-in for `torch.nn.GRU`.
 
     The fastest kernel is chosen for every call; `gatewise.explain(module, input)` shows which one and why. For each
@@ -59,9 +59,10 @@ class GRU(nn.RNNBase):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
-    kernel: str
-    memory: str
-    weight_dropout: float
+    # The options of layers that `gatewise.accelerate` has made of PyTorch's.
+    kernel = "auto"
+    memory = NORMAL
+    weight_dropout = 0.0
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class GRU(nn.RNNBase):
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
     ) -> None:
-        single_state.initialise(
+        pytorch_layer.initialise(
             self,
             "GRU",
             input_size,
@@ -89,6 +90,7 @@ class GRU(nn.RNNBase):
             batch_first,
             dropout,
             bidirectional,
+            0,
             device,
             dtype,
             kernel,
@@ -131,11 +133,12 @@ class GRU(nn.RNNBase):
         """
         return single_state.run(self, input, hx, lengths, resets)
 
-    extra_repr = single_state.extra_repr
-    flatten_parameters = single_state.flatten_parameters
-    __setstate__ = single_state.restore
-    __prepare_scriptable__ = single_state.refuse_scripting
-    _slow_forward = single_state.refuse_tracing
+    extra_repr = pytorch_layer.extra_repr
+    flatten_parameters = pytorch_layer.flatten_parameters
+    _apply = pytorch_layer.apply
+    __setstate__ = pytorch_layer.set_state
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced
 
 
 class GRUCell(nn.GRUCell):
@@ -186,8 +189,10 @@ class GRUCell(nn.GRUCell):
             DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
             ArgumentError: `input` or `hx` is not a tensor.
         """
+        if not isinstance(input, Tensor):
+            return recorded(self, input, hx=hx)
         single_state.check_one_step(self, input, hx)
         return super().forward(input, hx)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_script("GRUCell")
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced

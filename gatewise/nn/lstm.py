@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +12,15 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
-from gatewise.nn import init
-from gatewise.nn.arguments import (
-    check_layer_options,
-    check_pair,
-    check_rate,
-    check_sizes,
-    refuse_input,
-    refuse_script,
-    warn_of_idle_dropout,
-)
-from gatewise.nn.flat_weights import flatten
+from gatewise.nn import pytorch_layer, torchscript
+from gatewise.nn.arguments import check_pair
+from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
+from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
 
-# Attributes that are missing in modules pickled by older versions, and the values that they had implicitly.
-_DEFAULTS: dict[str, object] = {"proj_size": 0, "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0}
 
-
-class LSTM(nn.Module):
+class LSTM(nn.LSTM):
     r"""A stack of LSTM layers, a drop-in for `torch.nn.LSTM`.
 
     The fastest kernel is chosen for every call; `gatewise.explain(module, input)` shows which one and why. For each
@@ -78,6 +68,11 @@ class LSTM(nn.Module):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
+    # The options of layers that `gatewise.accelerate` has made of PyTorch's.
+    kernel = "auto"
+    memory = NORMAL
+    weight_dropout = 0.0
+
     def __init__(
         self,
         input_size: int,
@@ -95,31 +90,25 @@ class LSTM(nn.Module):
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_sizes(input_size, hidden_size, num_layers, proj_size)
-        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
-        warn_of_idle_dropout(dropout, num_layers)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.dropout = float(dropout)
-        self.bidirectional = bool(bidirectional)
-        self.proj_size = proj_size
-        self.kernel = kernel
-        self.memory = memory
-        self.weight_dropout = check_rate("weight_dropout", weight_dropout)
-        self._weight_names = self._names_by_direction()
-        self._flat_names = tuple(name for names in self._weight_names for name in names)
-        for index, names in enumerate(self._weight_names):
-            shapes = self._shapes_of_layer(index // (1 + self.bidirectional))
-            for name, shape in zip(names, shapes, strict=True):
-                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-        self.reset_parameters()
-        self.flatten_parameters()  # after the initialisation, because it copies the values
+        pytorch_layer.initialise(
+            self,
+            "LSTM",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+            kernel,
+            memory,
+            weight_dropout,
+        )
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,
@@ -153,16 +142,18 @@ class LSTM(nn.Module):
                 `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
+        if not isinstance(input, Tensor | PackedSequence):
+            return recorded(self, input, hx=hx, lengths=lengths, resets=resets)
         if hx is not None:
             check_pair(hx)
         if isinstance(input, PackedSequence):
-            packed, (h_n, c_n) = run_packed(self._run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
+            run = functools.partial(_run, self)
+            packed, (h_n, c_n) = run_packed(run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
             return packed, (h_n, c_n)
-        if not isinstance(input, Tensor):
-            refuse_input(input)
         rank = input.dim()
         if rank == 2:
-            y, (h_n, c_n) = run_one(self._run, input, hx, lengths, "[L*D, R] and [L*D, H]", resets)
+            run = functools.partial(_run, self)
+            y, (h_n, c_n) = run_one(run, input, hx, lengths, "[L*D, R] and [L*D, H]", resets)
             return y, (h_n, c_n)
         if rank != 3:
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
@@ -171,117 +162,40 @@ class LSTM(nn.Module):
         if resets is not None and self.batch_first:
             resets = time_first(resets, input.shape[:2])
         if self.batch_first:
-            y, state = self._run(input.transpose(0, 1), hx, lengths=lengths, resets=resets)
+            y, state = _run(self, input.transpose(0, 1), hx, lengths=lengths, resets=resets)
             return y.transpose(0, 1), state
-        return self._run(input, hx, lengths=lengths, resets=resets)
+        return _run(self, input, hx, lengths=lengths, resets=resets)
 
-    def _run(
-        self,
-        x: Tensor,
-        state: tuple[Tensor, ...] | None,
-        batch_sizes: Tensor | None = None,
-        *,
-        lengths: Tensor | Sequence[int] | None = None,
-        resets: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        found = self._parameters
-        try:
-            weights = tuple(map(found.__getitem__, self._flat_names))
-        except KeyError:
-            weights = tuple([getattr(self, name) for name in self._flat_names])
-        if self.weight_dropout and self.training:
-            weights = with_dropped_weights(
-                weights,  # pyright: ignore[reportArgumentType] - none of these parameters is None
-                len(self._weight_names[0]),
-                self.weight_dropout,
-            )
-        y, h_n, c_n = recurrent(
-            x,
-            state,  # type: ignore[arg-type] - a pair
-            weights,  # pyright: ignore[reportArgumentType] - none of these parameters is None
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout if self.training else 0.0,
-            kernel=self.kernel,
-            memory=self.memory,
-            resets=resets,
-        )
-        return y, (h_n, c_n)
+    extra_repr = pytorch_layer.extra_repr
+    flatten_parameters = pytorch_layer.flatten_parameters
+    _apply = pytorch_layer.apply
+    __setstate__ = pytorch_layer.set_state
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced
 
-    @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The weights, one list for each direction of each layer, as `gatewise.functional.lstm` takes them."""
-        return [[getattr(self, name) for name in names] for names in self._weight_names]
 
-    def reset_parameters(self) -> None:
-        """Initialise all parameters from U(-1/sqrt(H), 1/sqrt(H))."""
-        init.uniform_(self.parameters(), self.hidden_size)
-
-    def flatten_parameters(self) -> None:
-        """Move the parameters into one buffer in cuDNN's order, so that cuDNN need not copy them in every call.
-
-        This is done automatically when the layer is created, moved, converted, copied or unpickled. Call it after
-        replacing parameters, as `load_state_dict(assign=True)` does. The Parameter objects and their values do not
-        change. Nothing happens on other devices than CUDA, without cuDNN, or if weights are parametrised, tied to each
-        other, of a tensor subclass or of several dtypes.
-        """
-        flatten(self, "LSTM", self._flat_names, len(self._weight_names[0]))
-
-    def extra_repr(self) -> str:
-        """Return the sizes and every option that differs from its default."""
-        options = {
-            "proj_size": 0,
-            "num_layers": 1,
-            "bias": True,
-            "batch_first": False,
-            "dropout": 0,
-            "bidirectional": False,
-            "kernel": "auto",
-            "memory": NORMAL,
-            "weight_dropout": 0,
-        }
-        given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
-        return ", ".join([f"{self.input_size}, {self.hidden_size}", *(f"{name}={value}" for name, value in given)])
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_script("LSTM")
-
-    def _slow_forward(self, *given: object, **options: object) -> NoReturn:
-        # TorchScript's tracer calls this method instead of `forward`.
-        refuse_script("LSTM", "trace")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
-        super()._apply(fn, recurse)
-        self.flatten_parameters()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**_DEFAULTS, **state})
-        self._weight_names = self._names_by_direction()
-        self._flat_names = tuple(name for names in self._weight_names for name in names)
-        self.flatten_parameters()
-
-    def _names_by_direction(self) -> tuple[tuple[str, ...], ...]:
-        kinds = ["weight_ih", "weight_hh"]
-        if self.bias:
-            kinds += ["bias_ih", "bias_hh"]
-        if self.proj_size:
-            kinds.append("weight_hr")
-        suffixes = ("", "_reverse") if self.bidirectional else ("",)
-        return tuple(
-            tuple(f"{kind}_l{layer}{suffix}" for kind in kinds)
-            for layer in range(self.num_layers)
-            for suffix in suffixes
-        )
-
-    def _shapes_of_layer(self, layer: int) -> list[tuple[int, ...]]:
-        gates, state_size = 4 * self.hidden_size, self.proj_size or self.hidden_size
-        features = self.input_size if layer == 0 else state_size * (1 + self.bidirectional)
-        shapes: list[tuple[int, ...]] = [(gates, features), (gates, state_size)]
-        if self.bias:
-            shapes += [(gates,), (gates,)]
-        if self.proj_size:
-            shapes.append((self.proj_size, self.hidden_size))
-        return shapes
+def _run(
+    layer: LSTM,
+    x: Tensor,
+    state: tuple[Tensor, ...] | None,
+    batch_sizes: Tensor | None = None,
+    *,
+    lengths: Tensor | Sequence[int] | None = None,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    weights = weights_of(layer)
+    if layer.weight_dropout and layer.training:
+        weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
+    y, h_n, c_n = recurrent(
+        x,
+        state,  # type: ignore[arg-type] - a pair
+        weights,
+        lengths=lengths,
+        batch_sizes=batch_sizes,
+        bidirectional=layer.bidirectional,
+        dropout=layer.dropout if layer.training else 0.0,
+        kernel=layer.kernel,
+        memory=layer.memory,
+        resets=resets,
+    )
+    return y, (h_n, c_n)

@@ -24,12 +24,12 @@ from gatewise.nn.arguments import (
     check_sizes,
     checked_candidate_dropout,
     checked_zoneout,
-    refuse_input,
     refuse_script,
     warn_of_idle_dropout,
 )
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
+from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
 
 
@@ -193,6 +193,8 @@ class Recurrent(nn.Module):
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
+        if not isinstance(input, Tensor | PackedSequence):
+            return recorded(self, input, hx=hx, lengths=lengths, resets=resets, return_steps=return_steps or None)
         states = None if hx is None else checked_states(self.cell, hx)
         if isinstance(input, PackedSequence):
             if return_steps:
@@ -200,8 +202,6 @@ class Recurrent(nn.Module):
                 raise ArgumentError(sentence("return_steps", "False for a PackedSequence", "True", advice))
             packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
             return packed, returned_states(finals)
-        if not isinstance(input, Tensor):
-            refuse_input(input)
         steps: list[LayerSteps] | None = [] if return_steps else None
         run = functools.partial(self._run, steps=steps) if return_steps else self._run
         if input.dim() == 2:

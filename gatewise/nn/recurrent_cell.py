@@ -16,6 +16,7 @@ from gatewise.functional.resets import check_resets
 from gatewise.nn import init
 from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_sizes, check_step, refuse_script
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
+from gatewise.nn.symbolic import recorded
 
 
 class RecurrentCell(nn.Module):
@@ -128,6 +129,8 @@ class RecurrentCell(nn.Module):
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
+        if not isinstance(input, Tensor):
+            return recorded(self, input, hx=hx, resets=resets)
         states = None if hx is None else checked_states(self.cell, hx)
         check_step(input, states, self.input_size, self.hidden_size, self.weight_ih.dtype)
         if resets is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +10,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.nn import single_state
-from gatewise.nn.arguments import check_sizes, refuse_script
+from gatewise.nn import pytorch_layer, single_state, torchscript
+from gatewise.nn.arguments import check_sizes
+from gatewise.nn.symbolic import recorded
 
 _MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
 
 
-class RNN(nn.RNNBase):
+class RNN(nn.RNN):
     r"""A stack of Elman RNN layers, a drop-in for `torch.nn.RNN`.
 
     The fastest kernel is chosen for every call; `gatewise.explain(module, input)` shows which one and why. For each
@@ -59,9 +59,10 @@ class RNN(nn.RNNBase):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
-    kernel: str
-    memory: str
-    weight_dropout: float
+    # The options of layers that `gatewise.accelerate` has made of PyTorch's.
+    kernel = "auto"
+    memory = NORMAL
+    weight_dropout = 0.0
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class RNN(nn.RNNBase):
         weight_dropout: float = 0.0,
     ) -> None:
         _check_nonlinearity(nonlinearity)
-        single_state.initialise(
+        pytorch_layer.initialise(
             self,
             _MODES[nonlinearity],
             input_size,
@@ -91,6 +92,7 @@ class RNN(nn.RNNBase):
             batch_first,
             dropout,
             bidirectional,
+            0,
             device,
             dtype,
             kernel,
@@ -134,11 +136,12 @@ class RNN(nn.RNNBase):
         """
         return single_state.run(self, input, hx, lengths, resets)
 
-    extra_repr = single_state.extra_repr
-    flatten_parameters = single_state.flatten_parameters
-    __setstate__ = single_state.restore
-    __prepare_scriptable__ = single_state.refuse_scripting
-    _slow_forward = single_state.refuse_tracing
+    extra_repr = pytorch_layer.extra_repr
+    flatten_parameters = pytorch_layer.flatten_parameters
+    _apply = pytorch_layer.apply
+    __setstate__ = pytorch_layer.set_state
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced
 
 
 class RNNCell(nn.RNNCell):
@@ -190,11 +193,13 @@ class RNNCell(nn.RNNCell):
             DtypeError: The dtype of the input differs from that of the parameters, and autocast is off.
             ArgumentError: `input` or `hx` is not a tensor.
         """
+        if not isinstance(input, Tensor):
+            return recorded(self, input, hx=hx)
         single_state.check_one_step(self, input, hx)
         return super().forward(input, hx)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        refuse_script("RNNCell")
+    __prepare_scriptable__ = torchscript.scriptable
+    _slow_forward = torchscript.traced
 
 
 def _check_nonlinearity(nonlinearity: object) -> None:

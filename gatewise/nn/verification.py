@@ -229,7 +229,7 @@ def _decision(
         dropout=layer.dropout if layer.training else 0.0,
         kernel=REFERENCE.name if return_steps else getattr(layer, "kernel", "auto"),
         memory=getattr(layer, "memory", NORMAL),
-        by_pytorch=isinstance(layer, _THEIRS),
+        by_pytorch=not isinstance(layer, _OURS),
         cell=cell_of(layer, layer.training),  # type: ignore[arg-type] - these layers have one
         resets=resets,
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.cells import SHIPPED, LayerNormGRU, LayerNormLSTM, cell_named
+from gatewise.cells import RNN, SHIPPED, LayerNormGRU, LayerNormLSTM, cell_named
 from gatewise.cells.layer_norm_lstm import FORMS
 
 OTHERS = [
@@ -28,6 +28,10 @@ def test_the_name_follows_options_that_change():
     gru = LayerNormGRU()
     gru.update_bias = 0.0
     assert cell_named(gru.name) == gru != LayerNormGRU()
+    rnn = RNN()
+    rnn.nonlinearity = "relu"
+    assert rnn.name == "rnn_relu"
+    assert cell_named(rnn.name) == rnn == RNN("relu") != RNN()
 
 
 def test_default_cells_have_plain_names():

@@ -9,10 +9,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import gatewise
-from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, Swap, accelerate, planned_swaps
+from gatewise.cells import CappedLSTM
+from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, Swap, accelerate, planned_swaps, restore
 
 
 class Tagger(nn.Module):
@@ -88,14 +89,23 @@ def test_an_optimizer_made_before_trains_it(model, tokens):
     torch.testing.assert_close(*losses)
 
 
-def test_a_model_that_is_an_lstm_comes_back_as_a_new_module():
+def test_a_model_that_is_an_lstm_stays_the_same_object():
     layer = nn.LSTM(3, 4)
     x = torch.randn(5, 2, 3)
     expected = layer(x)
-    found = accelerate(layer)
-    assert type(found) is LSTM
-    assert found.weight_ih_l0 is layer.weight_ih_l0
-    torch.testing.assert_close(found(x), expected)
+    assert accelerate(layer) is layer
+    assert type(layer) is LSTM
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_the_layers_stay_the_same_objects_with_the_same_attributes(model):
+    before = lstms(model)
+    attributes = [dict(vars(layer)) for layer in before]
+    accelerate(model)
+    for layer, one, kept in zip(before, lstms(model), attributes, strict=True):
+        assert layer is one
+        assert {**vars(layer)} == {**kept, "_accelerated": True}
+        assert all(vars(layer)[name] is value for name, value in kept.items())
 
 
 def test_again_changes_nothing(model):
@@ -115,8 +125,9 @@ def test_options_training_flag_and_frozen_weights_stay(training):
     layer.train(training)
     layer.weight_hh_l1.requires_grad_(False)
     layer.note = "kept"
+    before = repr(layer)
     found = accelerate(nn.Sequential(layer))[0]
-    assert repr(found) == repr(layer)
+    assert repr(found) == before
     assert found.training is training
     assert found.kernel == "auto"
     assert found.note == "kept"
@@ -158,25 +169,39 @@ class Custom(nn.LSTM):
         return super().forward(2 * x, hx)
 
 
+class Checking(nn.LSTM):
+    def check_input(self, input, batch_sizes):
+        pass
+
+
+class Base(nn.RNNBase):
+    def __init__(self):
+        super().__init__("LSTM", 3, 4)
+
+    def forward(self, x):
+        return x
+
+
 def left_alone():
-    parametrised = nn.LSTM(3, 4)
-    parametrizations.weight_norm(parametrised, "weight_hh_l0")
     patched = nn.LSTM(3, 4)
     patched.forward = lambda x, hx=None: (x, None)
-    compiled = nn.LSTM(3, 4)
-    compiled.compile(backend="eager")
+    parametrised = Custom(3, 4)
+    parametrizations.weight_norm(parametrised, "weight_hh_l0")
     script = next(torch.jit.script(nn.Sequential(nn.LSTM(3, 4))).children())
     return {
-        "subclass": (Custom(3, 4), "is a subclass, Custom, whose own behaviour would be lost"),
-        "parametrised": (parametrised, "has parametrizations"),
+        "subclass": (
+            Custom(3, 4),
+            "is a subclass, Custom, with a forward of its own; derive the class from gatewise.LSTM",
+        ),
+        "parametrised": (parametrised, "is a subclass, ParametrizedCustom, with a forward of its own"),
+        "checks": (Checking(3, 4), "is a subclass, Checking, with its own check_input, which would not be called"),
         "patched": (patched, "has a forward of its own"),
-        "compiled": (compiled, "is compiled"),
         "script": (script, "is TorchScript; accelerate the model before torch.jit.script"),
     }
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("case", ["subclass", "parametrised", "patched", "compiled", "script"])
+@pytest.mark.parametrize("case", ["subclass", "parametrised", "checks", "patched", "script"])
 def test_what_is_left_alone_is_said_once_with_its_reason(case):
     layer, reason = left_alone()[case]
     model = nn.ModuleDict({"odd": layer, "odd_again": layer, "plain": nn.LSTM(3, 4)})
@@ -239,7 +264,8 @@ def test_what_was_exchanged_and_what_was_left_is_printed(model, capsys):
         "  encoder: becomes gatewise.LSTM",
         "  stages.0: becomes gatewise.LSTM",
         "  stages.1, also: becomes gatewise.LSTM",
-        "  custom: stays: it is a subclass, Custom, whose own behaviour would be lost",
+        "  custom: stays: it is a subclass, Custom, with a forward of its own; derive the",
+        "    class from gatewise.LSTM for the calls of super().forward",
     ]
 
 
@@ -247,7 +273,12 @@ def test_that_nothing_was_exchanged_is_printed_too(model, capsys):
     accelerate(model)
     capsys.readouterr()
     accelerate(model)
-    assert capsys.readouterr().out == ("accelerate: no torch.nn.LSTM, GRU or RNN to replace; 3 gatewise.LSTM already\n")
+    assert capsys.readouterr().out.splitlines() == [
+        "accelerate: no torch.nn.LSTM, GRU or RNN to replace",
+        "  encoder: is gatewise.LSTM already",
+        "  stages.0: is gatewise.LSTM already",
+        "  stages.1, also: is gatewise.LSTM already",
+    ]
     accelerate(nn.Linear(3, 4))
     assert capsys.readouterr().out == "accelerate: no torch.nn.LSTM, GRU or RNN to replace\n"
 
@@ -320,14 +351,142 @@ def test_an_exchanged_gru_trains_moves_and_follows_its_parameters():
     torch.testing.assert_close(model(x.double()), twin(x.double()))
 
 
-def test_a_subclass_of_a_gru_is_left_alone_and_named():
-    class Own(nn.GRU):
-        pass
-
-    model = nn.ModuleDict({"own": Own(3, 4), "compiled": nn.GRUCell(3, 4), "plain": nn.GRU(3, 4)})
-    model["compiled"].compile(backend="eager")
-    with pytest.warns(UserWarning, match=r"leaves torch\.nn\.GRU, torch\.nn\.GRUCell in place") as caught:
+def test_cells_and_layers_of_other_classes_are_reported_too(capsys):
+    model = nn.ModuleDict({"cell": nn.GRUCell(3, 4), "base": Base(), "ours": gatewise.Recurrent(CappedLSTM(), 3, 4)})
+    with pytest.warns(UserWarning, match="base: stays: it is a subclass, Base, with a forward of its own"):
         accelerate(model)
-    assert "own: stays: it is a subclass" in str(caught[0].message)
-    assert [type(part).__name__ for part in model.values()] == ["Own", "GRUCell", "GRU"]
-    assert type(model["plain"]) is GRU
+    assert capsys.readouterr().out.splitlines() == [
+        "accelerate: 1 of 1 torch.nn.GRUCell, 0 of 1 torch.nn.RNNBase replaced",
+        "  cell: becomes gatewise.GRUCell, whose single steps PyTorch's own operator",
+        "    computes as before",
+        "  base: stays: it is a subclass, Base, with a forward of its own",
+        "  ours: is gatewise.Recurrent already",
+    ]
+
+
+class Counting(nn.GRU):
+    """A subclass without a forward of its own."""
+
+    def __init__(self, size):
+        super().__init__(size, size)
+        self.calls = 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        return super().__call__(*given)
+
+
+def test_a_subclass_without_its_own_forward_keeps_its_class_and_methods(capsys):
+    layer, x = Counting(3), torch.randn(5, 2, 3)
+    expected = layer(x)
+    accelerate(layer, verbose=False)
+    assert isinstance(layer, Counting)
+    assert isinstance(layer, GRU)
+    accelerate(layer)
+    assert "the model itself: is gatewise.GRU already" in capsys.readouterr().out
+    assert type(layer).__name__ == "Counting"
+    torch.testing.assert_close(layer(x, None), expected)
+    assert gatewise.verify(layer, x).layers[0].decision.chosen == "aten"
+    assert layer.calls == 3
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(other) is type(layer)
+        assert other.calls == 3
+        torch.testing.assert_close(other(x), expected)
+
+
+def test_parametrizations_stay_and_can_be_removed():
+    layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    expected = layer(x)
+    accelerate(layer, verbose=False)
+    assert isinstance(layer, LSTM)
+    assert parametrize.is_parametrized(layer, "weight_hh_l0")
+    torch.testing.assert_close(layer(x), expected)
+    layer(x)[0].sum().backward()
+    assert layer.parametrizations.weight_hh_l0.original0.grad is not None
+    parametrize.remove_parametrizations(layer, "weight_hh_l0")
+    assert type(layer) is LSTM
+    torch.testing.assert_close(layer(x), expected)
+    assert type(restore(layer, verbose=False)) is nn.LSTM
+
+
+def test_parametrizations_of_a_copy_are_its_own():
+    layer = nn.LSTM(3, 4)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    other = copy.deepcopy(layer)
+    accelerate(layer, verbose=False)
+    assert not isinstance(other, LSTM)
+    parametrizations.weight_norm(layer, "weight_ih_l0")
+    assert parametrize.is_parametrized(other, "weight_hh_l0")
+    assert not parametrize.is_parametrized(other, "weight_ih_l0")
+
+
+def test_a_compiled_layer_calls_gatewise():
+    torch.compiler.reset()
+    layer, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
+    graphs = []
+    layer.compile(backend=lambda graph, inputs: graphs.append(graph) or graph)
+    expected = layer(x)
+    assert not graphs
+    accelerate(layer, verbose=False)
+    torch.testing.assert_close(layer(x), expected)
+    assert "gatewise" in graphs[0].print_readable(print_output=False)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("change", ["plain", "copied", "saved"])
+def test_restore_undoes_it(model, tokens, change, capsys):
+    expected = model(tokens)
+    accelerate(model, verbose=False)
+    if change == "copied":
+        model = copy.deepcopy(model)
+    if change == "saved":
+        model = pickle.loads(pickle.dumps(model))
+    layers, state = lstms(model), [dict(vars(layer)) for layer in lstms(model)]
+    assert restore(model) is model
+    for layer, one, kept in zip(layers, lstms(model), state, strict=True):
+        assert layer is one
+        assert type(layer) is nn.LSTM
+        del kept["_accelerated"]
+        assert vars(layer) == kept
+        assert all(vars(layer)[name] is value for name, value in kept.items())
+    torch.testing.assert_close(model(tokens), expected)
+    assert capsys.readouterr().out.splitlines() == [
+        "restore: 3 of 3 accelerated layers restored",
+        "  encoder: becomes torch.nn.LSTM again",
+        "  stages.0: becomes torch.nn.LSTM again",
+        "  stages.1, also: becomes torch.nn.LSTM again",
+    ]
+
+
+def test_restore_brings_back_subclasses_cells_and_parametrizations():
+    parametrised = nn.GRU(3, 4)
+    parametrizations.weight_norm(parametrised, "weight_hh_l0")
+    model = nn.ModuleList([Counting(3), nn.LSTMCell(3, 4), nn.RNN(3, 4), parametrised])
+    accelerate(model, verbose=False)
+    restore(model, verbose=False)
+    assert [type(part) for part in model[:3]] == [Counting, nn.LSTMCell, nn.RNN]
+    assert type(parametrised).__bases__ == (nn.GRU,)
+    parametrised(torch.randn(5, 2, 3))
+    parametrize.remove_parametrizations(parametrised, "weight_hh_l0")
+    assert type(parametrised) is nn.GRU
+
+
+def test_restore_leaves_what_accelerate_has_not_made(capsys):
+    model = nn.ModuleList([LSTM(3, 4), nn.LSTM(3, 4), nn.LSTM(3, 4), nn.GRU(3, 4)])
+    accelerate(model, verbose=False)
+    model[1].weight_dropout = 0.5
+    model[2].__class__ = type("Sharded", (LSTM,), {})  # as fully_shard does
+    with pytest.warns(UserWarning, match="restore leaves layers in place:") as caught:
+        restore(model)
+    left = [
+        "  1: stays: it has the option weight_dropout, which torch.nn has not",
+        "  2: stays: its class, Sharded, was made after accelerate",
+    ]
+    assert str(caught[0].message).splitlines()[1:] == left
+    head = "restore: 1 of 3 accelerated layers restored"
+    assert capsys.readouterr().out.splitlines() == [head, "  3: becomes torch.nn.GRU again", *left]
+    assert [type(part).__name__ for part in model] == ["LSTM", "LSTM", "Sharded", "GRU"]
+    assert isinstance(model[1], LSTM)
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got list"):
+        restore([nn.LSTM(3, 4)])

@@ -204,23 +204,6 @@ def test_what_is_no_tensor_and_no_pair_is_said_to_be_none(layer, input, hx, mess
     assert str(raised.value) == message
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("layer", LAYERS)
-def test_torchscript_is_refused_in_a_sentence_and_the_model_stays(layer):
-    model = nn.Sequential(layer(10, 20))
-    with pytest.raises(ArgumentError, match=rf"`gatewise\.{layer.__name__}` must be compiled by torch\.compile or"):
-        torch.jit.script(model)
-    assert isinstance(model[0], layer)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
-def test_a_trace_would_keep_the_sizes_of_one_call_and_is_refused():
-    model = nn.Sequential(LSTM(10, 20))
-    with pytest.raises(ArgumentError, match=r"`gatewise\.LSTM` must be compiled .* got torch\.jit\.trace\. For TorchS"):
-        torch.jit.trace(model, torch.zeros(3, 2, 10))
-    assert model(torch.zeros(3, 2, 10))[0].shape == (3, 2, 20)
-
-
 @pytest.mark.parametrize("name", ["input_size", "hidden_size"])
 @pytest.mark.parametrize("value", [0, -1, 2.0])
 def test_cell_needs_positive_sizes(name, value):

@@ -54,6 +54,10 @@ def in_shards(model, device):
     return fully_shard(model, mesh=mesh)
 
 
+def in_shards_and_accelerated(model, device):
+    return gatewise.accelerate(in_shards(model, device), verbose=False)
+
+
 WAYS = [averaged, averaged_in_place, averaged_and_compiled, in_shards]
 
 
@@ -97,6 +101,7 @@ def runs(request, tmp_path_factory):
     if device == "cuda" and torch.cuda.device_count() < COUNT:
         pytest.skip("needs two GPUs")
     jobs = {way.__name__: (trained, {"way": way}) for way in WAYS}
+    jobs["accelerated"] = (trained, {"way": in_shards_and_accelerated, "layer": nn.LSTM})
     jobs["theirs"] = (trained, {"way": averaged, "layer": nn.LSTM})
     for way in (averaged, in_shards):
         jobs[f"gru {way.__name__}"] = (trained, {"way": way, "layer": gatewise.GRU})
@@ -120,8 +125,9 @@ def test_two_processes_train_what_one_does_with_both_shares(runs, way):
     assert losses[-1] < losses[0]
 
 
-def test_it_trains_what_the_layer_of_torch_does(runs):
-    (_, start, ours), (_, _, theirs) = runs[1]["averaged"][0], runs[1]["theirs"][0]
+@pytest.mark.parametrize("name", ["averaged", "accelerated"])
+def test_it_trains_what_the_layer_of_torch_does(runs, name):
+    (_, start, ours), (_, _, theirs) = runs[1][name][0], runs[1]["theirs"][0]
     assert distance(ours, theirs) < 0.001 * distance(start, ours)
 
 

@@ -257,18 +257,6 @@ def test_bad_input_is_named(name, call, what):
     assert what in str(raised.value)
 
 
-@pytest.mark.parametrize("way", [torch.jit.script, lambda layer: torch.jit.trace(layer, torch.zeros(3, 2, 4))])
-def test_torchscript_is_refused(kind, way):
-    with pytest.raises(gatewise.ArgumentError, match=rf"torch\.nn\.{kind[0]}\."):
-        way(pair(kind)[1])
-
-
-def test_torchscript_of_a_cell_is_refused(kind):
-    name, options = f"{kind[0]}Cell", kind[1]
-    with pytest.raises(gatewise.ArgumentError, match=rf"torch\.nn\.{name}\."):
-        torch.jit.script(getattr(gatewise, name)(4, 5, **options))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_cell_is_pytorchs(kind, bias):
     name, options = f"{kind[0]}Cell", kind[1]

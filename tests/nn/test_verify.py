@@ -168,9 +168,9 @@ def test_a_falsified_decision_is_found_out(x, monkeypatch):
 def test_a_silent_fall_back_is_found_out(x, monkeypatch):
     # The layer's decision names one kernel, and it runs another.
     layer = gatewise.LSTM(4, 8, kernel="aten")
-    monkeypatch.setattr(layer, "_run", lambda x, state, **options: torch.nn.LSTM(4, 8)(x[:, :, :4] * 1.0, state))
+    monkeypatch.setattr(layer, "forward", lambda x: torch.nn.LSTM(4, 8)(x[:, :, :4] * 1.0))
     assert verify(layer, x).agrees  # PyTorch's own layer on a CPU runs that kernel
-    monkeypatch.setattr(layer, "_run", lambda x, state, **options: (x @ torch.randn(4, 8), (x, x)))
+    monkeypatch.setattr(layer, "forward", lambda x: (x @ torch.randn(4, 8), (x, x)))
     with pytest.raises(gatewise.UnexpectedKernel, match="forward ran no known kernel; the most frequent names are"):
         verify(layer, x)
 

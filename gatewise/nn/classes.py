@@ -1,0 +1,97 @@
+"""The classes of PyTorch's recurrent layers and those of gatewise that derive from them."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gatewise.nn.cell import LSTMCell
+from gatewise.nn.gru import GRU, GRUCell
+from gatewise.nn.lstm import LSTM
+from gatewise.nn.rnn import RNN, RNNCell
+
+OURS = (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell)
+"""The drop-ins."""
+
+THEIRS = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+"""The classes of PyTorch that they derive from, in the same order."""
+
+_BASES = (nn.RNNBase, nn.RNNCellBase)
+
+_ORIGINAL = "_accelerated_class"
+"""The attribute of a class made by `accelerated_class` with the class of a program that it was made for."""
+
+
+def class_of_pytorch(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class of PyTorch's recurrent layers and cells that a module is of; None for other modules.
+
+    Args:
+        module: The module, of such a class, of a subclass, or in TorchScript.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        name = getattr(module, "original_name", "")
+        return next((kind for kind in THEIRS if kind.__name__ == name), None)
+    return next((kind for kind in (*THEIRS, *_BASES) if isinstance(module, kind)), None)
+
+
+def accelerated_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of gatewise for a class of PyTorch, or for one that derives from it without its own `forward`.
+
+    A subclass keeps its methods: the class that is returned derives from it and from that of gatewise.
+
+    Args:
+        kind: The class of a module.
+    """
+    if kind in THEIRS:
+        return OURS[THEIRS.index(kind)]
+    if _is_parametrised(kind):
+        return _parametrised_alike(kind, accelerated_class(kind.__bases__[0]))
+    return _between(kind, next(ours for ours, theirs in zip(OURS, THEIRS, strict=True) if issubclass(kind, theirs)))
+
+
+def original_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """Return the class from which `accelerated_class` has made a class; None if it has not made it.
+
+    Args:
+        kind: The class of a module.
+    """
+    if kind in OURS:
+        return THEIRS[OURS.index(kind)]
+    if _is_parametrised(kind):
+        base = original_class(kind.__bases__[0])
+        return base and _parametrised_alike(kind, base)
+    return vars(kind).get(_ORIGINAL)
+
+
+def _is_parametrised(kind: type) -> bool:
+    # The class that torch.nn.utils.parametrize makes for a module, with one property for each parametrised tensor.
+    return kind.__module__ == parametrize.__name__
+
+
+def _parametrised_alike(kind: type, base: type[nn.Module]) -> type[nn.Module]:
+    return type(kind)(kind.__name__, (base,), dict(vars(kind)))
+
+
+@functools.cache
+def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
+    """Return a class like `kind`, with the class of gatewise between it and PyTorch's in the order of methods."""
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        make, arguments, *rest = super(found, self).__reduce_ex__(protocol)
+        if make is not copyreg.__newobj__:  # pyright: ignore[reportAttributeAccessIssue] - the stub has not got it
+            return make, arguments, *rest
+        return _new, (kind, ours), *rest
+
+    names = ("__module__", "__qualname__", "__doc__")
+    attributes = {name: getattr(kind, name) for name in names} | {_ORIGINAL: kind, "__reduce_ex__": reduced}
+    found = type(kind)(kind.__name__, (kind, ours), attributes)
+    return found
+
+
+def _new(kind: type[nn.Module], ours: type[nn.Module]) -> nn.Module:
+    return object.__new__(_between(kind, ours))

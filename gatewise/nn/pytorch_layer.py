@@ -1,0 +1,161 @@
+"""What the drop-ins for `torch.nn.LSTM`, `GRU` and `RNN` share.
+
+The classes derive from those of PyTorch, because programs look at the class, and have these functions as methods. The
+attributes in which PyTorch's layers store references to their weights are kept as PyTorch keeps them.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.problem import NORMAL
+from gatewise.nn.arguments import check_layer_options, check_rate, check_sizes, warn_of_idle_dropout
+from gatewise.nn.flat_weights import flatten
+
+
+def initialise(
+    layer: Any,
+    mode: str,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bias: bool,
+    batch_first: bool,
+    dropout: float,
+    bidirectional: bool,
+    proj_size: int,
+    device: torch.device | str | int | None,
+    dtype: torch.dtype | None,
+    kernel: str,
+    memory: str,
+    weight_dropout: float,
+) -> None:
+    """Check the arguments of a layer's constructor, and create its attributes and parameters.
+
+    Args:
+        layer: The layer.
+        mode: The `mode` of PyTorch's layer.
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers.
+        bias: Whether the two bias vectors exist.
+        batch_first: Whether input and output are [B, T, features].
+        dropout: The probability of dropping an output between layers in training mode.
+        bidirectional: Whether there is a second direction.
+        proj_size: P, the number of features of the projected hidden state; 0 for no projection.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        kernel: "auto", or the name of the only kernel that may run.
+        memory: "normal" or "lean".
+        weight_dropout: The probability of dropping an element of a recurrent matrix in training mode.
+
+    Raises:
+        ArgumentError: An argument has a wrong type or is out of range.
+        KernelRefused: No kernel is named `kernel`.
+    """
+    check_sizes(input_size, hidden_size, num_layers, proj_size)
+    check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+    rate = check_rate("weight_dropout", weight_dropout)
+    warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
+    nn.RNNBase.__init__(
+        layer,
+        mode,
+        input_size,
+        hidden_size,
+        num_layers=num_layers,
+        bias=bias,
+        batch_first=batch_first,
+        bidirectional=bool(bidirectional),
+        proj_size=proj_size,
+        device=device,
+        dtype=dtype,
+    )
+    layer.dropout = float(dropout)  # afterwards, because PyTorch would warn of idle dropout too
+    layer.kernel, layer.memory, layer.weight_dropout = kernel, memory, rate
+
+
+def weights_of(layer: Any) -> tuple[Tensor, ...]:
+    """Return the weights of a call in PyTorch's flat order.
+
+    Weights are looked up by name in every call, because parametrizations compute them and `functional_call` replaces
+    them. As in PyTorch's layers, tensors that a program has put into `_flat_weights` are used until a weight is
+    replaced under its name.
+
+    Args:
+        layer: The layer.
+
+    Raises:
+        ShapeError: The sizes of the layer have been changed, and do not fit its weights.
+    """
+    names, found, listed = layer._flat_weights_names, layer._parameters, layer._flat_weights
+    try:
+        weights = tuple(map(found.__getitem__, names))
+    except KeyError:
+        weights = tuple([_named(layer, name) for name in names])
+    directions = layer.num_layers * (2 if layer.bidirectional else 1)
+    if len(weights) != directions * (2 + 2 * layer.bias + (layer.proj_size > 0)):
+        sizes = ", ".join(
+            f"{name} {getattr(layer, name)}" for name in ("num_layers", "bidirectional", "bias", "proj_size")
+        )
+        advice = "Make a new layer of these sizes instead of changing them."
+        raise ShapeError(sentence("weights", f"as many as {sizes} take", f"{len(weights)} tensors", advice))
+    if len(listed) == len(weights) and all(map(operator.is_, weights, listed)):
+        return weights
+    if not any(map(_is_other, weights, layer._flat_weight_refs)):
+        return tuple(listed)
+    if not torch.compiler.is_compiling() and all(type(weight) is nn.Parameter for weight in weights):
+        # Computed weights are not stored: they belong to the graph of one call.
+        layer._flat_weights = list(weights)
+        layer._flat_weight_refs = [weakref.ref(weight) for weight in weights]
+    return weights
+
+
+def _named(layer: Any, name: str) -> Any:
+    # None for a weight that was deleted, as pruning and weight dropout do before they set another one.
+    has_one = name in layer._parameters or name in vars(layer) or hasattr(type(layer), name)
+    return getattr(layer, name) if has_one else None
+
+
+def _is_other(weight: Tensor | None, reference: weakref.ref | None) -> bool:
+    return weight is not None and reference is not None and reference() is not weight
+
+
+def flatten_parameters(self: Any) -> None:
+    """Move the parameters into one buffer in cuDNN's order, so that cuDNN need not copy them in every call.
+
+    This is done automatically when the layer is created, moved, converted, copied or unpickled. Call it after replacing
+    parameters, as `load_state_dict(assign=True)` does. The Parameter objects and their values do not change. Nothing
+    happens on other devices than CUDA, without cuDNN, or if weights are parametrised, tied to each other, of a tensor
+    subclass or of several dtypes.
+    """
+    flatten(self, self.mode, self._flat_weights_names, len(self._all_weights[0]))
+
+
+def extra_repr(self: Any) -> str:
+    """Return the sizes and every option that differs from its default."""
+    defaults = {"nonlinearity": "tanh", "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0}
+    given = [(name, getattr(self, name, default), default) for name, default in defaults.items()]
+    own = [f"{name}={value}" for name, value, default in given if value != default]
+    return ", ".join([nn.RNNBase.extra_repr(self), *own])
+
+
+def apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """Apply a function to all parameters, as `.to()` does, and store references to them anew."""
+    nn.RNNBase._apply(self, fn, recurse)
+    # PyTorch stores what parametrizations compute with its graph, and such a layer could not be copied.
+    listed = self._flat_weights
+    self._flat_weights = [weight if weight is None or weight.is_leaf else weight.detach() for weight in listed]
+    return self
+
+
+def set_state(self: Any, d: dict[str, Any]) -> None:
+    """Set the attributes of a layer that is copied or unpickled."""
+    nn.RNNBase.__setstate__(self, d)
+    self.flatten_parameters()

@@ -1,0 +1,34 @@
+"""The calls of layers in `torch.fx.symbolic_trace`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn.arguments import refuse_input
+
+
+def recorded(layer: nn.Module, input: object, **options: Any) -> Any:
+    """Record a call with a symbol of `torch.fx` as one node of the graph, as `torch.fx` does for layers of PyTorch.
+
+    Args:
+        layer: The layer.
+        input: What is given as its input, which is no tensor.
+        options: The other arguments of the call; those that are None are left out.
+
+    Returns:
+        The symbol of the result.
+
+    Raises:
+        ArgumentError: The input is no symbol either, or the layer itself is traced.
+    """
+    if not isinstance(input, fx.Proxy):
+        refuse_input(input)
+    tracer: Any = input.tracer
+    if tracer.root is layer:
+        advice = "torch.fx traces a model that holds the layer, not the layer itself."
+        raise ArgumentError(sentence("input", "a tensor", "a torch.fx.Proxy", advice))
+    given = {name: value for name, value in options.items() if value is not None}
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), given)

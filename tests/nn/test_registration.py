@@ -1,0 +1,71 @@
+"""The registration of the layers with libraries that know layers by their class, whichever is imported first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gatewise
+
+# What Opacus and thop have in these modules: functions by the exact class of a layer.
+OPACUS = """
+from torch import nn
+
+class ModuleValidator:
+    VALIDATORS = {nn.LSTM: "refuses an LSTM", nn.GRU: "refuses a GRU"}
+    FIXERS = {nn.LSTM: "replaces an LSTM"}
+"""
+THOP = """
+from torch import nn
+
+register_hooks = {nn.LSTMCell: "counts a cell"}
+"""
+
+ENTRIES = """
+import json, sys
+def entries(registry):
+    return {kind.__module__.partition(".")[0] + "." + kind.__name__: text for kind, text in registry.items()}
+found = {name: entries(getattr(opacus.validators.ModuleValidator, name)) for name in ("VALIDATORS", "FIXERS")}
+found["register_hooks"] = entries(thop.profile.register_hooks)
+found["finders"] = [type(finder).__module__ for finder in sys.meta_path if "gatewise" in type(finder).__module__]
+"""
+
+LSTM, GRU = "refuses an LSTM", "refuses a GRU"
+AS_PYTORCH = {
+    "VALIDATORS": {"torch.LSTM": LSTM, "torch.GRU": GRU, "gatewise.LSTM": LSTM, "gatewise.GRU": GRU},
+    "FIXERS": {"torch.LSTM": "replaces an LSTM", "gatewise.LSTM": "replaces an LSTM"},
+    "register_hooks": {"torch.LSTMCell": "counts a cell", "gatewise.LSTMCell": "counts a cell"},
+}
+
+
+def run(folder, program):
+    for name, text in (("opacus/validators", OPACUS), ("thop/profile", THOP)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(text)
+    whole = f"import sys; sys.path.insert(0, {str(folder)!r})\n{program}\nprint(json.dumps(found))"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "imports", ["gatewise, opacus.validators, thop.profile", "opacus.validators, thop.profile, gatewise"]
+)
+def test_opacus_and_thop_treat_the_layers_as_those_of_pytorch(tmp_path, imports):
+    found = run(tmp_path, f"import {imports}\n{ENTRIES}")
+    assert found == {**AS_PYTORCH, "finders": ["gatewise.nn.registration"]}
+
+
+def test_dynamo_traces_the_layers_and_goes_on_to_refuse_those_of_pytorch():
+    torch.compiler.reset()
+    x = torch.ones(2, 2, 3)
+    layer = gatewise.GRU(3, 4)
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="RNN"):
+        torch.compile(nn.GRU(3, 4), backend="eager", fullgraph=True)(x)
+    assert torch._dynamo.config.allow_rnn is False
+    torch.compiler.reset()
