@@ -21,6 +21,7 @@ from gatewise.functional.explicit import Output, State
 from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
+from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
 
@@ -131,6 +132,10 @@ def recurrent(
     compiling = torch.compiler.is_compiling()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
+    if not compiling and torch._C._is_tracing():
+        found = recorded(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell, resets)
+        if found is not None:
+            return found
     compute = traced if compiling or x.is_meta else execute
     options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
     return compute(x, state, flat, *options, resets)

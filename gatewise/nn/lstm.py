@@ -248,9 +248,11 @@ class LSTM(nn.Module):
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("LSTM")
 
-    def _slow_forward(self, *given: object, **options: object) -> NoReturn:
-        # TorchScript's tracer calls this method instead of `forward`.
-        refuse_script("LSTM", "trace")
+    def _slow_forward(self, *given: object, **options: object) -> Any:
+        # TorchScript's tracer calls this method instead of `forward`, and so does ONNX's exporter without dynamo.
+        if torch.onnx.is_in_onnx_export():
+            return super()._slow_forward(*given, **options)
+        return refuse_script("LSTM", "trace")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LSTM:
         super()._apply(fn, recurse)

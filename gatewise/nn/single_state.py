@@ -188,9 +188,11 @@ def refuse_scripting(self: nn.RNNBase) -> NoReturn:
     refuse_script(MODES[self.mode].name)
 
 
-def refuse_tracing(self: nn.RNNBase, *given: object, **options: object) -> NoReturn:
-    """Raise the error for `torch.jit.trace`, which calls `_slow_forward` instead of `forward`."""
-    refuse_script(MODES[self.mode].name, "trace")
+def refuse_tracing(self: nn.RNNBase, *given: object, **options: object) -> Any:
+    """Raise the error for `torch.jit.trace`, which calls `_slow_forward` instead of `forward`, except for ONNX."""
+    if torch.onnx.is_in_onnx_export():
+        return nn.Module._slow_forward(self, *given, **options)
+    return refuse_script(MODES[self.mode].name, "trace")
 
 
 def check_one_step(cell: nn.RNNCellBase, input: object, hx: object) -> None:
