@@ -7,6 +7,7 @@ here. `execute` also runs the call and connects it to autograd.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
+from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
@@ -193,30 +195,35 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
-        x, h0, c0, *others = ctx.saved_tensors
-        y, *rest = others[count:]
-        masks, kept = tuple(rest[:drawn]), rest[drawn:]
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
-        wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
-        if torch.is_grad_enabled():
-            return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)
-        passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
-        again = False
-        if ctx.spent:
-            result = passes.forward(plan.problem, inputs)
-        else:
-            again = plan.single_use and _graph_is_kept()
-            # The initial states stand in the place of the final ones, which no backward pass reads.
-            result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
-        needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-        dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
-        ctx.spent = plan.single_use and not again
-        return None, None, dx, dh0, dc0, *dweights
+        return None, None, *one_by_one(functools.partial(_backward, ctx), gradients)
 
 
 # `_Recurrence.apply` without its test for transforms of `torch.func`: none is active where it is called.
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
+
+
+def _backward(ctx: Any, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return the gradients of x, h0, c0 and the weights of a call of `_Recurrence`."""
+    plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
+    x, h0, c0, *others = ctx.saved_tensors
+    y, *rest = others[count:]
+    masks, kept = tuple(rest[:drawn]), rest[drawn:]
+    inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
+    wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
+    if torch.is_grad_enabled():
+        return _differentiable_backward(plan.problem, inputs, above, wanted)
+    passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
+    again = False
+    if ctx.spent:
+        result = passes.forward(plan.problem, inputs)
+    else:
+        again = plan.single_use and _graph_is_kept()
+        # The initial states stand in the place of the final ones, which no backward pass reads.
+        result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
+    needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
+    dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
+    ctx.spent = plan.single_use and not again
+    return dx, dh0, dc0, *dweights
 
 
 def _with_layout(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.pytorch import in_pytorch
 from gatewise.functional.export import by_pytorch
 from gatewise.functional.lengths import as_tensor
-from gatewise.functional.weights import structure_while_traced
+from gatewise.functional.weights import Structure, structure_while_traced
 
 
 def recorded(
@@ -55,30 +56,42 @@ def recorded(
         raise ArgumentError(sentence("call", "one that PyTorch has an operator for with dynamo=False", got, advice))
     with _not_recorded():  # sizes of recorded tensors are tensors
         found = structure_while_traced(flat, bidirectional, len(cell.gates))
-    order = None
     if lengths is not None:
-        steps = lengths if isinstance(lengths, Tensor) else as_tensor(lengths)
-        total = x.shape[0]
-        x, batch_sizes, order, unsorted = pack_padded_sequence(x, steps.cpu(), enforce_sorted=False)
-    if state is None:
-        rows = found.num_layers * (1 + found.bidirectional)
-        batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
-        h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
-        state = h0, x.new_zeros(rows, batch, len(cell.states) * found.hidden_size)
-    elif order is not None:
-        state = state[0].index_select(1, order), state[1].index_select(1, order)
-    y, h_n, c_n = by_pytorch(found, x, *state, flat, batch_sizes, dropout, cell)
-    if order is None:
-        return y, h_n, c_n
-    padded, _ = pad_packed_sequence(PackedSequence(y, batch_sizes, order, unsorted), total_length=total)
-    return padded, h_n.index_select(1, unsorted), c_n.index_select(1, unsorted)
+        return _padded(found, x, state, flat, lengths, dropout, cell)
+    h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
+    return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
+
+
+def _padded(
+    found: Structure,
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int],
+    dropout: float,
+    cell: Cell,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a padded batch by packing it, which ONNX's exporter turns into the operator's input of lengths."""
+    lengths = lengths if isinstance(lengths, Tensor) else as_tensor(lengths)
+    data, batch_sizes, there, back = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+    assert there is not None  # for the type checker: the batch was not sorted
+    assert back is not None
+    h0, c0 = _zeros(found, x, x.shape[1], cell) if state is None else (one.index_select(1, there) for one in state)
+    y, h_n, c_n = by_pytorch(found, data, h0, c0, flat, batch_sizes, dropout, cell)
+    padded, _ = pad_packed_sequence(PackedSequence(y, batch_sizes, there, back), total_length=x.shape[0])
+    return padded, h_n.index_select(1, back), c_n.index_select(1, back)
+
+
+def _zeros(found: Structure, x: Tensor, batch: Any, cell: Cell) -> tuple[Tensor, Tensor]:
+    rows, size = found.num_layers * (1 + found.bidirectional), found.hidden_size
+    return x.new_zeros(rows, batch, found.proj_size or size), x.new_zeros(rows, batch, len(cell.states) * size)
 
 
 @contextlib.contextmanager
 def _not_recorded() -> Iterator[None]:
     state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
