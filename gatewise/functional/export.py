@@ -1,7 +1,8 @@
 """Calls in graphs that leave Python: those of `torch.export`, and with it of AOTInductor, and of `torch.onnx.export`.
 
 Such a graph runs where gatewise may not be installed. It therefore consists of PyTorch's or ONNX's own operators of
-whole layers, and where there is none for a call, of plain operators, step by step.
+whole layers. Where there is none for a call, plain operators compute it step by step; if the number of steps is
+variable, PyTorch's operator `scan` repeats one step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from gatewise.functional.lengths import bounded
 from gatewise.functional.passes import in_plain_pytorch, with_masks, without_autocast
 from gatewise.functional.weights import Structure
 from gatewise.selection import AUTO
+
+# Whether PyTorch's operator `scan` can be exported and compiled: an older one was not tried.
+_SCANS = torch.__version__ >= (2, 13)
 
 # Whether `torch.export` traces a graph; older versions of PyTorch cannot tell.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -57,7 +61,7 @@ def exported(
 
     Returns:
         y, h_n and c_n, as of `recurrent`; None where the graph shall have gatewise's operator: where a kernel is named,
-        for a packed batch, and where there is no operator for the call and the number of steps is not fixed.
+        for a packed batch, and where no other operators can express the call.
 
     Raises:
         ArgumentError: The graph is one of ONNX, or the cell is not a shipped one, and the call cannot be expressed.
@@ -71,19 +75,21 @@ def exported(
         operator = onnx_operators.onnx_operator(cell)
         if operator is not None:
             return onnx_operators.layers(operator, cell, found, x, h0, c0, flat, lengths, dropout)
-    # PyTorch and the loop over time unroll the steps while they are traced.
-    if not packed and _is_fixed(x.shape[0]):
-        if not to_onnx and plain and lengths is None and in_pytorch(cell):
-            return by_pytorch(found, x, h0, c0, flat, None, dropout, cell)
-        if not dynamo:
-            return _in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
+    fixed = not packed and _is_fixed(x.shape[0])
+    if fixed and not to_onnx and plain and lengths is None and in_pytorch(cell):
+        return by_pytorch(found, x, h0, c0, flat, None, dropout, cell)
+    if not packed and not dynamo and (fixed or _SCANS):
+        return _in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
     if to_onnx and packed:
         advice = "Give the padded tensor with `lengths`."
         raise ArgumentError(sentence("input", "a padded batch for ONNX", "a PackedSequence", advice))
     if to_onnx or not is_shipped(cell):
-        expectation = "of a fixed length in an exported graph, for a call that ONNX and PyTorch have no operator for"
-        advice = "Leave dimension T of the input out of `dynamic_shapes`, and export with strict=False."
-        raise ArgumentError(sentence("input", expectation, f"a variable T for the cell {cell.name}", advice))
+        expectation = (
+            "one of a cell that the graph has an operator for, or of a fixed number of steps with strict=False"
+        )
+        got = f"the cell {cell.name} with {'strict=True' if dynamo else 'a variable number of steps'}"
+        advice = "Leave dimension T of the input out of `dynamic_shapes`."
+        raise ArgumentError(sentence("call", expectation, got, "Export with strict=False." if dynamo else advice))
     return None
 
 
@@ -136,7 +142,7 @@ def _in_steps(
     cell: Cell,
     resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a call by the reference's operators, step by step; T must be fixed."""
+    """Compute a call by the reference's operators: every step, or one step in the operator `scan` if T is variable."""
     problem = described_while_traced(x, h0, found, lengths, None, dropout, NORMAL, cell, resets is not None)
     if lengths is not None:
         # Values are not known yet, so that a length out of range cannot raise an error.

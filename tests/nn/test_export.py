@@ -115,9 +115,9 @@ def test_under_autocast():
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("cell", [LayerNormLSTM(), LayerNormGRU(), PeepholeLSTM(), Own()], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), PeepholeLSTM(), Own()], ids=lambda cell: cell.name)
 def test_cells_that_pytorch_does_not_have_become_steps(cell):
-    model = Network(Recurrent(cell, 5, 4, num_layers=2, bidirectional=True)).eval()
+    model = Network(Recurrent(cell, 5, 4, bidirectional=True)).eval()
     program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=({1: Dim("batch")},))
     assert not of_gatewise(program)
     x = torch.randn(3, 6, 5)
@@ -138,21 +138,65 @@ def test_lengths_and_resets_become_steps():
     assert y.isnan().any(-1).any(0).tolist() == [False, True, False]
 
 
+ANY_SIZE = {0: Dim("time"), 1: Dim("batch")}
+scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of PyTorch cannot export `scan`")
+
+
+@scans
+@pytest.mark.parametrize(
+    ("layer", "extra"),
+    [
+        (lambda: LSTM(5, 4, bidirectional=True), "lengths"),
+        (lambda: LSTM(5, 4, proj_size=3), "resets"),
+        (lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing"),
+        (lambda: Recurrent(Own(), 5, 4), "lengths"),
+    ],
+    ids=["lstm", "projection", "layer_norm_gru", "own"],
+)
+def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
+    layer = layer().eval()
+
+    def given(time, batch):
+        more = {"lengths": torch.randint(0, time + 1, (batch,)), "resets": torch.rand(time, batch) < 0.3}
+        return (torch.randn(time, batch, 5),), {extra: more[extra]} if extra in more else {}
+
+    call, more = given(6, 3)
+    shapes = {"input": ANY_SIZE} | {name: {0: ANY_SIZE[1]} if extra == "lengths" else ANY_SIZE for name in more}
+    program = export(layer, call, more, dynamic_shapes=shapes)
+    assert not of_gatewise(program)
+    assert targets(program).count("scan") == layer.num_layers * (1 + layer.bidirectional)
+    for sizes in ((6, 3), (9, 4), (2, 2)):
+        call, more = given(*sizes)
+        torch.testing.assert_close(program.module()(*call, **more), layer(*call, **more))
+
+
+@scans
+def test_a_scan_can_be_trained():
+    layer, x = GRU(5, 4), torch.randn(7, 2, 5)
+    program = export(layer, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,)).module()
+    found = torch.autograd.grad(program(x)[0].square().sum(), program.parameters())
+    torch.testing.assert_close(found, torch.autograd.grad(layer(x)[0].square().sum(), layer.parameters()))
+
+
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 @pytest.mark.parametrize("cell", [None, LayerNormGRU()], ids=["lstm", "layer_norm_gru"])
-def test_a_variable_number_of_steps_takes_gatewise(cell, strict):
+def test_without_scan_a_variable_number_of_steps_takes_gatewise(cell, strict, monkeypatch):
+    if not strict:
+        monkeypatch.setattr(functional.export, "_SCANS", False)
     model = Network(LSTM(5, 4) if cell is None else Recurrent(cell, 5, 4)).eval()
-    shapes = ({0: Dim("time"), 1: Dim("batch")},)
-    program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=shapes, strict=strict)
+    program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,), strict=strict)
     assert len(of_gatewise(program)) == 1
     x = torch.randn(6, 3, 5)
     torch.testing.assert_close(program.module()(x), model(x))
 
 
-def test_a_cell_of_ones_own_needs_a_fixed_number_of_steps():
+def test_a_cell_of_ones_own_that_no_graph_can_express(monkeypatch):
+    monkeypatch.setattr(functional.export, "_SCANS", False)
     model = Network(Recurrent(Own(), 5, 4))
-    with pytest.raises(ArgumentError, match="fixed length"):
-        export(model, (torch.randn(3, 2, 5),), dynamic_shapes=({0: Dim("time")},))
+    with pytest.raises(ArgumentError, match="Leave dimension T"):
+        export(model, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="strict=False"):  # around the error
+        export(model, (torch.randn(3, 2, 5),), strict=True)
 
 
 @pytest.mark.parametrize("way", ["argument", "context"])
@@ -225,8 +269,8 @@ class Several(nn.Module):
         self.gru = GRU(8, 4)
         self.norm = Recurrent(LayerNormLSTM(), 4, 3)
 
-    def forward(self, x):
-        y, (h, c) = self.lstm(x)
+    def forward(self, x, lengths=None):
+        y, (h, c) = self.lstm(x, lengths=lengths)
         y, of_gru = self.gru(y)
         y, (of_norm, _) = self.norm(y)
         return y, h, c, of_gru, of_norm
@@ -240,21 +284,26 @@ def test_a_saved_program_loads_without_gatewise(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_package_of_aotinductor_loads_without_gatewise(tmp_path):
-    model, call = Several().eval(), (torch.randn(3, 2, 5),)
+@pytest.mark.parametrize("sizes", ["fixed", "variable"])
+def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
+    if sizes == "variable" and not functional.export._SCANS:
+        pytest.skip("this version of PyTorch cannot export its operator scan")
+    model, call = Several().eval(), (torch.randn(3, 2, 5), torch.tensor([3, 1]))
     torch.compile(Several(), backend="aot_eager")(*call)
     with torch.no_grad():
-        program, expected = export(model, call), model(*call)
+        shapes = (ANY_SIZE, {0: ANY_SIZE[1]}) if sizes == "variable" else None
+        program = export(model, call, dynamic_shapes=shapes)
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
-    run_elsewhere(path, tmp_path, "package", call, expected)
+        if sizes == "variable":
+            call = torch.randn(6, 4, 5), torch.tensor([3, 0, 6, 2])
+        run_elsewhere(path, tmp_path, "package", call, model(*call))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["auto", "aten"])
-def test_aotinductor_follows_compiling(kernel, tmp_path):
-    layer, x = LSTM(5, 4, num_layers=2, kernel=kernel), torch.randn(3, 2, 5)
+def test_aotinductor_follows_compiling(tmp_path):
+    layer, x = LSTM(5, 4, num_layers=2, kernel="aten"), torch.randn(3, 2, 5)
     torch.compile(layer)(x)
-    program = export(layer, (x,), dynamic_shapes=({0: Dim("time")},) if kernel == "auto" else None)
+    program = export(layer, (x,), dynamic_shapes=(ANY_SIZE,))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
     found = torch._inductor.aoti_load_package(path)
     torch.testing.assert_close(found(x), layer(x))

@@ -15,6 +15,7 @@ from torch.export import Dim
 from gatewise import GRU, LSTM, RNN, Recurrent, functional
 from gatewise.cells import CoupledLSTM, LayerNormGRU, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
+from gatewise.functional import export
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -189,9 +190,22 @@ def test_what_onnx_does_not_have_becomes_steps():
     assert_same(model, layers, (torch.randn(2, 2, 3), resets))
 
 
-def test_other_cells_need_a_fixed_number_of_steps():
+scans = pytest.mark.skipif(not export._SCANS, reason="this version of PyTorch cannot export its operator scan")
+
+
+@scans
+def test_other_cells_take_any_number_of_steps():
+    layers = OneLayer(Recurrent(LayerNormGRU(), 3, 4)).eval()
+    model = exported(layers, (torch.randn(5, 2, 3),), dynamo=True, dynamic=[{0: "time", 1: "batch"}])
+    assert operators(model)["Scan"] == 1
+    for shape in ((5, 2, 3), (8, 3, 3)):
+        assert_same(model, layers, (torch.randn(shape),))
+
+
+def test_without_scan_other_cells_need_a_fixed_number_of_steps(monkeypatch):
+    monkeypatch.setattr(export, "_SCANS", False)
     layers = OneLayer(Recurrent(LayerNormGRU(), 3, 4))
-    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="fixed length in an exported graph"):
+    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="a variable number of steps"):
         exported(layers, (torch.randn(4, 2, 3),), dynamo=True, dynamic=[{0: "time"}])
 
 
