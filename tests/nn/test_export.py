@@ -171,6 +171,7 @@ def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
 
 
 @scans
+@pytest.mark.slow
 def test_a_scan_can_be_trained():
     layer, x = GRU(5, 4), torch.randn(7, 2, 5)
     program = export(layer, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,)).module()
