@@ -44,8 +44,9 @@ def lstm(
     """Compute an LSTM, differentiable with respect to x, state and weights, any number of times.
 
     The equations and arguments are those of `gatewise.functional.forward`. Under autocast, x, state and weights are
-    converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` and
-    `torch.export` the call is one operator of the graph, and the kernel is chosen when it is compiled. For meta tensors
+    converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` the call is
+    one operator of the graph, and the kernel is chosen when it is compiled. Under `torch.export` and
+    `torch.onnx.export` it consists of operators that are not gatewise's, unless a kernel is named. For meta tensors
     the results are meta tensors: shapes without values.
 
     Args:

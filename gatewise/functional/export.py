@@ -25,7 +25,7 @@ from gatewise.functional.weights import Structure
 from gatewise.selection import AUTO
 
 # Whether PyTorch's operator `scan` can be exported and compiled: an older one was not tried.
-_SCANS = torch.__version__ >= (2, 13)
+_SCANS = torch.__version__ >= "2.13"
 
 # Whether `torch.export` traces a graph; older versions of PyTorch cannot tell.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
