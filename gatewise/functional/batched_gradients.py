@@ -13,20 +13,23 @@ from torch import Tensor
 
 _LEVELS = range(63, 0, -1)  # PyTorch numbers hidden dimensions from 1 on, and has at most 63
 
-Backward = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
-"""A backward pass: from the gradients of the outputs to those of the inputs."""
+Gradients = Sequence[Tensor | None]
+
+Backward = Callable[[Gradients, bool], Gradients]
+"""A backward pass: from the gradients of the outputs, and whether another pass follows, to those of the inputs."""
 
 
-def one_by_one(backward: Backward, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def one_by_one(backward: Backward, gradients: Gradients, follows: bool = False) -> Gradients:
     """Return the results of a backward pass, batched if the gradients of the outputs are.
 
     Args:
         backward: The backward pass, which is never given batched gradients.
         gradients: The gradients of the outputs.
+        follows: Whether another pass follows this one.
     """
     batched = [one for one in gradients if one is not None and is_batched(one)]
     if not batched:
-        return backward(gradients)
+        return backward(gradients, follows)
     # The highest level first, because PyTorch restores them from the lowest on.
     level = next(level for level in _LEVELS if any(len(_apart(one, level)) for one in batched))
     count = max(len(_apart(one, level)) for one in batched)
@@ -34,7 +37,7 @@ def one_by_one(backward: Backward, gradients: Sequence[Tensor | None]) -> Sequen
     for index in range(count):
         # A gradient without this hidden dimension is the same in every run.
         run = [one if one is None or not len(_apart(one, level)) else _apart(one, level)[index] for one in gradients]
-        runs.append(one_by_one(backward, run))
+        runs.append(one_by_one(backward, run, follows or index < count - 1))
     return [
         None if each[0] is None else torch._add_batch_dim(torch.stack(each), 0, level)
         for each in zip(*runs, strict=True)

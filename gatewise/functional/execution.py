@@ -202,8 +202,14 @@ class _Recurrence(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
 
 
-def _backward(ctx: Any, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Return the gradients of x, h0, c0 and the weights of a call of `_Recurrence`."""
+def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Sequence[Tensor | None]:
+    """Return the gradients of x, h0, c0 and the weights of a call of `_Recurrence`.
+
+    Args:
+        ctx: The context of the call.
+        gradients: The gradients of y, h_n and c_n.
+        follows: Whether this walk of the autograd graph comes here again.
+    """
     plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
     x, h0, c0, *others = ctx.saved_tensors
     y, *rest = others[count:]
@@ -217,7 +223,7 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None]) -> Sequence[Tensor |
     if ctx.spent:
         result = passes.forward(plan.problem, inputs)
     else:
-        again = plan.single_use and _graph_is_kept()
+        again = plan.single_use and (follows or _graph_is_kept())
         # The initial states stand in the place of the final ones, which no backward pass reads.
         result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
     needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))

@@ -7,6 +7,8 @@ from torch.autograd.functional import hessian, jacobian
 from gatewise import GRU, LSTM, Recurrent
 from gatewise.cells import LayerNormLSTM, PeepholeLSTM
 from gatewise.functional.batched_gradients import is_batched, one_by_one
+from gatewise.functional.plan import plan_of
+from gatewise.selection import REFERENCE
 
 LAYERS = {
     "lstm": lambda **options: LSTM(3, 4, num_layers=2, bidirectional=True, dtype=torch.float64, **options),
@@ -88,10 +90,11 @@ def test_vmap_and_gradients_of_each_example(name, kernel):
 
 
 def test_a_second_hidden_dimension():
-    seen = []
+    seen, more = [], []
 
-    def backward(gradients):
+    def backward(gradients, follows):
         seen.append(gradients)
+        more.append(follows)
         return [None if one is None else 2 * one for one in gradients]
 
     def inner(a, b):
@@ -103,8 +106,31 @@ def test_a_second_hidden_dimension():
     a, b = torch.randn(3, 5), torch.randn(2, 5)
     outer = torch._vmap_internals._vmap(lambda a: torch._vmap_internals._vmap(lambda b: inner(a, b))(b))
     torch.testing.assert_close(outer(a), 2 * (a[:, None] + b[None]))
-    assert len(seen) == 6
+    assert more == [True] * 5 + [False]
     assert not any(is_batched(one) for run in seen for one in run if one is not None)
+
+
+def test_what_is_kept_serves_all_gradients(request, monkeypatch):
+    """A kernel whose backward pass uses up what it kept gets a copy, instead of repeating the forward pass."""
+    forwards, run, differentiate = [], type(REFERENCE).forward, type(REFERENCE).backward
+
+    def backward(self, problem, inputs, result, *others):
+        found = differentiate(self, problem, inputs, result, *others)
+        for tensor in result.kept:
+            tensor.fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(type(REFERENCE), "single_use", lambda self, problem: True)
+    monkeypatch.setattr(type(REFERENCE), "forward", lambda *arguments: forwards.append(1) or run(*arguments))
+    monkeypatch.setattr(type(REFERENCE), "backward", backward)
+    request.addfinalizer(plan_of.cache_clear)
+    plan_of.cache_clear()
+    layer, x = LAYERS["lstm"](kernel="eager"), torch.randn(4, 3, 3, dtype=torch.float64, requires_grad=True)
+    y, _ = layer(x)
+    above = torch.randn(3, *y.shape, dtype=torch.float64)
+    (found,) = torch.autograd.grad(y, x, above, is_grads_batched=True)
+    assert len(forwards) == 1
+    torch.testing.assert_close(found, torch.stack([gradient(layer, x, None, each) for each in above]))
 
 
 @pytest.mark.gpu
