@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.cells import Cell
 from gatewise.contract.budget import check_memory_budget
@@ -30,7 +31,7 @@ from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, plan_of
 from gatewise.functional.resets import copied_resets
 from gatewise.functional.weights import form_of
-from gatewise.selection import Preference, kernel_named, preference
+from gatewise.selection import AUTO, REFERENCE, Preference, kernel_named, preference
 
 _ALL, _NONE = Needs(), Particulars()
 _NOTHING = contextlib.nullcontext()
@@ -146,7 +147,9 @@ def prepare(
             state_of_capture() if on_gpu and not particulars.traced else "",
             cell,
             torch._C._is_any_autocast_enabled(),
-            torch._C._are_functorch_transforms_active(),
+            # A kernel that was named decides about derivatives in forward mode for itself; PyTorch's own have some.
+            torch._C._are_functorch_transforms_active()
+            or (forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)),
             particulars,
         )
     except TypeError:  # an option that cannot be hashed

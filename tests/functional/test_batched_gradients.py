@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, jacobian
 
 from gatewise import GRU, LSTM, Recurrent
@@ -60,6 +61,7 @@ def test_vectorised_jacobians_and_hessians(name, kernel):
 
     expected = jacobian(call, x)
     torch.testing.assert_close(jacobian(call, x, vectorize=True), expected)
+    torch.testing.assert_close(jacobian(call, x, vectorize=True, strategy="forward-mode"), expected)
     torch.testing.assert_close(torch.func.jacrev(call)(x), expected)
     torch.testing.assert_close(torch.func.jacfwd(call)(x), expected)
     assert expected.any()
@@ -70,6 +72,18 @@ def test_vectorised_jacobians_and_hessians(name, kernel):
     torch.testing.assert_close(hessian(loss, x, vectorize=True), hessian(loss, x))
     created = jacobian(call, x, vectorize=True, create_graph=True)
     torch.testing.assert_close(created, expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_in_forward_mode(name, kernel):
+    layer = LAYERS[name](kernel=kernel)
+    x, along = torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    with forward_ad.dual_level():
+        y, tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, along), lengths=[4, 0, 2])[0])
+    expected = torch.func.jvp(lambda x: layer(x, lengths=[4, 0, 2])[0], (x,), (along,))
+    torch.testing.assert_close((y, tangent), expected)
+    assert tangent.any()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
