@@ -262,19 +262,16 @@ def run_elsewhere(path, folder, kind, call, expected):
 
 
 class Several(nn.Module):
-    """Layers of PyTorch's cells, and one that PyTorch does not have."""
+    """A layer of a cell of PyTorch's, and one that PyTorch does not have."""
 
     def __init__(self):
         super().__init__()
-        self.lstm = LSTM(5, 4, num_layers=2, bidirectional=True)
-        self.gru = GRU(8, 4)
-        self.norm = Recurrent(LayerNormLSTM(), 4, 3)
+        self.lstm = LSTM(5, 4)
+        self.norm = Recurrent(LayerNormGRU(), 4, 3)
 
     def forward(self, x, lengths=None):
-        y, (h, c) = self.lstm(x, lengths=lengths)
-        y, of_gru = self.gru(y)
-        y, (of_norm, _) = self.norm(y)
-        return y, h, c, of_gru, of_norm
+        y, (h, c) = self.lstm(x)
+        return *self.norm(y, lengths=lengths), h, c
 
 
 def test_a_saved_program_loads_without_gatewise(tmp_path):
@@ -289,8 +286,7 @@ def test_a_saved_program_loads_without_gatewise(tmp_path):
 def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
     if sizes == "variable" and not functional.export._SCANS:
         pytest.skip("this version of PyTorch cannot export its operator scan")
-    model, call = Several().eval(), (torch.randn(3, 2, 5), torch.tensor([3, 1]))
-    torch.compile(Several(), backend="aot_eager")(*call)
+    model, call = Several().eval(), (torch.randn(2, 2, 5), torch.tensor([2, 1]))
     with torch.no_grad():
         shapes = (ANY_SIZE, {0: ANY_SIZE[1]}) if sizes == "variable" else None
         program = export(model, call, dynamic_shapes=shapes)
