@@ -8,6 +8,7 @@ variable, PyTorch's operator `scan` repeats one step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -81,8 +82,7 @@ def exported(
     if not packed and not dynamo and (fixed or _SCANS):
         return _in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
     if to_onnx and packed:
-        advice = "Give the padded tensor with `lengths`."
-        raise ArgumentError(sentence("input", "a padded batch for ONNX", "a PackedSequence", advice))
+        refuse_packed_batch()
     if to_onnx or not is_shipped(cell):
         expectation = (
             "one of a cell that the graph has an operator for, or of a fixed number of steps with strict=False"
@@ -91,6 +91,16 @@ def exported(
         advice = "Leave dimension T of the input out of `dynamic_shapes`."
         raise ArgumentError(sentence("call", expectation, got, "Export with strict=False." if dynamo else advice))
     return None
+
+
+def refuse_packed_batch() -> NoReturn:
+    """Raise the error for a packed batch, whose sizes are values that a graph does not know.
+
+    Raises:
+        ArgumentError: Always.
+    """
+    advice = "Give the padded tensor with `lengths`."
+    raise ArgumentError(sentence("input", "a padded batch in an exported graph", "a PackedSequence", advice))
 
 
 def by_pytorch(

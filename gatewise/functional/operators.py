@@ -17,7 +17,7 @@ from gatewise.contract.masks import mask_specs
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare
-from gatewise.functional.export import exported, is_exporting
+from gatewise.functional.export import exported, is_exporting, refuse_packed_batch
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks
@@ -50,6 +50,8 @@ def traced(
         lengths = as_tensor(lengths)
     found = structure_while_traced(flat, bidirectional, len(cell.gates), len(cell.parameters))
     if state is None:
+        if batch_sizes is not None and is_exporting() and not torch.compiler.is_dynamo_compiling():
+            refuse_packed_batch()
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
         h0, c0 = initial_states(cell, h0, x.new_zeros(rows, batch, len(cell.states) * found.hidden_size))

@@ -200,6 +200,19 @@ def test_a_cell_of_ones_own_that_no_graph_can_express(monkeypatch):
         export(model, (torch.randn(3, 2, 5),), strict=True)
 
 
+def test_a_packed_batch_is_refused():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = LSTM(5, 4)
+
+        def forward(self, x, lengths):
+            return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
+
+    with pytest.raises(ArgumentError, match="padded tensor with `lengths`"):
+        export(Packed(), (torch.randn(3, 2, 5), torch.tensor([3, 1])))
+
+
 @pytest.mark.parametrize("way", ["argument", "context"])
 def test_a_named_kernel_takes_gatewise(way):
     layer, x = LSTM(5, 4, kernel="eager" if way == "argument" else "auto").eval(), torch.randn(3, 2, 5)
