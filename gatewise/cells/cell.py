@@ -7,7 +7,6 @@ lengths, projections and dropout belong to the kernel that runs the cell, and wo
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +14,14 @@ from gatewise.cells.statement import check_returned
 
 Initial = float | Callable[[Any], object]
 """The initial value of a parameter: a number, or a function that fills a tensor, as those of `torch.nn.init` do."""
+
+
+class Values:
+    """The values that a step reads, as attributes; `torch.compile` can trace it, and `types.SimpleNamespace` not."""
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
 
 
 class Cell:
@@ -102,15 +109,15 @@ class Cell:
         Raises:
             StatementError: The step returns something else than a hidden state and a mapping of the other states.
         """
-        gate = types.SimpleNamespace()
+        gate = Values()
         for name in self.gates:
             if name in self.apart:
-                value = types.SimpleNamespace(input=sums[f"{name}_input"], recurrent=sums[f"{name}_recurrent"])
+                value = Values(input=sums[f"{name}_input"], recurrent=sums[f"{name}_recurrent"])
             else:
                 value = sums[name]
             setattr(gate, name, value)
-        learned = [types.SimpleNamespace(**(parameters or {}))] if self.parameters else []
-        hidden, after = check_returned(self, self.step(gate, types.SimpleNamespace(**states), *learned))
+        learned = [Values(**(parameters or {}))] if self.parameters else []
+        hidden, after = check_returned(self, self.step(gate, Values(**states), *learned))
         return hidden, tuple(after[name] for name in self.states)
 
     def __repr__(self) -> str:

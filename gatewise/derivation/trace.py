@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from gatewise.cells.cell import Cell
+from gatewise.cells.cell import Cell, Values
 from gatewise.cells.normalization import standardized
 from gatewise.cells.statement import (
     STEP_ERRORS,
@@ -128,7 +127,7 @@ def traced(cell: Cell) -> Step:
     except StatementError:
         raise
     except STEP_ERRORS as error:
-        if not isinstance(error, AttributeError) or not isinstance(error.obj, types.SimpleNamespace):
+        if not isinstance(error, AttributeError) or not isinstance(error.obj, Values):
             raise NotTraceable(_refusal(cell, error)) from error
         named = [f"{kind} {', '.join(names)}" for kind, names in _readable(cell).items() if names]
         expectation = f"read {'; '.join(named)}"

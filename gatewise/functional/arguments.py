@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.cells import Cell
+from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.saved import Needs, Saved
@@ -29,6 +30,7 @@ __all__ = [
     "check_options",
     "check_tensors",
     "described",
+    "described_while_traced",
     "without_features",
 ]
 
@@ -181,6 +183,56 @@ def described(
         captured=capture != "",
         announced=capture == "announced",
         cell=cell,
+    )
+
+
+def described_while_traced(
+    x: Tensor,
+    h0: Tensor,
+    found: Structure,
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    dropout: float,
+    memory: str,
+    cell: Cell,
+    resets: bool,
+) -> Problem:
+    """Return the problem of a call that needs gradients while a graph is traced, where sizes may be symbols.
+
+    Args:
+        x: The input.
+        h0: The initial hidden state.
+        found: The structure of the weights.
+        lengths: The lengths, or None.
+        batch_sizes: The batch sizes of a packed batch, or None.
+        dropout: The probability of dropping an output between layers.
+        memory: "normal" or "lean".
+        cell: The cell.
+        resets: Whether resets are given.
+    """
+    layout = Layout.DENSE
+    if batch_sizes is not None:
+        layout = Layout.PACKED
+    elif lengths is not None:
+        layout = Layout.DEVICE_LENGTHS if lengths.device.type == "cuda" else Layout.HOST_LENGTHS
+    return Problem(
+        time=x.shape[0] if batch_sizes is None else batch_sizes.shape[0],
+        batch=h0.shape[1],
+        input_size=int(found.input_size),
+        hidden_size=int(found.hidden_size),
+        proj_size=int(found.proj_size),
+        num_layers=found.num_layers,
+        bidirectional=found.bidirectional,
+        bias=found.bias,
+        dtype=found.dtype,
+        layout=layout,
+        dropout=dropout if found.num_layers > 1 else 0.0,
+        needs_grad=True,
+        allow_tf32=x.device.type == "cuda" and found.dtype == torch.float32 and tf32_allowed(),
+        traced=True,
+        lean=memory == LEAN,
+        cell=cell,
+        resets=resets,
     )
 
 

@@ -21,6 +21,7 @@ from gatewise.functional.explicit import Output, State
 from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
+from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
 
@@ -43,8 +44,9 @@ def lstm(
     """Compute an LSTM, differentiable with respect to x, state and weights, any number of times.
 
     The equations and arguments are those of `gatewise.functional.forward`. Under autocast, x, state and weights are
-    converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` and
-    `torch.export` the call is one operator of the graph, and the kernel is chosen when it is compiled. For meta tensors
+    converted to autocast's dtype, which is the dtype of the result (float64 stays). Under `torch.compile` the call is
+    one operator of the graph, and the kernel is chosen when it is compiled. Under `torch.export` and
+    `torch.onnx.export` it consists of operators that are not gatewise's, unless a kernel is named. For meta tensors
     the results are meta tensors: shapes without values.
 
     Args:
@@ -131,6 +133,10 @@ def recurrent(
     compiling = torch.compiler.is_compiling()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
+    if not compiling and torch._C._is_tracing():
+        found = recorded(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell, resets)
+        if found is not None:
+            return found
     compute = traced if compiling or x.is_meta else execute
     options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
     return compute(x, state, flat, *options, resets)

@@ -7,12 +7,14 @@ here. `execute` also runs the call and connects it to autograd.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.cells import Cell
 from gatewise.contract.budget import check_memory_budget
@@ -22,13 +24,14 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
+from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, plan_of
 from gatewise.functional.resets import copied_resets
 from gatewise.functional.weights import form_of
-from gatewise.selection import Preference, kernel_named, preference
+from gatewise.selection import AUTO, REFERENCE, Preference, kernel_named, preference
 
 _ALL, _NONE = Needs(), Particulars()
 _NOTHING = contextlib.nullcontext()
@@ -144,7 +147,9 @@ def prepare(
             state_of_capture() if on_gpu and not particulars.traced else "",
             cell,
             torch._C._is_any_autocast_enabled(),
-            torch._C._are_functorch_transforms_active(),
+            # A kernel that was named decides about derivatives in forward mode for itself; PyTorch's own have some.
+            torch._C._are_functorch_transforms_active()
+            or (forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)),
             particulars,
         )
     except TypeError:  # an option that cannot be hashed
@@ -193,30 +198,41 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         """Return the gradients of x, h0, c0 and the weights."""
-        plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
-        x, h0, c0, *others = ctx.saved_tensors
-        y, *rest = others[count:]
-        masks, kept = tuple(rest[:drawn]), rest[drawn:]
-        inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
-        wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
-        if torch.is_grad_enabled():
-            return None, None, *_differentiable_backward(plan.problem, inputs, above, wanted)
-        passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
-        again = False
-        if ctx.spent:
-            result = passes.forward(plan.problem, inputs)
-        else:
-            again = plan.single_use and _graph_is_kept()
-            # The initial states stand in the place of the final ones, which no backward pass reads.
-            result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
-        needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-        dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
-        ctx.spent = plan.single_use and not again
-        return None, None, dx, dh0, dc0, *dweights
+        return None, None, *one_by_one(functools.partial(_backward, ctx), gradients)
 
 
 # `_Recurrence.apply` without its test for transforms of `torch.func`: none is active where it is called.
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
+
+
+def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Sequence[Tensor | None]:
+    """Return the gradients of x, h0, c0 and the weights of a call of `_Recurrence`.
+
+    Args:
+        ctx: The context of the call.
+        gradients: The gradients of y, h_n and c_n.
+        follows: Whether this walk of the autograd graph comes here again.
+    """
+    plan, (lengths, batch_sizes, resets), count, drawn = ctx.call
+    x, h0, c0, *others = ctx.saved_tensors
+    y, *rest = others[count:]
+    masks, kept = tuple(rest[:drawn]), rest[drawn:]
+    inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
+    wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
+    if torch.is_grad_enabled():
+        return _differentiable_backward(plan.problem, inputs, above, wanted)
+    passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
+    again = False
+    if ctx.spent:
+        result = passes.forward(plan.problem, inputs)
+    else:
+        again = plan.single_use and (follows or _graph_is_kept())
+        # The initial states stand in the place of the final ones, which no backward pass reads.
+        result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
+    needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
+    dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
+    ctx.spent = plan.single_use and not again
+    return dx, dh0, dc0, *dweights
 
 
 def _with_layout(

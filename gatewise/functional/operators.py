@@ -1,4 +1,4 @@
-"""The registered operators, which stand for a call in the graphs of `torch.compile` and `torch.export`.
+"""The registered operators, which stand for a call in the graphs of `torch.compile`.
 
 Each operator has a fake implementation, which computes shapes only. The results of an operator are tensors, so what a
 kernel keeps for the backward pass is returned as tensors too, after the dropout masks.
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell, cell_named
-from gatewise.contract.device import tf32_allowed
 from gatewise.contract.masks import mask_specs
-from gatewise.contract.problem import LEAN, Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
-from gatewise.functional.arguments import check_input, check_options, check_tensors
+from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare
+from gatewise.functional.export import exported, is_exporting, refuse_packed_batch
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars, Plan, chosen_for_graph, probed
 from gatewise.functional.resets import check_resets, refuse_packed
-from gatewise.functional.weights import Structure, structure_while_traced
+from gatewise.functional.weights import structure_while_traced
 from gatewise.selection import kernel_named, preference
 
 
@@ -49,15 +48,25 @@ def traced(
         check_resets(resets, x.shape[:2], "[T, B]")
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = as_tensor(lengths)
+    found = structure_while_traced(flat, bidirectional, len(cell.gates), len(cell.parameters))
     if state is None:
-        found = structure_while_traced(flat, bidirectional, len(cell.gates), len(cell.parameters))
+        if batch_sizes is not None and is_exporting() and not torch.compiler.is_dynamo_compiling():
+            refuse_packed_batch()
         rows, batch = found.num_layers * (1 + bidirectional), x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         h0 = x.new_zeros(rows, batch, found.proj_size or found.hidden_size)
         h0, c0 = initial_states(cell, h0, x.new_zeros(rows, batch, len(cell.states) * found.hidden_size))
     else:
         h0, c0 = state
-    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
-    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, _preferred(kernel), memory, cell.name, resets
+    kernel = _preferred(kernel)
+    leaves = is_exporting()
+    if leaves:
+        whole = exported(found, x, h0, c0, flat, lengths, batch_sizes, dropout, kernel, cell, resets)
+        if whole is not None:
+            return whole
+    # While `torch.export` traces, PyTorch hides oneDNN from the choice, and an exported graph may run elsewhere: what
+    # the chosen kernel will keep is not known. Its backward pass repeats the forward pass.
+    needs_grad = not leaves and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell.name, resets
     y, h_n, c_n, _ = lstm_forward(x, h0, c0, flat, *options)
     return y, h_n, c_n
 
@@ -87,12 +96,12 @@ def lstm_forward(
     cell: str,
     resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Run the forward pass; the last result is the masks and what the kernel kept."""
+    """Run the forward pass; the last result is the masks, and with `needs_grad` what the kernel kept."""
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     inputs = with_masks(plan.problem, inputs)
     result = plan.passes.forward(plan.problem, inputs)
-    kept = [*inputs.masks, *result.kept] if needs_grad else []
+    kept = [*inputs.masks, *(result.kept if needs_grad else ())]
     found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes, resets])
     return found[0], found[1], found[2], found[3:]
 
@@ -117,15 +126,16 @@ def _lstm_forward_fake(
     found = structure_while_traced(weights, bidirectional, len(stated.gates), len(stated.parameters))
     if batch_sizes is None:
         check_input(x, found, packed=False)
-    dropped = dropout if found.num_layers > 1 else 0.0
     output = (*x.shape[:-1], (1 + bidirectional) * (found.proj_size or found.hidden_size))
     kept: list[Tensor] = []
-    if needs_grad and x.device.type != "meta":
-        problem = _fake_problem(x, h0, found, lengths, batch_sizes, dropped, memory, stated, resets is not None)
-        device = probed(x.device)
-        name = chosen_for_graph(problem, device, kernel)
+    if x.device.type != "meta":
+        problem = described_while_traced(
+            x, h0, found, lengths, batch_sizes, dropout, memory, stated, resets is not None
+        )
         kept = [x.new_empty(shape, dtype=torch.bool) for shape, _ in mask_specs(problem, x.shape[:-1], h0.shape)]
-        for spec in kernel_named(name).kept(problem, device):
+        device = probed(x.device)
+        chosen = kernel_named(chosen_for_graph(problem, device, kernel)) if needs_grad else None
+        for spec in chosen.kept(problem, device) if chosen else ():
             shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
             kept.append(x.new_empty(shape, dtype=spec.dtype))
     return x.new_empty(output), torch.empty_like(h0), torch.empty_like(c0), kept
@@ -150,14 +160,17 @@ def lstm_backward(
     memory: str,
     cell: str,
     resets: Tensor | None,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Run the backward pass of the kernel that `lstm_forward` chose."""
+    """Run the backward pass of the kernel that `lstm_forward` chose; without `keeps`, it kept nothing but masks."""
     options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
     drawn = len(mask_specs(plan.problem, x.shape[:-1], h0.shape))
     inputs = inputs._replace(masks=tuple(kept[:drawn]))
     # The initial states stand in the place of the final ones, which no backward pass reads.
     result = Result(y, h0, c0, tuple(kept[drawn:]))
+    if not keeps:
+        result = plan.passes.forward(plan.problem, inputs)
     found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())
     given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept, resets]
     dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
@@ -182,18 +195,18 @@ def _lstm_backward_fake(
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     x, h0, c0, weights, lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets = inputs
     y, _, _, kept = output
-    if not needs_grad:
-        return
     ctx.set_materialize_grads(False)
     # On a CPU y is the caller's to change in place, as in `execution`.
     ctx.save_for_backward(x, h0, c0, lengths, batch_sizes, resets, y if y.is_cuda else y.clone(), *weights, *kept)
-    ctx.count, ctx.options = len(weights), (bidirectional, dropout, kernel, memory, cell)
+    ctx.count, ctx.options, ctx.keeps = len(weights), (bidirectional, dropout, kernel, memory, cell), needs_grad
 
 
 def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, dkept: object) -> tuple:
     x, h0, c0, lengths, batch_sizes, resets, y, *rest = ctx.saved_tensors
     weights, kept = rest[: ctx.count], rest[ctx.count :]
-    gradients = lstm_backward(dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options, resets)
+    gradients = lstm_backward(
+        dy, dh, dc, x, h0, c0, weights, lengths, batch_sizes, y, kept, *ctx.options, resets, ctx.keeps
+    )
     return (*gradients, *[None] * 9)
 
 
@@ -236,40 +249,3 @@ def _prepared(
     check_tensors(x, (h0, c0), flat)
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell_named(cell)
     return prepare(x, (h0, c0), flat, *options, Particulars(traced=True), resets)
-
-
-def _fake_problem(
-    x: Tensor,
-    h0: Tensor,
-    found: Structure,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-    dropout: float,
-    memory: str,
-    cell: Cell,
-    resets: bool,
-) -> Problem:
-    layout = Layout.DENSE
-    if batch_sizes is not None:
-        layout = Layout.PACKED
-    elif lengths is not None:
-        layout = Layout.DEVICE_LENGTHS if lengths.device.type == "cuda" else Layout.HOST_LENGTHS
-    return Problem(
-        time=x.shape[0] if batch_sizes is None else batch_sizes.shape[0],
-        batch=h0.shape[1],
-        input_size=int(found.input_size),
-        hidden_size=int(found.hidden_size),
-        proj_size=int(found.proj_size),
-        num_layers=found.num_layers,
-        bidirectional=found.bidirectional,
-        bias=found.bias,
-        dtype=found.dtype,
-        layout=layout,
-        dropout=dropout,
-        needs_grad=True,
-        allow_tf32=x.device.type == "cuda" and found.dtype == torch.float32 and tf32_allowed(),
-        traced=True,
-        lean=memory == LEAN,
-        cell=cell,
-        resets=resets,
-    )

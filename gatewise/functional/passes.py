@@ -147,16 +147,17 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def _around(problem: Problem, x: Tensor) -> contextlib.AbstractContextManager:
-    return _captured(x) if problem.captured else _without_autocast(x)
+    return _captured(x) if problem.captured else without_autocast(x)
 
 
 @contextlib.contextmanager
 def _captured(x: Tensor) -> Iterator[None]:
-    with first_calls_permitted(), _without_autocast(x):
+    with first_calls_permitted(), without_autocast(x):
         yield
 
 
-def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Return a context without autocast on the device of x."""
     # The inputs have their dtype already; autocast must not convert the operands of a kernel once more.
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)

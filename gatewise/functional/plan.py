@@ -122,7 +122,7 @@ def plan_of(
         capture: The state of CUDA graph capture, from `contract.capture.state`.
         cell: The cell.
         autocast: Whether autocast is enabled for any device.
-        transformed: Whether a transform of `torch.func` is active.
+        transformed: Whether a transform of `torch.func` or a derivative in forward mode is active.
         particulars: The properties that few calls have.
 
     Raises:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name
+from gatewise.functional.export import is_exporting
 
 
 def check_sizes(input_size: int, hidden_size: int, num_layers: int = 1, proj_size: int = 0) -> None:
@@ -41,12 +42,12 @@ def check_cell(cell: object) -> None:
 
 
 def check_compiled(cell: Cell) -> None:
-    """Check that `torch.compile` can trace a call of the cell, if it does so now.
+    """Check that `torch.compile` can trace a call of the cell, if it does so now; `torch.export` checks for itself.
 
     Raises:
         ArgumentError: It traces a call of a cell that is not one of the library.
     """
-    if torch.compiler.is_compiling() and not is_shipped(cell):
+    if torch.compiler.is_compiling() and not is_exporting() and not is_shipped(cell):
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(cell), advice))
 

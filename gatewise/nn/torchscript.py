@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -42,7 +43,7 @@ def traced(self: Any, *given: Any, **options: Any) -> Any:
         ArgumentError: PyTorch's layer would not compute the same.
     """
     ours, theirs = _classes(self)
-    if type(self).forward is not ours.forward:
+    if type(self).forward is not ours.forward or torch.onnx.is_in_onnx_export():
         return nn.Module._slow_forward(self, *given, **options)
     _check(self, ours, "trace")
     used = [name for name in ("lengths", "resets") if options.pop(name, None) is not None]

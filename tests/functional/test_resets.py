@@ -72,7 +72,7 @@ def test_the_fakes_agree_with_the_operators(weights):
     plain, detached = [weight.detach() for weight in weights], [tensor.detach() for tensor in (x, *state)]
     y, h, c, kept = lstm_forward(*detached, plain, *options)
     above = map(torch.ones_like, (y, h, c))
-    arguments = (*above, *detached, plain, None, None, y, kept, True, 0.0, "eager", "normal", "lstm", RESETS)
+    arguments = (*above, *detached, plain, None, None, y, kept, True, 0.0, "eager", "normal", "lstm", RESETS, True)
     torch.library.opcheck(lstm_backward, arguments)
 
 

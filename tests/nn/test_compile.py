@@ -1,4 +1,4 @@
-"""gatewise.LSTM under torch.compile and torch.export: one graph, the same results and gradients."""
+"""gatewise.LSTM under torch.compile: one graph, the same results and gradients."""
 
 from __future__ import annotations
 
@@ -149,23 +149,6 @@ def test_other_sizes_run_after_compiling():
     for time, batch in ((3, 2), (7, 2), (4, 5)):
         x = torch.randn(time, batch, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}])
-def test_export_equals_eager(options):
-    model = Network(**options).eval()
-    x = torch.randn(3, 2, 5)
-    expected = model(x)
-    program = torch.export.export(model, (x,))
-    assert any("gatewise" in str(node.target) for node in program.graph.nodes)
-    torch.testing.assert_close(program.module()(x), expected)
-
-
-def test_export_with_lengths_and_state():
-    model = Network().eval()
-    call = (torch.randn(3, 2, 5), (torch.randn(1, 2, 4), torch.randn(1, 2, 4)), torch.tensor([1, 3]))
-    expected = model(*call)
-    torch.testing.assert_close(torch.export.export(model, call).module()(*call), expected)
 
 
 class OfUnits(nn.Module):

@@ -27,6 +27,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
+from gatewise.kernels.eager.scan import is_variable, over_steps
 from gatewise.kernels.eager.statement import step_of
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -124,26 +125,46 @@ def forward(
     of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
-    hs: list[Tensor] = []
-    after: list[list[Tensor]] = [[] for _ in states]
     of_hidden, *of_states = [cell.initial_value(name) for name in ("h", *cell.states)]
-    for t, carries in enumerate(order.carried_at(x.shape[0])):
-        if carries is not None:
-            is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
-            h = rounded if is_rounded else carried(h, carries, of_hidden)
+    if is_variable(x.shape[0]):
+
+        def one(
+            before: tuple[Tensor, ...], slices: tuple[Tensor, ...]
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            of_input, *masks_of_step = slices
+            carries = None if order.carries is None else masks_of_step.pop()
+            h, *states = before
+            h = carried(h, carries, of_hidden)
             states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
-        sums = recurrence.sums(t, masks.dropped(rounded)).to(inner)
-        h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in of_steps])
-        rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
-        hs.append(rounded)
-        if everything:
-            for history, state in zip(after, states, strict=True):
-                history.append(state)
-    outputs = _stacked(hs, h0)
-    last = [
-        _stacked(history, state) if everything else state.unsqueeze(0)
-        for history, state in zip(after, states, strict=True)
-    ]
+            sums = recurrence.of_step(of_input, masks.dropped(h.to(x.dtype))).to(inner)
+            h, *states = step(sums, h, *states, *parameters, *masks_of_step)
+            # With a projection, which an LSTM alone has, the step itself does not read the hidden state.
+            rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
+            return (h if w_hr is None else rounded.to(inner), *states), (rounded, *(states if everything else ()))
+
+        borders = () if order.carries is None else (order.carries,)
+        (_, *states), (outputs, *last) = over_steps(one, (h, *states), (inputs, *of_steps, *borders))
+        last = last if everything else [state.unsqueeze(0) for state in states]
+    else:
+        hs: list[Tensor] = []
+        after: list[list[Tensor]] = [[] for _ in states]
+        for t, carries in enumerate(order.carried_at(x.shape[0])):
+            if carries is not None:
+                is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
+                h = rounded if is_rounded else carried(h, carries, of_hidden)
+                states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
+            sums = recurrence.sums(t, masks.dropped(rounded)).to(inner)
+            h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in of_steps])
+            rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
+            hs.append(rounded)
+            if everything:
+                for history, state in zip(after, states, strict=True):
+                    history.append(state)
+        outputs = _stacked(hs, h0)
+        last = [
+            _stacked(history, state) if everything else state.unsqueeze(0)
+            for history, state in zip(after, states, strict=True)
+        ]
     return Unrolled(
         order.reordered(order.masked(outputs)),
         order.final_state(outputs, h0),
@@ -197,28 +218,32 @@ class _Recurrence:
     def __init__(self, cell: Cell, weights: DirectionWeights, bias: _Biases, inputs: Tensor, *, keep: bool) -> None:
         self._cell, self._inputs, self._bias = cell, inputs, bias.of_hidden
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
-        self._in_place = not torch.is_grad_enabled()
+        variable = is_variable(inputs.shape[0])
+        self._in_place = not torch.is_grad_enabled() and not variable
         # The sums are those in `inputs` afterwards, if they are added in place.
-        self._steps, self._kept = inputs.unbind(0), [] if keep and (cell.apart or not self._in_place) else None
+        self._steps = () if variable else inputs.unbind(0)
+        self._kept = [] if keep and (cell.apart or not self._in_place) else None
 
     def sums(self, t: int, h: Tensor) -> Tensor:
         """Return the sums of step t [B, S*H], in the dtype of the products, given the hidden state before the step."""
         inputs = self._steps[t]
+        if self._in_place and not self._cell.apart:
+            return inputs.addmm_(h, self._w_hh)
+        sums = self.of_step(inputs, h)
+        if self._kept is not None:
+            self._kept.append(sums)
+        return sums
+
+    def of_step(self, inputs: Tensor, h: Tensor) -> Tensor:
+        """Return the sums of a step [B, S*H], given its input products [B, G*H], and keep nothing."""
         if not self._cell.apart:
-            if self._in_place:
-                return inputs.addmm_(h, self._w_hh)
-            return self._remembered(torch.addmm(inputs, h, self._w_hh))
+            return torch.addmm(inputs, h, self._w_hh)
         recurrent = torch.mm(h, self._w_hh) if self._bias is None else torch.addmm(self._bias, h, self._w_hh)
         count = len(self._cell.gates)
         of_input, of_hidden = inputs.chunk(count, -1), recurrent.chunk(count, -1)
         each = list(zip(of_input, of_hidden, self._apart, strict=True))
         parts = [one if apart else one + other for one, other, apart in each]
-        return self._remembered(torch.cat([*parts, *(other for _, other, apart in each if apart)], -1))
-
-    def _remembered(self, sums: Tensor) -> Tensor:
-        if self._kept is not None:
-            self._kept.append(sums)
-        return sums
+        return torch.cat([*parts, *(other for _, other, apart in each if apart)], -1)
 
     def kept(self) -> Tensor:
         """Return the sums of all steps [T, B, S*H]."""

@@ -1,0 +1,97 @@
+"""Calls that `torch.jit.trace` records, as `torch.onnx.export` with `dynamo=False` does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from gatewise.cells import Cell
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.pytorch import in_pytorch
+from gatewise.functional.export import by_pytorch
+from gatewise.functional.lengths import as_tensor
+from gatewise.functional.weights import Structure, structure_while_traced
+
+
+def recorded(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    cell: Cell,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Compute a call by PyTorch's operator of whole layers, whatever the kernel; the tracer records any sizes.
+
+    Args:
+        x: The input [T, B, I], or [N, I] with `batch_sizes`.
+        state: The initial states, or None.
+        flat: The weights in torch's flat order.
+        lengths: The lengths [B], all of them positive, or None.
+        batch_sizes: The batch size at each step [T] of a packed batch, or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        cell: The cell.
+        resets: The steps at which episodes begin [T, B], or None.
+
+    Returns:
+        y, h_n and c_n, as of `recurrent`; None for a call that PyTorch has no operator for, unless it is exported.
+
+    Raises:
+        ArgumentError: PyTorch has no operator for the call, and it is exported to ONNX.
+    """
+    if not in_pytorch(cell) or resets is not None:
+        if not torch.onnx.is_in_onnx_export():
+            return None
+        got = f"the cell {cell.name}" if resets is None else "resets"
+        advice = "Export it with dynamo=True."
+        raise ArgumentError(sentence("call", "one that PyTorch has an operator for with dynamo=False", got, advice))
+    with _not_recorded():  # sizes of recorded tensors are tensors
+        found = structure_while_traced(flat, bidirectional, len(cell.gates))
+    if lengths is not None:
+        return _padded(found, x, state, flat, lengths, dropout, cell)
+    h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
+    return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
+
+
+def _padded(
+    found: Structure,
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int],
+    dropout: float,
+    cell: Cell,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a padded batch by packing it, which ONNX's exporter turns into the operator's input of lengths."""
+    lengths = lengths if isinstance(lengths, Tensor) else as_tensor(lengths)
+    data, batch_sizes, there, back = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+    assert there is not None  # for the type checker: the batch was not sorted
+    assert back is not None
+    h0, c0 = _zeros(found, x, x.shape[1], cell) if state is None else (one.index_select(1, there) for one in state)
+    y, h_n, c_n = by_pytorch(found, data, h0, c0, flat, batch_sizes, dropout, cell)
+    padded, _ = pad_packed_sequence(PackedSequence(y, batch_sizes, there, back), total_length=x.shape[0])
+    return padded, h_n.index_select(1, back), c_n.index_select(1, back)
+
+
+def _zeros(found: Structure, x: Tensor, batch: Any, cell: Cell) -> tuple[Tensor, Tensor]:
+    rows, size = found.num_layers * (1 + found.bidirectional), found.hidden_size
+    return x.new_zeros(rows, batch, found.proj_size or size), x.new_zeros(rows, batch, len(cell.states) * size)
+
+
+@contextlib.contextmanager
+def _not_recorded() -> Iterator[None]:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]

@@ -1,0 +1,320 @@
+"""Layers under torch.export and AOTInductor: programs that run without gatewise, with the numbers of the layers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from gatewise import GRU, LSTM, RNN, Recurrent, functional, use_kernel
+from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
+from gatewise.contract.errors import ArgumentError
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+class Network(nn.Module):
+    """A layer, whose results are flat, and a linear layer above it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.head = nn.Linear(layer.hidden_size * (1 + layer.bidirectional), 2)
+
+    def forward(self, x, hx=None, lengths=None, resets=None):
+        y, finals = self.layer(x, hx, lengths, resets)
+        return self.head(y), *(finals if isinstance(finals, tuple) else (finals,))
+
+
+class Own(Cell):
+    """A cell that is not one of the library."""
+
+    name = "own"
+    gates = ("f", "g")
+
+    def step(self, gate, state):
+        f = torch.sigmoid(gate.f)
+        return f * state.h + (1 - f) * torch.tanh(gate.g), {}
+
+
+def targets(program):
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def of_gatewise(program):
+    return [target for target in targets(program) if "gatewise" in target]
+
+
+LAYERS = {
+    "lstm": lambda: LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True),
+    "projection": lambda: LSTM(5, 4, proj_size=4 - 1, bias=False),
+    "gru": lambda: GRU(5, 4, num_layers=2),
+    "rnn_tanh": lambda: RNN(5, 4, bidirectional=True),
+    "rnn_relu": lambda: RNN(5, 4, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_become_operators_of_pytorch(name, strict):
+    layer = LAYERS[name]().eval()
+    axis = 1 - layer.batch_first
+    program = export(layer, (torch.randn(3, 3, 5),), dynamic_shapes=({axis: Dim("batch")},), strict=strict)
+    operator = "lstm" if name == "projection" else name
+    assert targets(program).count(f"aten.{operator}.input") == 1
+    assert not of_gatewise(program)
+    for batch in (3, 7):
+        x = torch.randn((batch, 3, 5) if layer.batch_first else (3, batch, 5))
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_initial_states_one_sequence_and_the_functional_call():
+    layer = LSTM(5, 4)
+    state = torch.randn(1, 3, 4), torch.randn(1, 3, 4)
+    call = torch.randn(2, 3, 5), state
+    torch.testing.assert_close(export(layer, call).module()(*call), layer(*call))
+    sequence = torch.randn(2, 5)
+    torch.testing.assert_close(export(layer, (sequence,)).module()(sequence), layer(sequence))
+
+    class Call(nn.Module):
+        def forward(self, x, weights):
+            return functional.lstm(x, None, weights).y
+
+    given = call[0], [parameter.detach() for parameter in layer.parameters()]
+    program = export(Call(), given)
+    assert not of_gatewise(program)
+    torch.testing.assert_close(program.module()(*given), layer(call[0])[0])
+
+
+def test_an_exported_program_can_be_trained():
+    model, x = Network(LSTM(5, 4, num_layers=2)), torch.randn(3, 2, 5)
+    program = export(model, (x,)).module()
+    for found, expected in zip(program(x), model(x), strict=True):
+        assert found.requires_grad == expected.requires_grad
+    program(x)[0].square().sum().backward()
+    found = {name: parameter.grad for name, parameter in program.named_parameters()}
+    model.zero_grad()
+    model(x)[0].square().sum().backward()
+    torch.testing.assert_close(found, {name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def test_under_autocast():
+    layer, x = LSTM(5, 4).eval(), torch.randn(3, 2, 5)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        program = export(layer, (x,))
+        expected, _ = layer(x)
+    found, _ = program.module()(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("cell", [LayerNormLSTM(), PeepholeLSTM(), Own()], ids=lambda cell: cell.name)
+def test_cells_that_pytorch_does_not_have_become_steps(cell):
+    model = Network(Recurrent(cell, 5, 4, bidirectional=True)).eval()
+    program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=({1: Dim("batch")},))
+    assert not of_gatewise(program)
+    x = torch.randn(3, 6, 5)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_lengths_and_resets_become_steps():
+    model = Network(LSTM(5, 4, num_layers=2, bidirectional=True)).eval()
+    resets = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1]])
+    call = torch.randn(3, 3, 5), None, torch.tensor([1, 3, 2]), resets
+    program = export(model, call)
+    assert not of_gatewise(program)
+    for lengths in ([1, 3, 2], [3, 0, 1]):
+        given = torch.randn(3, 3, 5), None, torch.tensor(lengths), resets.flip(0)
+        torch.testing.assert_close(program.module()(*given), model(*given))
+    # A length out of range cannot raise an error in a graph.
+    y, *_ = program.module()(call[0], None, torch.tensor([1, 4, 2]), resets)
+    assert y.isnan().any(-1).any(0).tolist() == [False, True, False]
+
+
+ANY_SIZE = {0: Dim("time"), 1: Dim("batch")}
+scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of PyTorch cannot export `scan`")
+
+
+@scans
+@pytest.mark.parametrize(
+    ("layer", "extra"),
+    [
+        (lambda: LSTM(5, 4, bidirectional=True), "lengths"),
+        (lambda: LSTM(5, 4, proj_size=3), "resets"),
+        (lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing"),
+        (lambda: Recurrent(Own(), 5, 4), "lengths"),
+    ],
+    ids=["lstm", "projection", "layer_norm_gru", "own"],
+)
+def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
+    layer = layer().eval()
+
+    def given(time, batch):
+        more = {"lengths": torch.randint(0, time + 1, (batch,)), "resets": torch.rand(time, batch) < 0.3}
+        return (torch.randn(time, batch, 5),), {extra: more[extra]} if extra in more else {}
+
+    call, more = given(6, 3)
+    shapes = {"input": ANY_SIZE} | {name: {0: ANY_SIZE[1]} if extra == "lengths" else ANY_SIZE for name in more}
+    program = export(layer, call, more, dynamic_shapes=shapes)
+    assert not of_gatewise(program)
+    assert targets(program).count("scan") == layer.num_layers * (1 + layer.bidirectional)
+    for sizes in ((6, 3), (9, 4), (2, 2)):
+        call, more = given(*sizes)
+        torch.testing.assert_close(program.module()(*call, **more), layer(*call, **more))
+
+
+@scans
+@pytest.mark.slow
+def test_a_scan_can_be_trained():
+    layer, x = GRU(5, 4), torch.randn(7, 2, 5)
+    program = export(layer, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,)).module()
+    found = torch.autograd.grad(program(x)[0].square().sum(), program.parameters())
+    torch.testing.assert_close(found, torch.autograd.grad(layer(x)[0].square().sum(), layer.parameters()))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("cell", [None, LayerNormGRU()], ids=["lstm", "layer_norm_gru"])
+def test_without_scan_a_variable_number_of_steps_takes_gatewise(cell, strict, monkeypatch):
+    if not strict:
+        monkeypatch.setattr(functional.export, "_SCANS", False)
+    model = Network(LSTM(5, 4) if cell is None else Recurrent(cell, 5, 4)).eval()
+    program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,), strict=strict)
+    assert len(of_gatewise(program)) == 1
+    x = torch.randn(6, 3, 5)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_a_cell_of_ones_own_that_no_graph_can_express(monkeypatch):
+    monkeypatch.setattr(functional.export, "_SCANS", False)
+    model = Network(Recurrent(Own(), 5, 4))
+    with pytest.raises(ArgumentError, match="Leave dimension T"):
+        export(model, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="strict=False"):  # around the error
+        export(model, (torch.randn(3, 2, 5),), strict=True)
+
+
+def test_a_packed_batch_is_refused():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = LSTM(5, 4)
+
+        def forward(self, x, lengths):
+            return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
+
+    with pytest.raises(ArgumentError, match="padded tensor with `lengths`"):
+        export(Packed(), (torch.randn(3, 2, 5), torch.tensor([3, 1])))
+
+
+@pytest.mark.parametrize("way", ["argument", "context"])
+def test_a_named_kernel_takes_gatewise(way):
+    layer, x = LSTM(5, 4, kernel="eager" if way == "argument" else "auto").eval(), torch.randn(3, 2, 5)
+    with use_kernel("eager"):
+        program = export(layer, (x,))
+    assert of_gatewise(program) == ["gatewise.lstm_forward.default"]
+    assert "eager" in next(node for node in program.graph.nodes if "gatewise" in str(node.target)).args
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_a_program_with_gatewises_operator_can_be_trained_with_dropout():
+    layer, x = LSTM(5, 4, num_layers=3, dropout=0.5, kernel="eager"), torch.randn(3, 2, 5)
+    program = export(layer, (x,)).module()
+
+    def gradients(call):
+        torch.manual_seed(3)
+        y, _ = call(x)
+        return torch.autograd.grad(y.square().sum(), call.parameters())
+
+    torch.testing.assert_close(gradients(program), gradients(layer))
+
+
+def test_the_graph_is_the_same_after_compiling():
+    # A kernel that was chosen while a training step was compiled kept a tensor of unknown size, which AOTInductor
+    # cannot return in a list.
+    layer, x = LSTM(5, 4, kernel="aten"), torch.randn(3, 2, 5)
+
+    def graph():
+        return str(export(layer, (x,)).graph)
+
+    before = graph()
+    torch.compile(layer, backend="aot_eager")(x)
+    assert graph() == before
+    torch.compiler.reset()
+
+
+_RUN = """
+import sys, torch
+call, expected = torch.load(sys.argv[2])
+if sys.argv[1].endswith(".pt2") and sys.argv[3] == "program":
+    run = torch.export.load(sys.argv[1]).module()
+else:
+    run = torch._inductor.aoti_load_package(sys.argv[1])
+with torch.no_grad():
+    torch.testing.assert_close(tuple(run(*call)), expected)
+assert "gatewise" not in sys.modules
+"""
+
+
+def run_elsewhere(path, folder, kind, call, expected):
+    """Run a saved program in a process that does not import gatewise."""
+    torch.save((call, expected), folder / "call.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, str(path), str(folder / "call.pt"), kind],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Several(nn.Module):
+    """A layer of a cell of PyTorch's, and one that PyTorch does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = LSTM(5, 4)
+        self.norm = Recurrent(LayerNormGRU(), 4, 3)
+
+    def forward(self, x, lengths=None):
+        y, (h, c) = self.lstm(x)
+        return *self.norm(y, lengths=lengths), h, c
+
+
+def test_a_saved_program_loads_without_gatewise(tmp_path):
+    model, call = Several().eval(), (torch.randn(3, 2, 5),)
+    torch.export.save(export(model, call), tmp_path / "model.pt2")
+    with torch.no_grad():
+        run_elsewhere(tmp_path / "model.pt2", tmp_path, "program", call, model(*call))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", ["fixed", "variable"])
+def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
+    if sizes == "variable" and not functional.export._SCANS:
+        pytest.skip("this version of PyTorch cannot export its operator scan")
+    model, call = Several().eval(), (torch.randn(2, 2, 5), torch.tensor([2, 1]))
+    with torch.no_grad():
+        shapes = (ANY_SIZE, {0: ANY_SIZE[1]}) if sizes == "variable" else None
+        program = export(model, call, dynamic_shapes=shapes)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+        if sizes == "variable":
+            call = torch.randn(6, 4, 5), torch.tensor([3, 0, 6, 2])
+        run_elsewhere(path, tmp_path, "package", call, model(*call))
+
+
+@pytest.mark.slow
+def test_aotinductor_follows_compiling(tmp_path):
+    layer, x = LSTM(5, 4, num_layers=2, kernel="aten"), torch.randn(3, 2, 5)
+    torch.compile(layer)(x)
+    program = export(layer, (x,), dynamic_shapes=(ANY_SIZE,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+    found = torch._inductor.aoti_load_package(path)
+    torch.testing.assert_close(found(x), layer(x))
+    torch.compiler.reset()
