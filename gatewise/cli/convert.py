@@ -38,7 +38,9 @@ def convert(
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
     ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Stack the layers into one module.")] = False,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Stack the layers into one module, in the order of the model.")
+    ] = False,
     pair: Annotated[
         bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
     ] = False,

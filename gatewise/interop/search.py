@@ -73,7 +73,9 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
     if not modules:
         raise ArgumentError(_nothing_found(tensors, layout))
     names = _module_names(list(modules))
-    stacks = tuple(_assembled(names[parts], directions, layout) for parts, directions in modules.items())
+    stacks = tuple(
+        _assembled(names[parts], directions, layout)._replace(place=parts) for parts, directions in modules.items()
+    )
     return Found(stacks, tuple(name for name in tensors if name in left))
 
 
@@ -142,6 +144,10 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
     gains = {tensor for tensor, names, *_ in layout.parameters if names[0].startswith("gain")}
     if gains and not gains & members.keys():
         return False  # a plain layer
+    matrix = layout.matrices[-1]
+    own = matrix.name.format(gate=layout.gates[0])
+    if own in members and tensors[members[own]].dim() > 2:
+        return False  # a convolutional layer
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
         return True
     # The recurrent layers of a system have the same names, but another number of gates; plain ones have one matrix.

@@ -53,7 +53,10 @@ def test_two_layers_become_two_directions(gatewise, tmp_path):
     layer = torch.nn.LSTM(3, 2).state_dict()
     both = {f"{name}.{key}": tensor.clone() for name in "ab" for key, tensor in layer.items()}
     safetensors.save_file(both, "two.safetensors")
-    gatewise("convert", "two.safetensors", "one.safetensors", "--from", "torch", "--pair")
+    files = ("two.safetensors", "one.safetensors")
+    answer = gatewise("convert", *files, "--from", "torch", "--pair")
+    assert (answer.status, "Name the layers in their order" in answer.err) == (1, True)
+    gatewise("convert", *files, "--from", "torch", "--pair", "--layer", "a", "--layer", "b")
     expected = torch.nn.LSTM(3, 2, bidirectional=True).state_dict()
     assert safetensors.load_file("one.safetensors").keys() == expected.keys()
 

@@ -85,6 +85,44 @@ def test_a_checkpoint_of_tensorflow_2_is_read(tensorflow, tmp_path):
     np.testing.assert_array_equal(read_file(tmp_path / "lstm.npz")["bias_ih_l0"], np.arange(8))
 
 
+def test_layers_of_a_checkpoint_are_stacked_in_the_order_of_their_numbers(tensorflow, tmp_path):
+    kernels = [np.random.default_rng(number).standard_normal((4, 8)).astype("f4") for number in range(12)]
+    content = {f"lstm_{number}/basic_lstm_cell/kernel": kernel for number, kernel in enumerate(kernels)}
+    content |= {f"lstm_{number}/basic_lstm_cell/bias": np.zeros(8, "f4") for number in range(12)}
+    tensorflow.raw_ops.SaveV2(
+        prefix=str(tmp_path / "model.ckpt"),
+        tensor_names=list(content),
+        shape_and_slices=[""] * len(content),
+        tensors=list(content.values()),
+    )
+    convert_file(tmp_path / "model.ckpt", tmp_path / "lstm.npz", "tf1-cudnn", "torch", stack=True)
+    result = read_file(tmp_path / "lstm.npz")
+    for number, kernel in enumerate(kernels):
+        np.testing.assert_array_equal(result[f"weight_ih_l{number}"][:2], kernel[:2, :2].T)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "exported", "saved"])
+def test_a_trained_model_of_tensorflow_is_read(tensorflow, tmp_path, kind):
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras has another backend: run this file alone, with KERAS_BACKEND=tensorflow")
+    layers = [keras.layers.LSTM(3, return_sequences=True) for _ in range(11)]
+    model = keras.Sequential([keras.Input((None, 3)), *layers])
+    model.compile("adam", "mse")
+    model.fit(np.ones((2, 4, 3)), np.ones((2, 4, 3)), verbose=0)
+    if kind == "checkpoint":
+        tensorflow.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "model"))
+    elif kind == "exported":
+        model.export(tmp_path / "model", verbose=False)
+    else:
+        tensorflow.saved_model.save(model, str(tmp_path / "model"))
+    convert_file(tmp_path / "model", tmp_path / "lstm.npz", "keras", "torch", stack=True)
+    module = torch.nn.LSTM(3, 3, 11, batch_first=True)
+    module.load_state_dict(read_file(tmp_path / "lstm.npz"))
+    for number, layer in enumerate(layers):
+        np.testing.assert_array_equal(module.state_dict()[f"weight_hh_l{number}"], np.array(layer.get_weights()[1]).T)
+
+
 def test_truncated_and_foreign_checkpoints(tensorflow, tmp_path, source):
     convert_file(source, tmp_path / "model.ckpt", "torch", "tf1-cudnn")
     target = tmp_path / "target.npz"

@@ -12,6 +12,7 @@ from torch import Tensor
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
+from gatewise.interop.description import Content
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
 from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
 from gatewise.interop.search import find_stacks
@@ -23,15 +24,17 @@ class FileKind(NamedTuple):
 
     Attributes:
         suffix: The suffix of its file name.
-        read: The function that returns the tensors by name.
+        read: The function that returns the content.
         write: The function that writes stacks in a layout.
         layouts: The layouts that it can hold; None for any.
+        ordered: Whether the order of the layers in the file is that of a model.
     """
 
     suffix: str
-    read: Callable[[Path], dict[str, Tensor]]
+    read: Callable[[Path], Content]
     write: Callable[[Path, Sequence[Stack], WeightLayout], None]
     layouts: tuple[str, ...] | None = None
+    ordered: bool = False
 
 
 _KERAS = ("keras", "keras-gru", "keras-rnn")
@@ -39,9 +42,9 @@ _KERAS = ("keras", "keras-gru", "keras-rnn")
 KINDS = (
     FileKind(".safetensors", arrays.read_safetensors, arrays.write_safetensors),
     FileKind(".npz", arrays.read_npz, arrays.write_npz),
-    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, _KERAS),
-    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, _KERAS),
-    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, (*_KERAS, "keras-cudnn", "keras-cudnn-gru")),
+    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, _KERAS, ordered=True),
+    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, _KERAS, ordered=True),
+    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, (*_KERAS, "keras-cudnn", "keras-cudnn-gru"), ordered=True),
     FileKind(".ckpt", tensorflow.read_checkpoint, tensorflow.write_checkpoint),
 )
 """All kinds of files; the first one whose suffix matches applies. A TensorFlow checkpoint may have any name."""
@@ -97,14 +100,20 @@ def convert_file(
     for written in _written(target, kind):
         for read in _read(source):
             refuse_overwriting({"the target": written}, {"the source": read})
-    found = find_stacks(read_file(source), source_layout)
-    stacks = arranged(found.stacks, layers=layers, pair=pair, stack=stack)
+    content = read_content(source)
+    found = find_stacks(content.tensors, source_layout)
+    stacks = arranged(found.stacks, content, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)
     return Conversion(stacks, found.left)
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of any kind, by name.
+    """Return the tensors of a file of any kind, by name; see `read_content`."""
+    return read_content(path).tensors
+
+
+def read_content(path: Path) -> Content:
+    """Return the tensors of a file of any kind, and what it says of its layers.
 
     Raises:
         CheckpointError: The file cannot be read, is truncated or of another kind.
