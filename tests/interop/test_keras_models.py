@@ -209,6 +209,18 @@ def test_a_convolutional_lstm_beside_an_lstm_is_left_out(tmp_path, suffix):
     assert len(done.left) == 3
 
 
+@WHOLE
+def test_the_keras_layer_of_gatewise_is_known(tmp_path, suffix):
+    from gatewise.interop.keras import LSTM
+
+    sequential(keras.Sequential([LSTM(3, return_sequences=True)]), LSTM(3)).save(tmp_path / f"model{suffix}")
+    files = (tmp_path / f"model{suffix}", tmp_path / "lstm.npz", "keras", "torch")
+    assert len(convert_file(*files, stack=True).stacks[0].layers) == 2
+    sequential(LSTM(3, go_backwards=True)).save(tmp_path / f"model{suffix}")
+    with pytest.raises(ArgumentError, match="got go_backwards=True"):
+        convert_file(*files)
+
+
 def test_a_config_of_the_oldest_form_is_read(tmp_path):
     """A Sequential model of Keras 2.1 is a list, and a tensor of a function is [name, node, tensor, options]."""
     from gatewise.interop.files.keras_config import described

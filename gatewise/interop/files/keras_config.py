@@ -42,15 +42,13 @@ class _Node(NamedTuple):
     def inner(self, entry: Mapping[str, Any], attribute: str) -> _Node:
         """Return a layer that this one wraps."""
         config = entry.get("config", {})
-        return _Node(
-            entry.get("class_name", ""), config, (*self.path, attribute), (*self.names, str(config.get("name", "")))
-        )
+        return _Node(_class(entry), config, (*self.path, attribute), (*self.names, str(config.get("name", ""))))
 
     def layers(self, attribute: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], _Node]]:
         """Return the layers in a list of this one, each with its entry."""
         counts: dict[str, int] = {}
         for entry in entries:
-            stem = _snake_case(str(entry.get("class_name", "")))
+            stem = _snake_case(_class(entry))
             number = counts[stem] = counts.get(stem, -1) + 1
             node = self.inner(entry, attribute)
             yield entry, node._replace(path=(*node.path, f"{stem}_{number}" if number else stem))
@@ -68,7 +66,7 @@ def described(model: Mapping[str, Any]) -> tuple[Description, ...]:
     config = model.get("config", {})
     if isinstance(config, list):  # as the oldest versions of Keras store a Sequential model
         config = {"layers": config}
-    _visit(_Node(str(model.get("class_name", "")), config, (), ()), None, found)
+    _visit(_Node(_class(model), config, (), ()), None, found)
     return tuple(found)
 
 
@@ -213,6 +211,11 @@ def _function(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("config") if isinstance(value.get("config"), str) else value.get("class_name")
     return str(value)
+
+
+def _class(entry: Mapping[str, Any]) -> str:
+    """Return the name of a class without its package: older files have `gatewise>LSTM`."""
+    return str(entry.get("class_name", "")).rpartition(">")[2]
 
 
 def _snake_case(name: str) -> str:
