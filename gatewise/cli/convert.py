@@ -44,6 +44,10 @@ def convert(
     pair: Annotated[
         bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
     ] = False,
+    forget_bias: Annotated[
+        float | None,
+        typer.Option(help="What TensorFlow 1 adds to the forget gate: its cells' forget_bias.", show_default="1"),
+    ] = None,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
@@ -59,6 +63,7 @@ def convert(
       gatewise convert model.keras lstm.safetensors --from keras --stack
       gatewise convert old.h5 lstm.safetensors --from keras-cudnn
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
+      gatewise convert model.ckpt lstm.npz --from tf1-basic --layer my/cell --forget-bias 0
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
       gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert model.keras rnn.safetensors --from keras-rnn
@@ -73,7 +78,8 @@ def convert(
 
     target_layout = target_layout or default_target(source_layout)
     known, _ = layouts_of_conversion(source_layout, target_layout)
-    done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
+    options = {"pair": pair, "stack": stack, "forget_bias": forget_bias}
+    done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
         name = f"{found.name}: " if found.name else ""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.interop.description import Content
-from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
+from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import (
     Stack,
@@ -33,6 +33,7 @@ def convert(
     layers: Sequence[str] = (),
     pair: bool = False,
     stack: bool = False,
+    forget_bias: float | None = None,
 ) -> dict[str, Tensor]:
     """Convert the weights of recurrent layers among named tensors to another layout.
 
@@ -50,6 +51,7 @@ def convert(
         pair: Whether to combine successive layers of one direction to bidirectional layers: forward, backward.
         stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom. For `pair` and
             `stack`, the order is that of `layers`, or else of the numbers in the names of the layers.
+        forget_bias: The constant that the cells of TensorFlow 1 add to the forget gate at run time; default 1.
 
     Returns:
         New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.
@@ -71,9 +73,9 @@ def convert(
         >>> layer.load_state_dict(convert(keras, "keras", "torch"))
         <All keys matched successfully>
     """
-    source, target = layouts_of_conversion(source, target)
+    source, target = adding_to_forget(*layouts_of_conversion(source, target), forget_bias)
     content = Content({name: as_tensor(name, value) for name, value in tensors.items()})
-    found = find_stacks(content.tensors, source)
+    found = find_stacks(content.tensors, source, layers)
     return named_tensors(arranged(found.stacks, content, layers=layers, pair=pair, stack=stack), target)
 
 

@@ -9,15 +9,19 @@
 | `tf1-cudnn` | i g f o | one [I + H, 4H] | one [4H] |
 | `systemml` | i f o g | one [I + H, 4H] | one [1, 4H] |
 | `flax` | one tensor each | [I, H], [H, H] | one [H] each |
+| `flax-nnx` | i f g o | [I, 4H], [H, 4H] | one [4H] |
+| `flax-nnx-lstm` | one tensor each | [I, H], [H, H] | one [H] each |
 | `haste` | i g f o | [I, 4H], [H, 4H] | one [4H] |
 | `torch-gru` | r z n | [3H, I], [3H, H] | two [3H] |
 | `keras-gru` | z r n | [I, 3H], [H, 3H] | one [2, 3H] |
 | `keras-cudnn-gru` | z r n | [I, 3H] in cuDNN's order in memory, [H, 3H] of transposed gates | one [6H] |
 | `flax-gru` | one tensor each | [I, H], [H, H] | one [H] each, and a second one of n |
+| `flax-nnx-gru` | r z n | [I, 3H], [H, 3H] | one [3H] |
 | `haste-gru` | z r n | [I, 3H], [H, 3H] | two [3H] |
 | `torch-rnn` | one | [H, I], [H, H] | two [H] |
 | `keras-rnn` | one | [I, H], [H, H] | one [H] |
 | `flax-rnn` | one | [I, H], [H, H] | one [H] |
+| `flax-nnx-rnn` | one | [I, H], [H, H] | one [H] |
 
 The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes. The
 layouts of layer-normalized cells are in `layer_norm_layouts`.
@@ -150,6 +154,25 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=_FLAX_PLACES,
         ),
         WeightLayout(
+            name="flax-nnx",
+            system="OptimizedLSTMCell of Flax nnx",
+            gates="ifgo",
+            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
+            bias=Bias(("dense_h/bias",)),
+            places=_FLAX_PLACES,
+        ),
+        WeightLayout(
+            name="flax-nnx-lstm",
+            system="LSTMCell of Flax nnx",
+            gates="ifgo",
+            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
+            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
+            bias=Bias(("h{gate}/bias",)),
+            places=_FLAX_PLACES,
+            spelled=(("if/kernel", "if_/kernel"),),
+        ),
+        WeightLayout(
             name="haste",
             system="haste_pytorch.LSTM",
             gates="igfo",
@@ -205,6 +228,16 @@ LAYOUTS: dict[str, WeightLayout] = {
             cell=GRU(),
         ),
         WeightLayout(
+            name="flax-nnx-gru",
+            system="GRUCell of Flax nnx",
+            gates="rzn",
+            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
+            bias=Bias(("dense_i/bias",)),
+            places=_FLAX_PLACES,
+            cell=GRU(),
+        ),
+        WeightLayout(
             name="haste-gru",
             system="haste_pytorch.GRU",
             gates="zrn",
@@ -245,6 +278,16 @@ LAYOUTS: dict[str, WeightLayout] = {
             input=Matrix("i/kernel", Form.COLUMNS, 1),
             recurrent=Matrix("h/kernel", Form.COLUMNS, 1),
             bias=Bias(("i/bias",)),
+            places=_FLAX_PLACES,
+            cell=RNN(),
+        ),
+        WeightLayout(
+            name="flax-nnx-rnn",
+            system="SimpleCell of Flax nnx without residual connection",
+            gates="z",
+            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
+            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
+            bias=Bias(("dense_i/bias",)),
             places=_FLAX_PLACES,
             cell=RNN(),
         ),
@@ -312,6 +355,34 @@ def layouts_of_conversion(source: str | WeightLayout, target: str | WeightLayout
                 f"Choose one of {', '.join([*known, GATEWISE])}.",
             )
         )
+    return source, target
+
+
+def adding_to_forget(
+    source: WeightLayout, target: WeightLayout, constant: float | None
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of a conversion, of cells that were made with another `forget_bias` where they have one.
+
+    Args:
+        source: The layout of the source.
+        target: The layout of the target.
+        constant: The constant that the cells of TensorFlow 1 add to the forget gate at run time; None for the default
+            of each layout.
+
+    Raises:
+        ArgumentError: Neither layout is of cells that add a constant.
+    """
+    if constant is None:
+        return source, target
+    if not (source.adds_to_forget or target.adds_to_forget) or GATEWISE == source.name == target.name:
+        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
+        raise ArgumentError(
+            sentence("forget_bias", f"given for a layout that has one, {known}", constant, "Leave it out.")
+        )
+    source, target = (
+        layout.adding_to_forget(constant) if layout.name != GATEWISE and layout.adds_to_forget else layout
+        for layout in (source, target)
+    )
     return source, target
 
 

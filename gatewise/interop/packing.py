@@ -76,7 +76,7 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
         Tensors by the layout's names, without prefix and suffix.
 
     Raises:
-        ArgumentError: The weights have a projection or biases, and the layout does not.
+        ArgumentError: The weights have a projection or biases that the layout does not have.
     """
     layout = layout_named(layout)
     if weights.w_hr is not None and not layout.projection:
@@ -141,7 +141,8 @@ def _left_out(layout: WeightLayout) -> set[str]:
 
 
 def _names(template: str, layout: WeightLayout) -> list[str]:
-    return [template.format(gate=gate) for gate in layout.gates] if "{gate}" in template else [template]
+    names = [template.format(gate=gate) for gate in layout.gates] if "{gate}" in template else [template]
+    return [dict(layout.spelled).get(name, name) for name in names]
 
 
 def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLayout) -> Tensor:
@@ -194,6 +195,14 @@ def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Te
         else:
             b_hh = b_hh - _forget_bias(b_hh, layout)
     if layout.bias.told_apart == 1:
+        if b_hh is not None and any(
+            b_hh.chunk(len(layout.gates))[_gate(gate, layout)].any() for gate in layout.cell.apart
+        ):
+            advice = (
+                f"{layout.system} has one bias for each gate, and {layout.called} reads both sums of this one apart."
+            )
+            names = ", ".join(layout.cell.apart)
+            raise ArgumentError(sentence(f"the recurrent bias of {names}", "zero", "numbers that are not", advice))
         return [b_ih if b_hh is None else b_ih + b_hh]
     if b_hh is None:
         # Where a cell reads the two sums of a gate apart, only their sum may not be divided.
@@ -220,17 +229,25 @@ def _read_parameters(tensors: Mapping[str, Tensor], hidden_size: int, layout: We
         _require(list(tensors[tensor].shape) == shape, tensors, layout)
         for name, part in zip(names, tensors[tensor].flatten().chunk(count), strict=True):
             found[name] = found[name] + part if name in found else part
+    if layout.shift_of_forget:
+        found["shift_f"] = found["shift_f"] + layout.shift_of_forget
     return tuple(found[name] for name in layout.cell.parameters)
 
 
 def _parameters_to_write(weights: DirectionWeights, layout: WeightLayout) -> dict[str, Tensor]:
     left = dict(zip(layout.cell.parameters, weights.parameters, strict=True))
+    if layout.shift_of_forget:
+        left["shift_f"] = left["shift_f"] - layout.shift_of_forget
     written: dict[str, Tensor] = {}
     for tensor, names, rows, _ in layout.parameters:
         joined = torch.cat([left[name] for name in names])
         written[tensor] = joined.view(rows, -1) if rows else joined
         left |= {name: torch.zeros_like(left[name]) for name in names}
     return written
+
+
+def _gate(gate: str, layout: WeightLayout) -> int:
+    return layout.gates_of_pytorch.index(gate)
 
 
 def _forget_bias(like: Tensor, layout: WeightLayout) -> Tensor:

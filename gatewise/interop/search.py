@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gatewise.cells import SHIPPED
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.layouts import LAYOUTS, WeightLayout
 from gatewise.interop.packing import missing_tensors, tensor_names, unpack
@@ -44,19 +44,20 @@ class _Place(NamedTuple):
     whole: tuple[str, ...]
 
 
-def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
+def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Sequence[str] = ()) -> Found:
     """Find every stack of a layout's cell among named tensors.
 
     Args:
         tensors: The tensors by name; the parts of names are separated by "/" or ".".
         layout: The layout to search for.
+        layers: The scopes of layers whose names do not identify the cell, for layouts whose tensors do not either.
 
     Raises:
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: Shapes do not fit each other.
         ArgumentError: There is no layer in this layout, or it is of another kind, for example with peepholes.
     """
-    places = _places(tensors, layout)
+    places = _places(tensors, layout, layers)
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
@@ -79,8 +80,16 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
     return Found(stacks, tuple(name for name in tensors if name in left))
 
 
-def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place, dict[str, str]]:
-    """Return for every place the full names of its tensors by the layout's names."""
+def _places(
+    tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Sequence[str] | None = ()
+) -> dict[_Place, dict[str, str]]:
+    """Return for every place the full names of its tensors by the layout's names.
+
+    Args:
+        tensors: The tensors by name.
+        layout: The layout.
+        layers: The scopes that are layers although the layout's marker is not in their names; None for every scope.
+    """
     own = "|".join(re.escape(name).replace("/", "[/.]") for name in tensor_names(layout))
     suffix = layout.suffix.format(layer=r"(?P<layer>\d+)", reverse="(?P<reverse>_reverse)?")
     pattern = re.compile(rf"(?:(?P<place>.*)[/.])?(?P<own>{own}){suffix}")
@@ -90,19 +99,21 @@ def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place,
         if match is None:
             continue
         whole = tuple(re.split("[/.]", match["place"])) if match["place"] else ()
-        if layout.marker and whole and not re.search(layout.marker, whole[-1], re.IGNORECASE):
-            continue
         if layout.suffix:
             place = _Place(whole, int(match["layer"]), int(match["reverse"] is not None), whole)
         else:
             place = _place(whole, layout)
+        marked = not layout.marker or not whole or re.search(layout.marker, whole[-1], re.IGNORECASE)
+        if not marked and layers is not None and not {"/".join(place.parts), "/".join(whole)} & set(layers):
+            continue
         places.setdefault(place, {})[match["own"].replace(".", "/")] = name
     return places
 
 
 def _plain(name: str) -> str:
     """Return a name without the prefixes and suffixes of TensorFlow and Flax."""
-    return name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").removesuffix(":0").removeprefix("params/")
+    name = name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").removesuffix(":0").removeprefix("params/")
+    return name.removesuffix("/value").removesuffix(".value")
 
 
 def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
@@ -205,5 +216,24 @@ def _nothing_found(tensors: Mapping[str, Tensor], layout: WeightLayout) -> str:
         if other is not layout and any(_is_of_cell(members, tensors, other) for members in places.values()):
             others.append(other.name)
     advice = f"The names are those of the layout {' or '.join(others)}." if others else "Check the file and the layout."
+    if not others and (scopes := _scopes_of_its_shape(tensors, layout)):
+        listed = ", ".join(scopes[:5]) + (", ..." if len(scopes) > 5 else "")
+        advice = f"Scopes with tensors of such shapes: {listed}. If one is the cell, name it: --layer {scopes[0]}."
     got = ", ".join(list(tensors)[:5]) + (", ..." if len(tensors) > 5 else "") or "nothing"
     return sentence("the tensors", f"those of {layout.called} in the layout {layout.name}", got, advice)
+
+
+def _scopes_of_its_shape(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[str]:
+    """Return the scopes whose tensors have the names and shapes of a cell, which dense layers may have too."""
+    if not layout.marker:
+        return []
+    scopes = []
+    for place, members in _places(tensors, layout, None).items():
+        if missing_tensors(members, layout) or place.whole[-1:] in (("gates",), ("candidate",)):  # of TensorFlow's GRU
+            continue
+        try:
+            unpack({name: tensors[full] for name, full in members.items()}, layout)
+        except ShapeError:
+            continue
+        scopes.append("/".join(place.parts))
+    return list(dict.fromkeys(scopes))

@@ -67,15 +67,16 @@ class Stack(NamedTuple):
 
 
 def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]:
-    """Return the stacks with these names, in the given order; all stacks if there are no names.
+    """Return the stacks with these names or places, in the given order; all stacks if there are no names.
 
     Raises:
         ArgumentError: There is no stack of a name; the message lists the known names.
     """
-    known = {stack.name: stack for stack in stacks}
+    known = {"/".join(stack.place): stack for stack in stacks} | {stack.name: stack for stack in stacks}
     for name in names:
         if name not in known:
-            raise ArgumentError(sentence("layer", f"one of {', '.join(map(repr, known))}", repr(name)))
+            listed = ", ".join(repr(stack.name) for stack in stacks)
+            raise ArgumentError(sentence("layer", f"one of {listed}", repr(name)))
     return tuple(known[name] for name in names) or tuple(stacks)
 
 

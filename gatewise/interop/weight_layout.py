@@ -115,6 +115,10 @@ class WeightLayout:
         layer_numbers: A pattern for the part of a name that has the layer's number; empty if there is none.
         marker: A pattern for the innermost scope of a cell, for layouts whose tensor names do not identify it.
         forget_bias: The constant that the system adds to the forget gate at run time.
+        shift_of_forget: The constant that the system adds to the forget gate at run time, less the cell's own
+            `forget_bias`; it is part of the cell's shift.
+        spelled: Names of tensors, without prefix and suffix, that the system spells in another way, in pairs: the name
+            that follows from the templates, and the system's.
         projection: The name of the projection's tensor; empty if the layout has none.
         refuses: Patterns of the names of further tensors that make the cell one of another kind, descriptions of
             them, and the names of the layouts of that kind, which are empty if there is none.
@@ -135,6 +139,8 @@ class WeightLayout:
     layer_numbers: str = ""
     marker: str = ""
     forget_bias: float = 0.0
+    shift_of_forget: float = 0.0
+    spelled: tuple[tuple[str, str], ...] = ()
     projection: str = ""
     refuses: tuple[tuple[str, str, str], ...] = ()
     parameters: tuple[Parameters, ...] = ()
@@ -155,6 +161,22 @@ class WeightLayout:
     def called(self) -> str:
         """The layer's name in a sentence, with its article."""
         return f"{'an' if self.layer in ('LSTM', 'RNN') else 'a'} {self.layer}"
+
+    @property
+    def adds_to_forget(self) -> float:
+        """The constant that the system adds to the forget gate at run time."""
+        own = getattr(self.cell, "forget_bias", 0.0) if "shift_f" in self.cell.parameters else 0.0
+        return self.forget_bias + self.shift_of_forget + own
+
+    def adding_to_forget(self, constant: float) -> WeightLayout:
+        """Return the layout of cells that were made with another `forget_bias`.
+
+        Args:
+            constant: The constant that these cells add to the forget gate at run time.
+        """
+        if self.forget_bias:
+            return dataclasses.replace(self, forget_bias=constant)
+        return dataclasses.replace(self, shift_of_forget=self.shift_of_forget + constant - self.adds_to_forget)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

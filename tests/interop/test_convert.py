@@ -215,6 +215,29 @@ def test_a_dense_layer_of_tensorflow_is_no_lstm():
         convert(model, "tf1-basic", "torch")
 
 
+@pytest.mark.parametrize(
+    ("scopes", "name"),
+    [
+        (["rnn/encoder"], "rnn/encoder"),
+        (["encoder/rnn"], "encoder/rnn"),
+        (["rnn/multi_rnn_cell/cell_0/mine", "rnn/multi_rnn_cell/cell_1/mine"], "rnn/multi_rnn_cell/mine"),
+        (["bidirectional_rnn/fw/mine", "bidirectional_rnn/bw/mine"], "bidirectional_rnn/mine"),
+    ],
+)
+def test_cells_of_tensorflow_of_any_name_are_named_by_the_user(scopes, name):
+    model = {"dense/kernel": torch.randn(4, 8), "dense/bias": torch.randn(8), "out/kernel": torch.randn(2, 3)}
+    model |= {"gru/gates/kernel": torch.randn(5, 8), "gru/gates/bias": torch.randn(8)}
+    for scope in scopes:
+        model |= under(scope, {"kernel": torch.randn(4, 8), "bias": torch.randn(8)})
+    with pytest.raises(ArgumentError, match=rf"Scopes with tensors of such shapes: dense, {name}\. If one is the cell"):
+        convert(model, "tf1-basic", "torch")
+    found = convert(model, "tf1-basic", "torch", layers=[name])
+    assert torch.equal(found["weight_ih_l0"][2:4], model[f"{scopes[0]}/kernel"][:2, 4:6].t())
+    assert len(found) == 4 * len(scopes)
+    with pytest.raises(ArgumentError, match="must be those of an LSTM in the layout tf1-basic, got"):
+        convert(model, "tf1-basic", "torch", layers=["nothing"])
+
+
 def test_a_model_whose_name_says_lstm_may_have_other_layers():
     model = under("lstm_model/rnn/basic_lstm_cell", {"kernel": torch.randn(5, 8), "bias": torch.randn(8)})
     model |= under("lstm_model/dense", {"kernel": torch.randn(2, 10), "bias": torch.randn(10)})

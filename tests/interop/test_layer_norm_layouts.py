@@ -64,6 +64,17 @@ def test_the_converted_weights_compute_what_their_system_computes(layout):
     torch.testing.assert_close(loaded(layout, converted)(x)[0], run(layout, tensors, x))
 
 
+def test_cells_of_tensorflow_with_another_forget_bias_become_the_cell_of_the_default():
+    tensors, x = of_system("tf1-layer-norm"), torch.randn(4, 2, I, dtype=torch.float64)
+    other = gatewise.Recurrent(LayerNormLSTM.of("tensorflow1", forget_bias=0.25), I, H, dtype=torch.float64)
+    other.load_state_dict(convert(tensors, "tf1-layer-norm", "gatewise"))
+    converted = convert(tensors, "tf1-layer-norm", "gatewise", forget_bias=0.25)
+    torch.testing.assert_close(loaded("tf1-layer-norm", converted)(x)[0], other(x)[0])
+    back = convert(converted, "gatewise", "tf1-layer-norm", forget_bias=0.25)
+    for name, tensor in back.items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("layout", SOURCES)
 def test_the_weights_of_a_layer_compute_the_same_in_the_other_system(layout):
     torch.manual_seed(0)

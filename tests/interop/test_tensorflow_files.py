@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gatewise.contract.errors import CheckpointError, MissingExtra
+from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra
 from gatewise.interop.convert import convert
 from gatewise.interop.files.formats import convert_file, read_file
 
@@ -37,6 +37,15 @@ def test_without_tensorflow_there_is_one_sentence_and_nothing_is_written(tmp_pat
     with pytest.raises(MissingExtra, match=expected):
         convert_file(source, tmp_path / "new.ckpt", "torch", "tf1-cudnn")
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("layout", ["keras", "keras-cudnn"])
+def test_a_checkpoint_that_keras_would_not_load_is_not_written(tmp_path, source, layout):
+    message = (
+        f"`the layout` must be one of TensorFlow 1 in a .ckpt file, got {layout}. Keras finds variables by the obj"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        convert_file(source, tmp_path / "model.ckpt", "torch", layout)
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path):
