@@ -48,6 +48,9 @@ def convert(
         float | None,
         typer.Option(help="What TensorFlow 1 adds to the forget gate: its cells' forget_bias.", show_default="1"),
     ] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of the blocks that xLSTM is written in.", show_default="1")
+    ] = None,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
@@ -68,6 +71,7 @@ def convert(
       gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert model.keras rnn.safetensors --from keras-rnn
       gatewise convert haste.safetensors lstm.safetensors --from haste-layer-norm
+      gatewise convert lstm.safetensors block.safetensors --from gatewise --to xlstm-slstm --heads 4
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
@@ -78,7 +82,7 @@ def convert(
 
     target_layout = target_layout or default_target(source_layout)
     known, _ = layouts_of_conversion(source_layout, target_layout)
-    options = {"pair": pair, "stack": stack, "forget_bias": forget_bias}
+    options = {"pair": pair, "stack": stack, "forget_bias": forget_bias, "heads": heads}
     done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.interop.description import Content
-from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion
+from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion, with_heads
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import (
     Stack,
@@ -34,6 +34,7 @@ def convert(
     pair: bool = False,
     stack: bool = False,
     forget_bias: float | None = None,
+    heads: int | None = None,
 ) -> dict[str, Tensor]:
     """Convert the weights of recurrent layers among named tensors to another layout.
 
@@ -52,6 +53,7 @@ def convert(
         stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom. For `pair` and
             `stack`, the order is that of `layers`, or else of the numbers in the names of the layers.
         forget_bias: The constant that the cells of TensorFlow 1 add to the forget gate at run time; default 1.
+        heads: The number of heads in whose blocks a layout of xLSTM is written; default 1. Reading needs none.
 
     Returns:
         New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.
@@ -74,14 +76,16 @@ def convert(
         <All keys matched successfully>
     """
     source, target = adding_to_forget(*layouts_of_conversion(source, target), forget_bias)
+    target = with_heads(target, heads)
     content = Content({name: as_tensor(name, value) for name, value in tensors.items()})
     found = find_stacks(content.tensors, source, layers)
-    return named_tensors(arranged(found.stacks, content, layers=layers, pair=pair, stack=stack), target)
+    return named_tensors(arranged(found.stacks, content, source, layers=layers, pair=pair, stack=stack), target)
 
 
 def arranged(
     stacks: Sequence[Stack],
     content: Content,
+    layout: WeightLayout,
     *,
     layers: Sequence[str] = (),
     pair: bool = False,
@@ -93,6 +97,7 @@ def arranged(
     Args:
         stacks: The stacks.
         content: The content in which they were found.
+        layout: The layout in which they were found.
         layers: See `convert`.
         pair: See `convert`.
         stack: See `convert`.
@@ -102,6 +107,11 @@ def arranged(
         ArgumentError: The file says that a layer has options that weights do not express; or as `convert`.
     """
     stacks = selected(as_listed(stacks, content), layers)
+    if stack and len(stacks) > 1 and not layout.in_stacks:
+        advice = "Convert the layers one by one."
+        raise ArgumentError(
+            sentence("stack", f"False for {layout.system}, which computes more between layers", True, advice)
+        )
     if (pair or stack or ordered) and not layers:
         stacks = in_order(stacks, content)
     stacks = [as_described(found, content, second=pair and number % 2 == 1) for number, found in enumerate(stacks)]

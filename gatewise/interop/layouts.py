@@ -22,6 +22,8 @@
 | `keras-rnn` | one | [I, H], [H, H] | one [H] |
 | `flax-rnn` | one | [I, H], [H, H] | one [H] |
 | `flax-nnx-rnn` | one | [I, H], [H, H] | one [H] |
+| `xlstm-slstm` | one tensor each | [N, I/N, I/N], [N, H/N, 4H/N] for N heads | one [4H], head by head |
+| `xlstm-slstm-vanilla` | one tensor each | [N, I/N, I/N], [N, 4H/N, H/N] for N heads | one [4H] |
 
 The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes. The
 layouts of layer-normalized cells are in `layer_norm_layouts`.
@@ -31,7 +33,9 @@ Every layout names its system in `system`. The functions that interpret the tabl
 
 from __future__ import annotations
 
-from gatewise.cells import GRU, RNN, Cell
+import dataclasses
+
+from gatewise.cells import GRU, RNN, SLSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.pytorch import in_pytorch
 from gatewise.interop.layer_norm_layouts import LAYER_NORM_LAYOUTS
@@ -52,6 +56,7 @@ _FLAX_PLACES = Places(
     ("forward_rnn", "backward_rnn"),
     ("rnn", "bidirectional"),
 )
+_OF_XLSTM = "slstm_cell/_recurrent_kernel_"
 _RESET_BEFORE = (
     "A bias of 3H is that of reset_after=False, which multiplies the state by the reset gate before the recurrent "
     "product: no torch.nn.GRU computes that."
@@ -291,6 +296,28 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=_FLAX_PLACES,
             cell=RNN(),
         ),
+        *(
+            WeightLayout(
+                name=name,
+                system=f"sLSTMLayer of xlstm, backend {backend}",
+                gates="ifzo",
+                input=Matrix("{gate}gate/weight", Form.BLOCKS, None),
+                recurrent=recurrent,
+                bias=Bias(("slstm_cell/_bias_",), by_heads=backend == "cuda"),
+                places=Places(names=("slstm", "")),
+                separator=".",
+                # The layer computes the sum of gate i by its module `fgate`, and that of gate f by `igate`.
+                spelled=(("igate/weight", "fgate/weight"), ("fgate/weight", "igate/weight")),
+                convolved=("conv1d/conv/weight", "if"),
+                in_stacks=False,
+                advice=f"The recurrent weights of the backend {other} are those of the layout {other_name}.",
+                cell=SLSTM(),
+            )
+            for name, backend, recurrent, other_name, other in (
+                ("xlstm-slstm", "cuda", Matrix(_OF_XLSTM, Form.COLUMN_BLOCKS, 2), "xlstm-slstm-vanilla", "vanilla"),
+                ("xlstm-slstm-vanilla", "vanilla", Matrix(_OF_XLSTM, Form.BLOCKS, 1), "xlstm-slstm", "cuda"),
+            )
+        ),
         *LAYER_NORM_LAYOUTS,
     )
 }
@@ -384,6 +411,24 @@ def adding_to_forget(
         for layout in (source, target)
     )
     return source, target
+
+
+def with_heads(target: WeightLayout, heads: int | None) -> WeightLayout:
+    """Return the layout of a target whose matrices are written in the blocks of so many heads.
+
+    Args:
+        target: The layout.
+        heads: The number of heads; None for the layout's default.
+
+    Raises:
+        ArgumentError: The layout has no blocks, or the number is not positive.
+    """
+    if heads is None:
+        return target
+    if not target.input.form.in_blocks or heads < 1:
+        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.input.form.in_blocks)
+        raise ArgumentError(sentence("heads", f"a positive number for the target {known}", heads, "Leave it out."))
+    return dataclasses.replace(target, heads=heads)
 
 
 def _layout_of_gatewise(cell: Cell) -> WeightLayout:

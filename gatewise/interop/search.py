@@ -70,6 +70,7 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Seq
             where = layout.separator.join(place.whole) or "the file"
             raise CheckpointError(f"{where} has no {', '.join(missing)}: it is truncated. Take another copy.")
         weights = unpack({name: tensors[full] for name, full in members.items()}, layout)
+        left |= {full for name, full in members.items() if name == layout.convolved[0]}
         modules.setdefault(place.parts, {})[place.layer, place.direction or 0] = weights
     if not modules:
         raise ArgumentError(_nothing_found(tensors, layout))
@@ -157,6 +158,8 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
         return False  # a plain layer
     matrix = layout.matrices[-1]
     own = matrix.name.format(gate=layout.gates[0])
+    if matrix.form.in_blocks:
+        return own in members
     if own in members and tensors[members[own]].dim() > 2:
         return False  # a convolutional layer
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
@@ -215,7 +218,7 @@ def _nothing_found(tensors: Mapping[str, Tensor], layout: WeightLayout) -> str:
         places = _places(tensors, other)
         if other is not layout and any(_is_of_cell(members, tensors, other) for members in places.values()):
             others.append(other.name)
-    advice = f"The names are those of the layout {' or '.join(others)}." if others else "Check the file and the layout."
+    advice = f"The names are those of the layout {' or '.join(others)}." if others else layout.not_found
     if not others and (scopes := _scopes_of_its_shape(tensors, layout)):
         listed = ", ".join(scopes[:5]) + (", ..." if len(scopes) > 5 else "")
         advice = f"Scopes with tensors of such shapes: {listed}. If one is the cell, name it: --layer {scopes[0]}."

@@ -21,6 +21,7 @@ SOURCES = {
     "lingvo-layer-norm": "lingvo",
     "lingvo-lean": "lingvo_lean",
     "haste-layer-norm-gru": "haste_gru",
+    "dreamerv3-gru": "dreamer",
 }
 PLACES = {
     "tf1-layer-norm": "rnn/layer_norm_basic_lstm_cell/",
@@ -73,6 +74,19 @@ def test_cells_of_tensorflow_with_another_forget_bias_become_the_cell_of_the_def
     back = convert(converted, "gatewise", "tf1-layer-norm", forget_bias=0.25)
     for name, tensor in back.items():
         torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=1e-15)
+
+
+def test_the_gru_is_found_in_a_model_of_dreamerv3():
+    model = {f"agent/wm/rssm/{name}": tensor for name, tensor in of_system("dreamerv3-gru").items()}
+    model |= {"agent/wm/rssm/img_in/kernel": torch.zeros(3, 4), "agent/wm/rssm/img_in/norm/scale": torch.zeros(4)}
+    found = find_stacks(model, layout_named("dreamerv3-gru"))
+    assert [str(stack) for stack in found.stacks] == [f"1 layer, 1 direction, I {I}, H {H}"]
+    assert len(found.left) == 2
+    block_gru = {"dyn/dyngru/kernel": torch.zeros(2, 5, 9), "dyn/dynhid0/kernel": torch.zeros(2, 5, 3)}
+    with pytest.raises(
+        ArgumentError, match=r"The block GRU of 2024 \(dyngru or dyncore\) reads its state through layers"
+    ):
+        convert(block_gru, "dreamerv3-gru", "gatewise")
 
 
 @pytest.mark.parametrize("layout", SOURCES)

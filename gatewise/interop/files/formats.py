@@ -14,7 +14,7 @@ from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.description import Content
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
-from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion
+from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion, with_heads
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack
 
@@ -79,6 +79,7 @@ def convert_file(
     pair: bool = False,
     stack: bool = False,
     forget_bias: float | None = None,
+    heads: int | None = None,
 ) -> Conversion:
     """Convert the weights of recurrent layers in a file to another file and layout.
 
@@ -96,6 +97,7 @@ def convert_file(
         pair: Whether to combine layers of one direction; see `gatewise.interop.convert.convert`.
         stack: Whether to combine the layers to one stack; see `gatewise.interop.convert.convert`.
         forget_bias: The constant of TensorFlow 1; see `gatewise.interop.convert.convert`.
+        heads: The number of heads; see `gatewise.interop.convert.convert`.
 
     Raises:
         CheckpointError: The source cannot be read, is truncated or of another kind; or the target cannot be written.
@@ -106,13 +108,14 @@ def convert_file(
     source, target = Path(source), Path(target)
     source_layout, target_layout = layouts_of_conversion(source_layout, target_layout)
     source_layout, target_layout = adding_to_forget(source_layout, target_layout, forget_bias)
+    target_layout = with_heads(target_layout, heads)
     kind = _kind_to_write(target, target_layout)
     for written in _written(target, kind):
         for read in _read(source):
             refuse_overwriting({"the target": written}, {"the source": read})
     content = read_content(source)
     found = find_stacks(content.tensors, source_layout, layers)
-    stacks = arranged(found.stacks, content, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
+    stacks = arranged(found.stacks, content, source_layout, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)
     return Conversion(stacks, found.left)
 
