@@ -113,7 +113,7 @@ def arranged(
             sentence("stack", f"False for {layout.system}, which computes more between layers", True, advice)
         )
     if (pair or stack or ordered) and not layers:
-        stacks = in_order(stacks, content)
+        stacks = in_order(stacks, content, pair=pair)
     stacks = [as_described(found, content, second=pair and number % 2 == 1) for number, found in enumerate(stacks)]
     if pair:
         stacks = paired(stacks)

@@ -80,15 +80,17 @@ def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]
     return tuple(known[name] for name in names) or tuple(stacks)
 
 
-def in_order(stacks: Sequence[Stack], content: Content) -> tuple[Stack, ...]:
+def in_order(stacks: Sequence[Stack], content: Content, *, pair: bool = False) -> tuple[Stack, ...]:
     """Return stacks in the order in which a model computes them: that of its config, or else of the numbers in names.
 
     Args:
         stacks: The stacks, found among the tensors of the content.
         content: The content of the file.
+        pair: Whether they are the forward and backward directions of layers, in turn.
 
     Raises:
-        ArgumentError: Neither states an order, or something else is computed between two stacks.
+        ArgumentError: Neither states an order, something else is computed between two stacks, or two stacks are no
+            directions.
     """
     if len(stacks) < 2:
         return tuple(stacks)
@@ -102,12 +104,18 @@ def in_order(stacks: Sequence[Stack], content: Content) -> tuple[Stack, ...]:
     if len(set(indices)) < len(stacks):
         raise _unordered(stacks, expectation)
     stacks, indices = as_listed(stacks, content), sorted(indices)
+    if content.connected and pair:
+        backwards = [content.layers[index].backwards for index in indices]
+        if sorted(backwards) != [False, True]:
+            raise _unordered(stacks, "two layers, of which one reads backwards")
+        return stacks[::-1] if backwards[0] else stacks
     if content.connected:
         for lower, upper in itertools.pairwise(indices):
             if content.layers[upper].below != lower:
                 raise _unordered(stacks, "layers of which each one reads the outputs of the one before it")
+        return stacks
     # Keras numbers layers in the order in which they were made, which need not be their order in the file.
-    elif numeric_order([content.layers[index].places[-1] for index in indices]) != list(range(len(stacks))):
+    if numeric_order([content.layers[index].places[-1] for index in indices]) != list(range(len(stacks))):
         raise _unordered(stacks, _NUMBERED)
     return stacks
 

@@ -175,13 +175,16 @@ def test_a_layer_that_reads_backwards_is_the_second_one_of_a_pair(tmp_path):
     model = functional(build)
     model.save(tmp_path / "model.keras")
     files = (tmp_path / "model.keras", tmp_path / "lstm.npz", "keras", "torch")
-    convert_file(*files, layers=["one", "two"], pair=True)
+    convert_file(*files, pair=True)
     module = torch.nn.LSTM(3, 3, bidirectional=True, batch_first=True)
     module.load_state_dict(read_file(tmp_path / "lstm.npz"))
     x = np.random.default_rng(1).standard_normal((2, 5, 3)).astype("f4")
     np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), model.predict(x, verbose=0), rtol=0, atol=1e-6)
     with pytest.raises(ArgumentError, match="can only be the second one of a pair"):
         convert_file(*files, layers=["two", "one"], pair=True)
+    sequential(lstm(), lstm()).save(tmp_path / "model.keras")
+    with pytest.raises(ArgumentError, match="must be two layers, of which one reads backwards"):
+        convert_file(*files, pair=True)
 
 
 def test_an_rnn_that_computes_relu_says_so(tmp_path):

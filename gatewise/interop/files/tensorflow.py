@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
 from gatewise.interop.description import Content, Description, Place
 from gatewise.interop.files.arrays import natural, numpy_arrays
+from gatewise.interop.files.keras_config import described
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack
 
@@ -57,14 +60,14 @@ def read_checkpoint(path: Path) -> Content:
         names = sorted(reader.get_variable_to_shape_map(), key=lambda name: (name.startswith("_"), natural(name)))
         arrays = {name: np.asarray(reader.get_tensor(name)) for name in names if name != _GRAPH}
         graph = reader.get_tensor(_GRAPH) if _GRAPH in names else None
-        titles = {} if graph is None else _names_of_variables(graph)
+        titles, of_optimizers = ({}, set()) if graph is None else _names_of_variables(graph)
     except (tensorflow.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         message = f"{prefix} is truncated or not a TensorFlow checkpoint ({_first_line(error)}). Take another copy."
         raise CheckpointError(message) from error
     tensors: dict[str, Tensor] = {}
     places: dict[Place, None] = {}
     for name, array in arrays.items():
-        if array.dtype.kind != "f":
+        if array.dtype.kind != "f" or name in of_optimizers:
             continue
         title = str(titles.get(name, name)) if _LISTED.search(name) else str(name)
         tensor = as_tensor(name, array)
@@ -75,17 +78,46 @@ def read_checkpoint(path: Path) -> Content:
         tensors[title] = tensor
         parts = title.split("/")
         places |= dict.fromkeys(tuple(parts[:length]) for length in range(1, len(parts)))
+    model = _saved_config(prefix)
+    if model is not None:
+        known = (layer._replace(places=(*layer.places, layer.places[0][-1:])) for layer in described(model))
+        return Content(tensors, tuple(known), connected=True)
     in_lists = any(_LISTED.search(name) for name in arrays)
     return Content(tensors, tuple(Description((place,)) for place in places) if in_lists else ())
 
 
-def _names_of_variables(graph: bytes) -> dict[str, str]:
-    """Return the names that variables had in their model by their names in a checkpoint of objects."""
+def _saved_config(prefix: Path) -> dict[str, Any] | None:
+    """Return the config of the model in a SavedModel of Keras 2, which has it as JSON in a file of its own, or None."""
+    try:
+        text = (prefix.parent.parent / "keras_metadata.pb").read_text("utf-8", "replace")
+        root, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+    except (OSError, ValueError):
+        return None
+    return root if prefix.name == "variables" and root.get("config", {}).get("layers") else None
+
+
+def _names_of_variables(graph: bytes) -> tuple[dict[str, str], set[str]]:
+    """Return the names that variables had in their model, by their names in a checkpoint of objects.
+
+    The second result has the names in the checkpoint of the variables that optimizers made, such as momenta. Their
+    names in the model are like those of the variables that they belong to.
+    """
     from tensorflow.core.protobuf import trackable_object_graph_pb2 as protocol  # pyright: ignore
 
-    objects = protocol.TrackableObjectGraph.FromString(graph)
-    attributes = [attribute for node in objects.nodes for attribute in node.attributes]
-    return {attribute.checkpoint_key: attribute.full_name for attribute in attributes if attribute.full_name}
+    nodes = protocol.TrackableObjectGraph.FromString(graph).nodes
+    titles = {
+        attribute.checkpoint_key: attribute.full_name
+        for node in nodes
+        for attribute in node.attributes
+        if attribute.full_name
+    }
+    of_optimizers = set()
+    for node in nodes:
+        children = {child.local_name: child.node_id for child in node.children}
+        if "_iterations" in children and "_variables" in children:
+            made = [nodes[child.node_id] for child in nodes[children["_variables"]].children]
+            of_optimizers |= {attribute.checkpoint_key for variable in made for attribute in variable.attributes}
+    return titles, of_optimizers
 
 
 def checkpoint_files(path: Path) -> tuple[Path, Path]:
