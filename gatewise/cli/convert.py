@@ -94,6 +94,6 @@ def convert(
             f"Left out, in no {known.layer} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
             markup=False,
         )
-    if len(done.stacks) > 1:
+    if len(done.stacks) > 1 and known.in_stacks:
         console.print(f"These are separate {known.layer}s. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")

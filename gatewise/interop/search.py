@@ -68,6 +68,10 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Seq
         missing = missing_tensors(members, layout)
         if missing:
             where = layout.separator.join(place.whole) or "the file"
+            others = _complete_in(tensors, place, layout)
+            if others:
+                advice = f"The names are those of the layout {' or '.join(others)}."
+                raise ArgumentError(sentence(where, f"in the layout {layout.name}", f"no {', '.join(missing)}", advice))
             raise CheckpointError(f"{where} has no {', '.join(missing)}: it is truncated. Take another copy.")
         weights = unpack({name: tensors[full] for name, full in members.items()}, layout)
         left |= {full for name, full in members.items() if name == layout.convolved[0]}
@@ -172,6 +176,17 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
     if shape[1] > max(counts) * shape[0]:
         return bool(layout.projection)  # a projection has fewer features than the cell has units
     return shape[1] not in {count * shape[0] for count in counts - {len(layout.gates)}}
+
+
+def _complete_in(tensors: Mapping[str, Tensor], place: _Place, layout: WeightLayout) -> list[str]:
+    """Return the names of the other layouts of the cell in which no tensor of a place is missing."""
+    return [
+        other.name
+        for other in LAYOUTS.values()
+        if other is not layout and other.cell == layout.cell
+        for found, members in _places(tensors, other).items()
+        if found.whole == place.whole and not missing_tensors(members, other)
+    ]
 
 
 def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, object], layout: WeightLayout) -> None:

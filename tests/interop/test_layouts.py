@@ -300,6 +300,8 @@ def test_a_recurrent_bias_that_a_layout_does_not_have_is_refused():
 def test_the_gate_whose_name_is_a_keyword_is_spelled_as_nnx_does():
     there = convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "flax-nnx-lstm")
     assert {"cell/if_/kernel", "cell/ig/kernel", "cell/hf/kernel", "cell/hf/bias"} <= there.keys()
+    with pytest.raises(ArgumentError, match=r"got no if/kernel\. The names are those of the layout flax-nnx-lstm\."):
+        convert(there, "flax", "torch")
     saved = {f"{name}/value": tensor for name, tensor in there.items()}  # as the leaves of a state are saved
     assert convert(saved, "flax-nnx-lstm", "torch").keys() == torch.nn.LSTM(3, 2).state_dict().keys()
 

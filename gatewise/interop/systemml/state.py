@@ -120,6 +120,8 @@ class State:
                 for name, tensor in tensors.items()
                 if name.startswith(_FINGERPRINT)
             }
+            if not fingerprints:
+                raise KeyError(_FINGERPRINT)
             saved = rebuild({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
             home = saved.inputs.x.device if facts["home"] == device.type else torch.device(facts["home"])
             return cls(saved, Sizes(**facts["sizes"]), home, fingerprints)
