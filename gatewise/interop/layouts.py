@@ -8,25 +8,18 @@
 | `tf1-basic` | i g f o | one [I + H, 4H] | one [4H]; 1 is added to f at run time |
 | `tf1-cudnn` | i g f o | one [I + H, 4H] | one [4H] |
 | `systemml` | i f o g | one [I + H, 4H] | one [1, 4H] |
-| `flax` | one tensor each | [I, H], [H, H] | one [H] each |
-| `flax-nnx` | i f g o | [I, 4H], [H, 4H] | one [4H] |
-| `flax-nnx-lstm` | one tensor each | [I, H], [H, H] | one [H] each |
 | `haste` | i g f o | [I, 4H], [H, 4H] | one [4H] |
 | `torch-gru` | r z n | [3H, I], [3H, H] | two [3H] |
 | `keras-gru` | z r n | [I, 3H], [H, 3H] | one [2, 3H] |
 | `keras-cudnn-gru` | z r n | [I, 3H] in cuDNN's order in memory, [H, 3H] of transposed gates | one [6H] |
-| `flax-gru` | one tensor each | [I, H], [H, H] | one [H] each, and a second one of n |
-| `flax-nnx-gru` | r z n | [I, 3H], [H, 3H] | one [3H] |
 | `haste-gru` | z r n | [I, 3H], [H, 3H] | two [3H] |
 | `torch-rnn` | one | [H, I], [H, H] | two [H] |
 | `keras-rnn` | one | [I, H], [H, H] | one [H] |
-| `flax-rnn` | one | [I, H], [H, H] | one [H] |
-| `flax-nnx-rnn` | one | [I, H], [H, H] | one [H] |
 | `xlstm-slstm` | one tensor each | [N, I/N, I/N], [N, H/N, 4H/N] for N heads | one [4H], head by head |
 | `xlstm-slstm-vanilla` | one tensor each | [N, I/N, I/N], [N, 4H/N, H/N] for N heads | one [4H] |
 
 The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes. The
-layouts of layer-normalized cells are in `layer_norm_layouts`.
+layouts of Flax are in `flax_layouts`, those of layer-normalized cells in `layer_norm_layouts`.
 
 Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
@@ -38,6 +31,7 @@ import dataclasses
 from gatewise.cells import GRU, RNN, SLSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.interop.flax_layouts import FLAX_LAYOUTS
 from gatewise.interop.layer_norm_layouts import LAYER_NORM_LAYOUTS
 from gatewise.interop.weight_layout import Bias, Form, Matrix, Parameters, Places, WeightLayout
 
@@ -48,14 +42,6 @@ _KERAS_PLACES = Places(
 )
 _KERAS_GRU_PLACES = _KERAS_PLACES._replace(names=("gru", "bidirectional"))
 _KERAS_RNN_PLACES = _KERAS_PLACES._replace(names=("simple_rnn", "bidirectional"))
-_FLAX_PLACES = Places(
-    "{name}/cell",
-    "{name}/cell",
-    "{name}/{direction}/cell",
-    "{name}/{direction}/cell",
-    ("forward_rnn", "backward_rnn"),
-    ("rnn", "bidirectional"),
-)
 _OF_XLSTM = "slstm_cell/_recurrent_kernel_"
 _RESET_BEFORE = (
     "A bias of 3H is that of reset_after=False, which multiplies the state by the reset gate before the recurrent "
@@ -150,34 +136,6 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=Places(),
         ),
         WeightLayout(
-            name="flax",
-            system="LSTMCell, OptimizedLSTMCell of Flax linen",
-            gates="ifgo",
-            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
-            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
-            bias=Bias(("h{gate}/bias",)),
-            places=_FLAX_PLACES,
-        ),
-        WeightLayout(
-            name="flax-nnx",
-            system="OptimizedLSTMCell of Flax nnx",
-            gates="ifgo",
-            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
-            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
-            bias=Bias(("dense_h/bias",)),
-            places=_FLAX_PLACES,
-        ),
-        WeightLayout(
-            name="flax-nnx-lstm",
-            system="LSTMCell of Flax nnx",
-            gates="ifgo",
-            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
-            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
-            bias=Bias(("h{gate}/bias",)),
-            places=_FLAX_PLACES,
-            spelled=(("if/kernel", "if_/kernel"),),
-        ),
-        WeightLayout(
             name="haste",
             system="haste_pytorch.LSTM",
             gates="igfo",
@@ -223,26 +181,6 @@ LAYOUTS: dict[str, WeightLayout] = {
             cell=GRU(),
         ),
         WeightLayout(
-            name="flax-gru",
-            system="GRUCell of Flax linen",
-            gates="rzn",
-            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
-            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
-            bias=Bias(("i{gate}/bias", "h{gate}/bias"), second="n"),
-            places=_FLAX_PLACES,
-            cell=GRU(),
-        ),
-        WeightLayout(
-            name="flax-nnx-gru",
-            system="GRUCell of Flax nnx",
-            gates="rzn",
-            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
-            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
-            bias=Bias(("dense_i/bias",)),
-            places=_FLAX_PLACES,
-            cell=GRU(),
-        ),
-        WeightLayout(
             name="haste-gru",
             system="haste_pytorch.GRU",
             gates="zrn",
@@ -276,26 +214,6 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=_KERAS_RNN_PLACES,
             cell=RNN(),
         ),
-        WeightLayout(
-            name="flax-rnn",
-            system="SimpleCell of Flax linen without residual connection",
-            gates="z",
-            input=Matrix("i/kernel", Form.COLUMNS, 1),
-            recurrent=Matrix("h/kernel", Form.COLUMNS, 1),
-            bias=Bias(("i/bias",)),
-            places=_FLAX_PLACES,
-            cell=RNN(),
-        ),
-        WeightLayout(
-            name="flax-nnx-rnn",
-            system="SimpleCell of Flax nnx without residual connection",
-            gates="z",
-            input=Matrix("dense_i/kernel", Form.COLUMNS, 1),
-            recurrent=Matrix("dense_h/kernel", Form.COLUMNS, 1),
-            bias=Bias(("dense_i/bias",)),
-            places=_FLAX_PLACES,
-            cell=RNN(),
-        ),
         *(
             WeightLayout(
                 name=name,
@@ -318,6 +236,7 @@ LAYOUTS: dict[str, WeightLayout] = {
                 ("xlstm-slstm-vanilla", "vanilla", Matrix(_OF_XLSTM, Form.BLOCKS, 1), "xlstm-slstm", "cuda"),
             )
         ),
+        *FLAX_LAYOUTS,
         *LAYER_NORM_LAYOUTS,
     )
 }
