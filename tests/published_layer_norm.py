@@ -315,7 +315,7 @@ def dreamer(tensors, x, states):
     w = tensors
 
     def step(token, h):
-        z = norm(torch.cat([h, token], -1) @ w["gru/kernel"], 1e-3) * w["gru/norm/scale"] + w["gru/norm/offset"]
+        z = norm(torch.cat([h, token], -1) @ w["gru/kernel"], 1e-3) * w["gru/norm/scale"] + w["gru/norm/bias"]
         reset, cand, update = z.chunk(3, -1)
         cand = torch.tanh(torch.sigmoid(reset) * cand)
         update = torch.sigmoid(update - 1)
@@ -329,7 +329,7 @@ def of_dreamer(w):
         "weight_ih": rows(w["gru/kernel"][H:], "rnz", "rzn"),
         "weight_hh": rows(w["gru/kernel"][:H], "rnz", "rzn"),
         **vectors("gain", w["gru/norm/scale"], "rnz"),
-        **vectors("shift", w["gru/norm/offset"], "rnz"),
+        **vectors("shift", w["gru/norm/bias"], "rnz"),
     }
 
 
@@ -433,7 +433,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "dreamer": Published(
         LayerNormGRU(),
-        {"gru/kernel": (H + I, 3 * H), "gru/norm/scale": (3 * H,), "gru/norm/offset": (3 * H,)},
+        {"gru/kernel": (H + I, 3 * H), "gru/norm/scale": (3 * H,), "gru/norm/bias": (3 * H,)},
         dreamer,
         of_dreamer,
     ),

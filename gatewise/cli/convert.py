@@ -38,10 +38,19 @@ def convert(
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
     ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Stack the layers into one module.")] = False,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Stack the layers into one module, in the order of the model.")
+    ] = False,
     pair: Annotated[
         bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
     ] = False,
+    forget_bias: Annotated[
+        float | None,
+        typer.Option(help="What TensorFlow 1 adds to the forget gate: its cells' forget_bias.", show_default="1"),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of the blocks that xLSTM is written in.", show_default="1")
+    ] = None,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
@@ -57,10 +66,12 @@ def convert(
       gatewise convert model.keras lstm.safetensors --from keras --stack
       gatewise convert old.h5 lstm.safetensors --from keras-cudnn
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
+      gatewise convert model.ckpt lstm.npz --from tf1-basic --layer my/cell --forget-bias 0
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
       gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert model.keras rnn.safetensors --from keras-rnn
       gatewise convert haste.safetensors lstm.safetensors --from haste-layer-norm
+      gatewise convert lstm.safetensors block.safetensors --from gatewise --to xlstm-slstm --heads 4
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts
@@ -71,7 +82,8 @@ def convert(
 
     target_layout = target_layout or default_target(source_layout)
     known, _ = layouts_of_conversion(source_layout, target_layout)
-    done = convert_file(source, target, source_layout, target_layout, layers=layer or (), pair=pair, stack=stack)
+    options = {"pair": pair, "stack": stack, "forget_bias": forget_bias, "heads": heads}
+    done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
         name = f"{found.name}: " if found.name else ""
@@ -82,6 +94,6 @@ def convert(
             f"Left out, in no {known.layer} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
             markup=False,
         )
-    if len(done.stacks) > 1:
+    if len(done.stacks) > 1 and known.in_stacks:
         console.print(f"These are separate {known.layer}s. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")

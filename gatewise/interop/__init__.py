@@ -1,1 +1,1 @@
-"""Interoperability with other systems: their weight layouts, their files, a Keras layer and SystemML's operators."""
+"""Interoperability with other systems: weight layouts, files, a Keras layer, and SystemML's and SystemDS' operators."""

@@ -10,9 +10,19 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
+from gatewise.interop.description import Content
+from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion, with_heads
 from gatewise.interop.search import find_stacks
-from gatewise.interop.stacks import Stack, joined, named_tensors, paired, selected
+from gatewise.interop.stacks import (
+    Stack,
+    as_described,
+    as_listed,
+    in_order,
+    joined,
+    named_tensors,
+    paired,
+    selected,
+)
 
 
 def convert(
@@ -23,6 +33,8 @@ def convert(
     layers: Sequence[str] = (),
     pair: bool = False,
     stack: bool = False,
+    forget_bias: float | None = None,
+    heads: int | None = None,
 ) -> dict[str, Tensor]:
     """Convert the weights of recurrent layers among named tensors to another layout.
 
@@ -38,15 +50,18 @@ def convert(
             One of the two may be "gatewise", the layout of a `gatewise.Recurrent` with the cell of the other one.
         layers: The names of the layers to convert, in this order; all layers if empty.
         pair: Whether to combine successive layers of one direction to bidirectional layers: forward, backward.
-        stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom.
+        stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom. For `pair` and
+            `stack`, the order is that of `layers`, or else of the numbers in the names of the layers.
+        forget_bias: The constant that the cells of TensorFlow 1 add to the forget gate at run time; default 1.
+        heads: The number of heads in whose blocks a layout of xLSTM is written; default 1. Reading needs none.
 
     Returns:
         New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.
 
     Raises:
         ArgumentError: There is no such layout; the layouts are of different cells; no tensors are in the source layout;
-            a layer does not exist, or layers do not fit each other; or the target layout has no place for a direction
-            or a projection.
+            a layer does not exist, layers do not fit each other, or the names of layers to combine do not tell their
+            order; or the target layout has no place for a direction or a projection.
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: The shapes of a layer's tensors do not fit each other.
 
@@ -60,16 +75,46 @@ def convert(
         >>> layer.load_state_dict(convert(keras, "keras", "torch"))
         <All keys matched successfully>
     """
-    source, target = layouts_of_conversion(source, target)
-    found = find_stacks({name: as_tensor(name, value) for name, value in tensors.items()}, source)
-    return named_tensors(arranged(found.stacks, layers=layers, pair=pair, stack=stack), target)
+    source, target = adding_to_forget(*layouts_of_conversion(source, target), forget_bias)
+    target = with_heads(target, heads)
+    content = Content({name: as_tensor(name, value) for name, value in tensors.items()})
+    found = find_stacks(content.tensors, source, layers)
+    return named_tensors(arranged(found.stacks, content, source, layers=layers, pair=pair, stack=stack), target)
 
 
 def arranged(
-    stacks: Sequence[Stack], *, layers: Sequence[str] = (), pair: bool = False, stack: bool = False
+    stacks: Sequence[Stack],
+    content: Content,
+    layout: WeightLayout,
+    *,
+    layers: Sequence[str] = (),
+    pair: bool = False,
+    stack: bool = False,
+    ordered: bool = False,
 ) -> tuple[Stack, ...]:
-    """Select, pair and join stacks; see `convert`."""
-    stacks = selected(stacks, layers)
+    """Select, order, pair and join the stacks that were found in a content; see `convert`.
+
+    Args:
+        stacks: The stacks.
+        content: The content in which they were found.
+        layout: The layout in which they were found.
+        layers: See `convert`.
+        pair: See `convert`.
+        stack: See `convert`.
+        ordered: Whether stacks that stay apart must be in the order of the model.
+
+    Raises:
+        ArgumentError: The file says that a layer has options that weights do not express; or as `convert`.
+    """
+    stacks = selected(as_listed(stacks, content), layers)
+    if stack and len(stacks) > 1 and not layout.in_stacks:
+        advice = "Convert the layers one by one."
+        raise ArgumentError(
+            sentence("stack", f"False for {layout.system}, which computes more between layers", True, advice)
+        )
+    if (pair or stack or ordered) and not layers:
+        stacks = in_order(stacks, content, pair=pair)
+    stacks = [as_described(found, content, second=pair and number % 2 == 1) for number, found in enumerate(stacks)]
     if pair:
         stacks = paired(stacks)
     return (joined(stacks),) if stack else tuple(stacks)

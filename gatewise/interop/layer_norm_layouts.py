@@ -10,6 +10,7 @@
 | `lingvo-layer-norm` | g i f o | one [I + H, 4H] | gains [4H], shifts [4H] |
 | `lingvo-lean` | g i f o | one [I + H, 4H] | [H] for each gate and for the cell state |
 | `haste-layer-norm-gru` | z r n | [I, 3H], [H, 3H] | gains [2, 3H], shifts of both sums [3H] |
+| `dreamerv3-gru` | r n z | one [H + I, 3H] | gains [3H], shifts [3H] |
 
 Where a system adds several shifts to a sum, the cell has one shift, which is their sum.
 """
@@ -184,6 +185,25 @@ LAYER_NORM_LAYOUTS = (
             Parameters("recurrent_bias", ("shift_z", "shift_r", "shift_hh_n")),
         ),
         cell=LayerNormGRU(gates="apart"),
+    ),
+    WeightLayout(
+        name="dreamerv3-gru",
+        system="RSSM of DreamerV3 (2023)",
+        gates="rnz",
+        input=Matrix("gru/kernel", Form.COLUMNS, 1),
+        recurrent=None,
+        recurrent_first=True,
+        bias=_NO_BIAS,
+        places=Places(names=("rssm", "")),
+        parameters=(
+            Parameters("gru/norm/scale", _each("gain", "rnz")),
+            Parameters("gru/norm/bias", _each("shift", "rnz")),
+        ),
+        not_found=(
+            "The block GRU of 2024 (dyngru or dyncore) reads its state through layers with activations: "
+            "it is no cell of gatewise."
+        ),
+        cell=LayerNormGRU(),
     ),
 )
 """The layouts of layer-normalized LSTMs and GRUs."""

@@ -8,28 +8,30 @@
 | `tf1-basic` | i g f o | one [I + H, 4H] | one [4H]; 1 is added to f at run time |
 | `tf1-cudnn` | i g f o | one [I + H, 4H] | one [4H] |
 | `systemml` | i f o g | one [I + H, 4H] | one [1, 4H] |
-| `flax` | one tensor each | [I, H], [H, H] | one [H] each |
 | `haste` | i g f o | [I, 4H], [H, 4H] | one [4H] |
 | `torch-gru` | r z n | [3H, I], [3H, H] | two [3H] |
 | `keras-gru` | z r n | [I, 3H], [H, 3H] | one [2, 3H] |
 | `keras-cudnn-gru` | z r n | [I, 3H] in cuDNN's order in memory, [H, 3H] of transposed gates | one [6H] |
-| `flax-gru` | one tensor each | [I, H], [H, H] | one [H] each, and a second one of n |
 | `haste-gru` | z r n | [I, 3H], [H, 3H] | two [3H] |
 | `torch-rnn` | one | [H, I], [H, H] | two [H] |
 | `keras-rnn` | one | [I, H], [H, H] | one [H] |
-| `flax-rnn` | one | [I, H], [H, H] | one [H] |
+| `xlstm-slstm` | one tensor each | [N, I/N, I/N], [N, H/N, 4H/N] for N heads | one [4H], head by head |
+| `xlstm-slstm-vanilla` | one tensor each | [N, I/N, I/N], [N, 4H/N, H/N] for N heads | one [4H] |
 
 The layouts of RNNs are the same for tanh and ReLU; the weights do not say which of the two their layer computes. The
-layouts of layer-normalized cells are in `layer_norm_layouts`.
+layouts of Flax are in `flax_layouts`, those of layer-normalized cells in `layer_norm_layouts`.
 
 Every layout names its system in `system`. The functions that interpret the table are in `packing`.
 """
 
 from __future__ import annotations
 
-from gatewise.cells import GRU, RNN, Cell
+import dataclasses
+
+from gatewise.cells import GRU, RNN, SLSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.interop.flax_layouts import FLAX_LAYOUTS
 from gatewise.interop.layer_norm_layouts import LAYER_NORM_LAYOUTS
 from gatewise.interop.weight_layout import Bias, Form, Matrix, Parameters, Places, WeightLayout
 
@@ -40,14 +42,7 @@ _KERAS_PLACES = Places(
 )
 _KERAS_GRU_PLACES = _KERAS_PLACES._replace(names=("gru", "bidirectional"))
 _KERAS_RNN_PLACES = _KERAS_PLACES._replace(names=("simple_rnn", "bidirectional"))
-_FLAX_PLACES = Places(
-    "{name}/cell",
-    "{name}/cell",
-    "{name}/{direction}/cell",
-    "{name}/{direction}/cell",
-    ("forward_rnn", "backward_rnn"),
-    ("rnn", "bidirectional"),
-)
+_OF_XLSTM = "slstm_cell/_recurrent_kernel_"
 _RESET_BEFORE = (
     "A bias of 3H is that of reset_after=False, which multiplies the state by the reset gate before the recurrent "
     "product: no torch.nn.GRU computes that."
@@ -141,15 +136,6 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=Places(),
         ),
         WeightLayout(
-            name="flax",
-            system="LSTMCell, OptimizedLSTMCell of Flax linen",
-            gates="ifgo",
-            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
-            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
-            bias=Bias(("h{gate}/bias",)),
-            places=_FLAX_PLACES,
-        ),
-        WeightLayout(
             name="haste",
             system="haste_pytorch.LSTM",
             gates="igfo",
@@ -195,16 +181,6 @@ LAYOUTS: dict[str, WeightLayout] = {
             cell=GRU(),
         ),
         WeightLayout(
-            name="flax-gru",
-            system="GRUCell of Flax linen",
-            gates="rzn",
-            input=Matrix("i{gate}/kernel", Form.COLUMNS, None),
-            recurrent=Matrix("h{gate}/kernel", Form.COLUMNS, None),
-            bias=Bias(("i{gate}/bias", "h{gate}/bias"), second="n"),
-            places=_FLAX_PLACES,
-            cell=GRU(),
-        ),
-        WeightLayout(
             name="haste-gru",
             system="haste_pytorch.GRU",
             gates="zrn",
@@ -238,16 +214,29 @@ LAYOUTS: dict[str, WeightLayout] = {
             places=_KERAS_RNN_PLACES,
             cell=RNN(),
         ),
-        WeightLayout(
-            name="flax-rnn",
-            system="SimpleCell of Flax linen without residual connection",
-            gates="z",
-            input=Matrix("i/kernel", Form.COLUMNS, 1),
-            recurrent=Matrix("h/kernel", Form.COLUMNS, 1),
-            bias=Bias(("i/bias",)),
-            places=_FLAX_PLACES,
-            cell=RNN(),
+        *(
+            WeightLayout(
+                name=name,
+                system=f"sLSTMLayer of xlstm, backend {backend}",
+                gates="ifzo",
+                input=Matrix("{gate}gate/weight", Form.BLOCKS, None),
+                recurrent=recurrent,
+                bias=Bias(("slstm_cell/_bias_",), by_heads=backend == "cuda"),
+                places=Places(names=("slstm", "")),
+                separator=".",
+                # The layer computes the sum of gate i by its module `fgate`, and that of gate f by `igate`.
+                spelled=(("igate/weight", "fgate/weight"), ("fgate/weight", "igate/weight")),
+                convolved=("conv1d/conv/weight", "if"),
+                in_stacks=False,
+                advice=f"The recurrent weights of the backend {other} are those of the layout {other_name}.",
+                cell=SLSTM(),
+            )
+            for name, backend, recurrent, other_name, other in (
+                ("xlstm-slstm", "cuda", Matrix(_OF_XLSTM, Form.COLUMN_BLOCKS, 2), "xlstm-slstm-vanilla", "vanilla"),
+                ("xlstm-slstm-vanilla", "vanilla", Matrix(_OF_XLSTM, Form.BLOCKS, 1), "xlstm-slstm", "cuda"),
+            )
         ),
+        *FLAX_LAYOUTS,
         *LAYER_NORM_LAYOUTS,
     )
 }
@@ -313,6 +302,52 @@ def layouts_of_conversion(source: str | WeightLayout, target: str | WeightLayout
             )
         )
     return source, target
+
+
+def adding_to_forget(
+    source: WeightLayout, target: WeightLayout, constant: float | None
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of a conversion, of cells that were made with another `forget_bias` where they have one.
+
+    Args:
+        source: The layout of the source.
+        target: The layout of the target.
+        constant: The constant that the cells of TensorFlow 1 add to the forget gate at run time; None for the default
+            of each layout.
+
+    Raises:
+        ArgumentError: Neither layout is of cells that add a constant.
+    """
+    if constant is None:
+        return source, target
+    if not (source.adds_to_forget or target.adds_to_forget) or GATEWISE == source.name == target.name:
+        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
+        raise ArgumentError(
+            sentence("forget_bias", f"given for a layout that has one, {known}", constant, "Leave it out.")
+        )
+    source, target = (
+        layout.adding_to_forget(constant) if layout.name != GATEWISE and layout.adds_to_forget else layout
+        for layout in (source, target)
+    )
+    return source, target
+
+
+def with_heads(target: WeightLayout, heads: int | None) -> WeightLayout:
+    """Return the layout of a target whose matrices are written in the blocks of so many heads.
+
+    Args:
+        target: The layout.
+        heads: The number of heads; None for the layout's default.
+
+    Raises:
+        ArgumentError: The layout has no blocks, or the number is not positive.
+    """
+    if heads is None:
+        return target
+    if not target.input.form.in_blocks or heads < 1:
+        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.input.form.in_blocks)
+        raise ArgumentError(sentence("heads", f"a positive number for the target {known}", heads, "Leave it out."))
+    return dataclasses.replace(target, heads=heads)
 
 
 def _layout_of_gatewise(cell: Cell) -> WeightLayout:

@@ -49,9 +49,14 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
     if layout.recurrent is None:
         input_size = matrices[0].shape[1] - hidden_size
         _require(input_size > 0, tensors, layout)
-        w_ih, w_hh = matrices[0].split((input_size, hidden_size), 1)
+        sizes = (hidden_size, input_size) if layout.recurrent_first else (input_size, hidden_size)
+        w_ih, w_hh = matrices[0].split(sizes, 1)
+        if layout.recurrent_first:
+            w_ih, w_hh = w_hh, w_ih
     else:
         w_ih, w_hh = matrices
+        if layout.convolved[0] in tensors:
+            w_ih = _beside_convolved(w_ih, layout)
     _require(w_ih.shape[0] == w_hh.shape[0], tensors, layout)
     _require(w_hh.shape[1] == (hidden_size if w_hr is None else w_hr.shape[0]), tensors, layout)
     biases = _read_biases(tensors, layout)
@@ -76,7 +81,7 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
         Tensors by the layout's names, without prefix and suffix.
 
     Raises:
-        ArgumentError: The weights have a projection or biases, and the layout does not.
+        ArgumentError: The weights have a projection or biases that the layout does not have.
     """
     layout = layout_named(layout)
     if weights.w_hr is not None and not layout.projection:
@@ -86,15 +91,21 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
         advice = f"{layout.system} has no biases before the normalization; train a layer with bias=False."
         raise ArgumentError(sentence("weights", "without biases", f"b_ih {list(weights.b_ih.shape)}", advice))
     packed: dict[str, Tensor] = {}
-    sources = (weights.w_ih, weights.w_hh) if layout.recurrent else (torch.cat((weights.w_ih, weights.w_hh), 1),)
+    w_ih, w_hh = weights.w_ih, weights.w_hh
+    if layout.convolved[0] and w_ih.shape[1] == 2 * w_hh.shape[1]:
+        w_ih = _without_convolved(w_ih, layout)
+    joined = (w_hh, w_ih) if layout.recurrent_first else (w_ih, w_hh)
+    sources = (w_ih, w_hh) if layout.recurrent else (torch.cat(joined, 1),)
     for matrix, source in zip(layout.matrices, sources, strict=True):
-        blocks = [_turned(block, matrix.form) for block in _reordered(source, layout.gates_of_pytorch, layout.gates)]
+        blocks = [_formed(block, matrix, layout) for block in _reordered(source, layout.gates_of_pytorch, layout.gates)]
         packed |= _stored(matrix.name, blocks, matrix.gates_along, layout)
     biases = [_reordered(bias, layout.gates_of_pytorch, layout.gates) for bias in _biases_to_write(weights, layout)]
     if layout.bias.halves:
         biases = [[gate for bias in biases for gate in bias]] if biases else []
     for index, bias in enumerate(biases):
         name = layout.bias.names[index]
+        if layout.bias.by_heads:
+            bias = [part for head in zip(*(gate.chunk(layout.heads) for gate in bias), strict=True) for part in head]
         packed |= _stored(name, bias, None if "{gate}" in name else 0, layout)
         if layout.bias.rows:
             packed[name] = packed[name].view(layout.bias.told_apart, -1)
@@ -106,7 +117,7 @@ def pack(weights: DirectionWeights, layout: str | WeightLayout) -> dict[str, Ten
 
 def tensor_names(layout: WeightLayout) -> list[str]:
     """Return the names of one direction's tensors, without prefix and suffix."""
-    projection = [layout.projection] if layout.projection else []
+    projection = [name for name in (layout.projection, layout.convolved[0]) if name]
     parameters = [parameters.tensor for parameters in layout.parameters]
     return [*_matrix_names(layout), *_bias_names(layout), *projection, *parameters]
 
@@ -141,14 +152,15 @@ def _left_out(layout: WeightLayout) -> set[str]:
 
 
 def _names(template: str, layout: WeightLayout) -> list[str]:
-    return [template.format(gate=gate) for gate in layout.gates] if "{gate}" in template else [template]
+    names = [template.format(gate=gate) for gate in layout.gates] if "{gate}" in template else [template]
+    return [dict(layout.spelled).get(name, name) for name in names]
 
 
 def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLayout) -> Tensor:
     """Return the matrix as [G*H, K], gates in the order of PyTorch."""
     count, wanted = len(layout.gates), layout.gates_of_pytorch
     found = [tensors[name] for name in _names(matrix.name, layout)]
-    _require(all(tensor.dim() == 2 for tensor in found), tensors, layout)
+    _require(all(tensor.dim() == 2 + matrix.form.in_blocks for tensor in found), tensors, layout)
     if matrix.gates_along is not None:
         _require(found[0].shape[matrix.gates_along] % count == 0 and found[0].numel() > 0, tensors, layout)
         if layout.gates == wanted and (matrix.form, matrix.gates_along) in _TURNED_WHOLE:
@@ -175,6 +187,10 @@ def _read_biases(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[Te
         _require(joined[0].shape[0] % 2 == 0, tensors, layout)
         joined = list(joined[0].chunk(2))
     _require(all(bias.shape[0] % len(layout.gates) == 0 for bias in joined), tensors, layout)
+    if layout.bias.by_heads:
+        heads = tensors[_names(layout.matrices[-1].name, layout)[0]].shape[0]
+        _require(joined[0].shape[0] % (heads * len(layout.gates)) == 0, tensors, layout)
+        joined = [bias.view(heads, len(layout.gates), -1).transpose(0, 1).flatten() for bias in joined]
     if layout.gates == layout.gates_of_pytorch:
         return joined
     return [torch.cat(_reordered(bias, layout.gates, layout.gates_of_pytorch)) for bias in joined]
@@ -194,6 +210,14 @@ def _biases_to_write(weights: DirectionWeights, layout: WeightLayout) -> list[Te
         else:
             b_hh = b_hh - _forget_bias(b_hh, layout)
     if layout.bias.told_apart == 1:
+        if b_hh is not None and any(
+            b_hh.chunk(len(layout.gates))[_gate(gate, layout)].any() for gate in layout.cell.apart
+        ):
+            advice = (
+                f"{layout.system} has one bias for each gate, and {layout.called} reads both sums of this one apart."
+            )
+            names = ", ".join(layout.cell.apart)
+            raise ArgumentError(sentence(f"the recurrent bias of {names}", "zero", "numbers that are not", advice))
         return [b_ih if b_hh is None else b_ih + b_hh]
     if b_hh is None:
         # Where a cell reads the two sums of a gate apart, only their sum may not be divided.
@@ -220,17 +244,25 @@ def _read_parameters(tensors: Mapping[str, Tensor], hidden_size: int, layout: We
         _require(list(tensors[tensor].shape) == shape, tensors, layout)
         for name, part in zip(names, tensors[tensor].flatten().chunk(count), strict=True):
             found[name] = found[name] + part if name in found else part
+    if layout.shift_of_forget:
+        found["shift_f"] = found["shift_f"] + layout.shift_of_forget
     return tuple(found[name] for name in layout.cell.parameters)
 
 
 def _parameters_to_write(weights: DirectionWeights, layout: WeightLayout) -> dict[str, Tensor]:
     left = dict(zip(layout.cell.parameters, weights.parameters, strict=True))
+    if layout.shift_of_forget:
+        left["shift_f"] = left["shift_f"] - layout.shift_of_forget
     written: dict[str, Tensor] = {}
     for tensor, names, rows, _ in layout.parameters:
         joined = torch.cat([left[name] for name in names])
         written[tensor] = joined.view(rows, -1) if rows else joined
         left |= {name: torch.zeros_like(left[name]) for name in names}
     return written
+
+
+def _gate(gate: str, layout: WeightLayout) -> int:
+    return layout.gates_of_pytorch.index(gate)
 
 
 def _forget_bias(like: Tensor, layout: WeightLayout) -> Tensor:
@@ -240,14 +272,67 @@ def _forget_bias(like: Tensor, layout: WeightLayout) -> Tensor:
 
 
 def _turned(block: Tensor, form: Form) -> Tensor:
-    """Convert a gate's matrix between [H, K] and its form; every form is its own inverse."""
+    """Return a gate's matrix [H, K] in its form, or the matrix of a form; without blocks these are the same."""
     match form:
+        case Form.BLOCKS:
+            return torch.block_diag(*block)
+        case Form.COLUMN_BLOCKS:
+            return torch.block_diag(*block.transpose(1, 2))
         case Form.ROWS:
             return block
         case Form.COLUMNS:
             return block.t()
         case Form.RESHAPED:
             return block.reshape(block.shape[1], block.shape[0])
+
+
+def _formed(matrix: Tensor, described: Matrix, layout: WeightLayout) -> Tensor:
+    """Return a gate's matrix [H, K] in the form in which it is written.
+
+    Raises:
+        ArgumentError: It is to be written in blocks, and some weight outside of them is not zero.
+    """
+    if not described.form.in_blocks:
+        return _turned(matrix, described.form)
+    heads, name = layout.heads, "the input weights" if described is layout.input else "the recurrent weights"
+    if matrix.shape[0] != matrix.shape[1] or matrix.shape[0] % heads:
+        expectation = f"square for each gate, with a number of units that {heads} heads divide"
+        raise ArgumentError(
+            sentence(name, expectation, list(matrix.shape), f"{layout.system} has as many features as units.")
+        )
+    units = matrix.shape[0] // heads
+    blocks = torch.stack(
+        [matrix[head * units : (head + 1) * units, head * units : (head + 1) * units] for head in range(heads)]
+    )
+    if not torch.equal(torch.block_diag(*blocks), matrix):
+        advice = "Write fewer heads; every matrix is one block of one head."
+        expectation = f"zero outside of the blocks of {heads} heads"
+        raise ArgumentError(sentence(name, expectation, "weights that connect heads", advice))
+    return blocks if described.form is Form.BLOCKS else blocks.transpose(1, 2).contiguous()
+
+
+def _beside_convolved(w_ih: Tensor, layout: WeightLayout) -> Tensor:
+    """Return input weights [G*H, 2 I] of the convolved input beside the input, of which each gate reads one."""
+    gates = []
+    for gate, block in zip(layout.gates_of_pytorch, w_ih.chunk(len(layout.gates)), strict=True):
+        zeros = torch.zeros_like(block)
+        gates.append(torch.cat((block, zeros) if gate in layout.convolved[1] else (zeros, block), 1))
+    return torch.cat(gates)
+
+
+def _without_convolved(w_ih: Tensor, layout: WeightLayout) -> Tensor:
+    gates = []
+    for gate, block in zip(layout.gates_of_pytorch, w_ih.chunk(len(layout.gates)), strict=True):
+        read, other = block.chunk(2, 1) if gate in layout.convolved[1] else reversed(block.chunk(2, 1))
+        if other.any():
+            half, advice = (
+                "second" if gate in layout.convolved[1] else "first",
+                "The input is the convolved input beside it.",
+            )
+            name = f"the weights of gate {gate} on the {half} half of the input"
+            raise ArgumentError(sentence(name, f"zero for {layout.system}", "weights that are not", advice))
+        gates.append(read)
+    return torch.cat(gates)
 
 
 def _reordered(tensor: Tensor, order: str, wanted: str) -> list[Tensor]:

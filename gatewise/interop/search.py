@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gatewise.cells import SHIPPED
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.layouts import LAYOUTS, WeightLayout
 from gatewise.interop.packing import missing_tensors, tensor_names, unpack
@@ -44,19 +44,20 @@ class _Place(NamedTuple):
     whole: tuple[str, ...]
 
 
-def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
+def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Sequence[str] = ()) -> Found:
     """Find every stack of a layout's cell among named tensors.
 
     Args:
         tensors: The tensors by name; the parts of names are separated by "/" or ".".
         layout: The layout to search for.
+        layers: The scopes of layers whose names do not identify the cell, for layouts whose tensors do not either.
 
     Raises:
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: Shapes do not fit each other.
         ArgumentError: There is no layer in this layout, or it is of another kind, for example with peepholes.
     """
-    places = _places(tensors, layout)
+    places = _places(tensors, layout, layers)
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
@@ -67,18 +68,33 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout) -> Found:
         missing = missing_tensors(members, layout)
         if missing:
             where = layout.separator.join(place.whole) or "the file"
+            others = _complete_in(tensors, place, layout)
+            if others:
+                advice = f"The names are those of the layout {' or '.join(others)}."
+                raise ArgumentError(sentence(where, f"in the layout {layout.name}", f"no {', '.join(missing)}", advice))
             raise CheckpointError(f"{where} has no {', '.join(missing)}: it is truncated. Take another copy.")
         weights = unpack({name: tensors[full] for name, full in members.items()}, layout)
+        left |= {full for name, full in members.items() if name == layout.convolved[0]}
         modules.setdefault(place.parts, {})[place.layer, place.direction or 0] = weights
     if not modules:
         raise ArgumentError(_nothing_found(tensors, layout))
     names = _module_names(list(modules))
-    stacks = tuple(_assembled(names[parts], directions, layout) for parts, directions in modules.items())
+    stacks = tuple(
+        _assembled(names[parts], directions, layout)._replace(place=parts) for parts, directions in modules.items()
+    )
     return Found(stacks, tuple(name for name in tensors if name in left))
 
 
-def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place, dict[str, str]]:
-    """Return for every place the full names of its tensors by the layout's names."""
+def _places(
+    tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Sequence[str] | None = ()
+) -> dict[_Place, dict[str, str]]:
+    """Return for every place the full names of its tensors by the layout's names.
+
+    Args:
+        tensors: The tensors by name.
+        layout: The layout.
+        layers: The scopes that are layers although the layout's marker is not in their names; None for every scope.
+    """
     own = "|".join(re.escape(name).replace("/", "[/.]") for name in tensor_names(layout))
     suffix = layout.suffix.format(layer=r"(?P<layer>\d+)", reverse="(?P<reverse>_reverse)?")
     pattern = re.compile(rf"(?:(?P<place>.*)[/.])?(?P<own>{own}){suffix}")
@@ -88,19 +104,21 @@ def _places(tensors: Mapping[str, Tensor], layout: WeightLayout) -> dict[_Place,
         if match is None:
             continue
         whole = tuple(re.split("[/.]", match["place"])) if match["place"] else ()
-        if layout.marker and whole and not re.search(layout.marker, whole[-1], re.IGNORECASE):
-            continue
         if layout.suffix:
             place = _Place(whole, int(match["layer"]), int(match["reverse"] is not None), whole)
         else:
             place = _place(whole, layout)
+        marked = not layout.marker or not whole or re.search(layout.marker, whole[-1], re.IGNORECASE)
+        if not marked and layers is not None and not {"/".join(place.parts), "/".join(whole)} & set(layers):
+            continue
         places.setdefault(place, {})[match["own"].replace(".", "/")] = name
     return places
 
 
 def _plain(name: str) -> str:
     """Return a name without the prefixes and suffixes of TensorFlow and Flax."""
-    return name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").removesuffix(":0").removeprefix("params/")
+    name = name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").removesuffix(":0").removeprefix("params/")
+    return name.removesuffix("/value").removesuffix(".value")
 
 
 def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
@@ -142,6 +160,12 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
     gains = {tensor for tensor, names, *_ in layout.parameters if names[0].startswith("gain")}
     if gains and not gains & members.keys():
         return False  # a plain layer
+    matrix = layout.matrices[-1]
+    own = matrix.name.format(gate=layout.gates[0])
+    if matrix.form.in_blocks:
+        return own in members
+    if own in members and tensors[members[own]].dim() > 2:
+        return False  # a convolutional layer
     if layout.recurrent is None or layout.recurrent.gates_along is None or layout.recurrent.name not in members:
         return True
     # The recurrent layers of a system have the same names, but another number of gates; plain ones have one matrix.
@@ -152,6 +176,17 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
     if shape[1] > max(counts) * shape[0]:
         return bool(layout.projection)  # a projection has fewer features than the cell has units
     return shape[1] not in {count * shape[0] for count in counts - {len(layout.gates)}}
+
+
+def _complete_in(tensors: Mapping[str, Tensor], place: _Place, layout: WeightLayout) -> list[str]:
+    """Return the names of the other layouts of the cell in which no tensor of a place is missing."""
+    return [
+        other.name
+        for other in LAYOUTS.values()
+        if other is not layout and other.cell == layout.cell
+        for found, members in _places(tensors, other).items()
+        if found.whole == place.whole and not missing_tensors(members, other)
+    ]
 
 
 def _refuse_other_cells(tensors: Mapping[str, Tensor], places: Mapping[_Place, object], layout: WeightLayout) -> None:
@@ -198,6 +233,25 @@ def _nothing_found(tensors: Mapping[str, Tensor], layout: WeightLayout) -> str:
         places = _places(tensors, other)
         if other is not layout and any(_is_of_cell(members, tensors, other) for members in places.values()):
             others.append(other.name)
-    advice = f"The names are those of the layout {' or '.join(others)}." if others else "Check the file and the layout."
+    advice = f"The names are those of the layout {' or '.join(others)}." if others else layout.not_found
+    if not others and (scopes := _scopes_of_its_shape(tensors, layout)):
+        listed = ", ".join(scopes[:5]) + (", ..." if len(scopes) > 5 else "")
+        advice = f"Scopes with tensors of such shapes: {listed}. If one is the cell, name it: --layer {scopes[0]}."
     got = ", ".join(list(tensors)[:5]) + (", ..." if len(tensors) > 5 else "") or "nothing"
     return sentence("the tensors", f"those of {layout.called} in the layout {layout.name}", got, advice)
+
+
+def _scopes_of_its_shape(tensors: Mapping[str, Tensor], layout: WeightLayout) -> list[str]:
+    """Return the scopes whose tensors have the names and shapes of a cell, which dense layers may have too."""
+    if not layout.marker:
+        return []
+    scopes = []
+    for place, members in _places(tensors, layout, None).items():
+        if missing_tensors(members, layout) or place.whole[-1:] in (("gates",), ("candidate",)):  # of TensorFlow's GRU
+            continue
+        try:
+            unpack({name: tensors[full] for name, full in members.items()}, layout)
+        except ShapeError:
+            continue
+        scopes.append("/".join(place.parts))
+    return list(dict.fromkeys(scopes))

@@ -6,17 +6,21 @@ module per layer: each is found as a stack of one layer, and `joined` combines t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from gatewise.cells import LSTM, Cell
+from gatewise.cells import LSTM, RNN, Cell
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.weights import DirectionWeights
+from gatewise.interop.description import Content, Place, numeric_order
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.packing import pack
+
+_NUMBERED = "numbered in the order of the model, with names that differ in nothing else"
 
 
 class Stack(NamedTuple):
@@ -26,11 +30,13 @@ class Stack(NamedTuple):
         name: The name of its module; empty if the tensors had no prefix.
         layers: The weights of each direction, for each layer.
         cell: The cell.
+        place: The parts with which the names of its tensors begin.
     """
 
     name: str
     layers: tuple[tuple[DirectionWeights, ...], ...]
     cell: Cell = LSTM()
+    place: Place = ()
 
     @property
     def directions(self) -> int:
@@ -56,20 +62,102 @@ class Stack(NamedTuple):
         """Return one line: layers, directions, sizes."""
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         directions = "1 direction" if self.directions == 1 else "2 directions"
-        return f"{layers}, {directions}, I {self.input_size}, H {self.hidden_size}"
+        relu = ", ReLU" if self.cell == RNN("relu") else ""
+        return f"{layers}, {directions}, I {self.input_size}, H {self.hidden_size}{relu}"
 
 
 def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]:
-    """Return the stacks with these names, in the given order; all stacks if there are no names.
+    """Return the stacks with these names or places, in the given order; all stacks if there are no names.
 
     Raises:
         ArgumentError: There is no stack of a name; the message lists the known names.
     """
-    known = {stack.name: stack for stack in stacks}
+    known = {"/".join(stack.place): stack for stack in stacks} | {stack.name: stack for stack in stacks}
     for name in names:
         if name not in known:
-            raise ArgumentError(sentence("layer", f"one of {', '.join(map(repr, known))}", repr(name)))
+            listed = ", ".join(repr(stack.name) for stack in stacks)
+            raise ArgumentError(sentence("layer", f"one of {listed}", repr(name)))
     return tuple(known[name] for name in names) or tuple(stacks)
+
+
+def in_order(stacks: Sequence[Stack], content: Content, *, pair: bool = False) -> tuple[Stack, ...]:
+    """Return stacks in the order in which a model computes them: that of its config, or else of the numbers in names.
+
+    Args:
+        stacks: The stacks, found among the tensors of the content.
+        content: The content of the file.
+        pair: Whether they are the forward and backward directions of layers, in turn.
+
+    Raises:
+        ArgumentError: Neither states an order, something else is computed between two stacks, or two stacks are no
+            directions.
+    """
+    if len(stacks) < 2:
+        return tuple(stacks)
+    indices = [index for stack in stacks if (index := content.index_of(stack.place)) is not None]
+    if not content.layers and not content.connected:
+        order = numeric_order([stack.place for stack in stacks])
+        if order is None:
+            raise _unordered(stacks, _NUMBERED)
+        return tuple(stacks[number] for number in order)
+    expectation = "layers that the config of the model describes" if content.connected else _NUMBERED
+    if len(set(indices)) < len(stacks):
+        raise _unordered(stacks, expectation)
+    stacks, indices = as_listed(stacks, content), sorted(indices)
+    if content.connected and pair:
+        backwards = [content.layers[index].backwards for index in indices]
+        if sorted(backwards) != [False, True]:
+            raise _unordered(stacks, "two layers, of which one reads backwards")
+        return stacks[::-1] if backwards[0] else stacks
+    if content.connected:
+        for lower, upper in itertools.pairwise(indices):
+            if content.layers[upper].below != lower:
+                raise _unordered(stacks, "layers of which each one reads the outputs of the one before it")
+        return stacks
+    # Keras numbers layers in the order in which they were made, which need not be their order in the file.
+    if numeric_order([content.layers[index].places[-1] for index in indices]) != list(range(len(stacks))):
+        raise _unordered(stacks, _NUMBERED)
+    return stacks
+
+
+def _unordered(stacks: Sequence[Stack], expectation: str) -> ArgumentError:
+    advice = "Name the layers in their order, the lowest first: --layer NAME for each of them, or layers=[...]."
+    return ArgumentError(sentence("the layers to combine", expectation, _listed(stacks), advice))
+
+
+def as_listed(stacks: Sequence[Stack], content: Content) -> tuple[Stack, ...]:
+    """Return stacks in the order in which the file describes them; those that it does not describe are last."""
+
+    def position(stack: Stack) -> int:
+        index = content.index_of(stack.place)
+        return len(content.layers) if index is None else index
+
+    return tuple(sorted(stacks, key=position))
+
+
+def as_described(stack: Stack, content: Content, *, second: bool) -> Stack:
+    """Return a stack with the cell that the file says, after checking that its weights express all of its options.
+
+    Args:
+        stack: The stack.
+        content: The content of the file.
+        second: Whether the stack is to be the reverse direction of a bidirectional layer.
+
+    Raises:
+        ArgumentError: The file says that the layer has options that its weights do not express.
+    """
+    index = content.index_of(stack.place)
+    if index is None:
+        return stack
+    layer = content.layers[index]
+    name = f"the options of {stack.name or 'the layer'}"
+    if layer.refused:
+        advice = "Weights cannot express them. Leave the layer out: name the others, --layer NAME or layers=[...]."
+        raise ArgumentError(sentence(name, "those of a layer of PyTorch", layer.refused, advice))
+    if layer.backwards and not second:
+        advice = "A layer that reads backwards can only be the second one of a pair: --pair."
+        raise ArgumentError(sentence(name, "those of a layer of PyTorch", "go_backwards=True", advice))
+    return stack._replace(cell=RNN("relu")) if layer.relu else stack
 
 
 def paired(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
@@ -87,7 +175,7 @@ def paired(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
     for forward, backward in zip(stacks[::2], stacks[1::2], strict=True):
         if {len(forward.layers), len(backward.layers)} != {1}:
             raise ArgumentError(sentence("layers", "of one layer each, to be paired", _listed((forward, backward))))
-        pairs.append(checked(Stack(forward.name, (forward.layers[0] + backward.layers[0],), forward.cell)))
+        pairs.append(checked(forward._replace(layers=(forward.layers[0] + backward.layers[0],))))
     return tuple(pairs)
 
 
@@ -95,8 +183,12 @@ def joined(stacks: Sequence[Stack]) -> Stack:
     """Combine stacks to one stack of all their layers, the first at the bottom.
 
     Raises:
-        ArgumentError: The sizes of two successive layers do not fit each other.
+        ArgumentError: The sizes of two successive layers do not fit each other, or some RNNs compute tanh and others
+            ReLU.
     """
+    if len({stack.cell.name for stack in stacks}) > 1:
+        advice = "Convert the layers one by one, without joining them."
+        raise ArgumentError(sentence("the RNNs to combine", "of one nonlinearity", _listed(stacks), advice))
     return checked(Stack("", tuple(layer for stack in stacks for layer in stack.layers), stacks[0].cell))
 
 

@@ -16,6 +16,13 @@ class Form(enum.Enum):
     ROWS = "[H, K]"
     COLUMNS = "[K, H]"
     RESHAPED = "[K, H], with the numbers in the order in which [H, K] has them in memory"
+    BLOCKS = "[N, H/N, K/N], the blocks of N heads, outside of which the matrix is zero"
+    COLUMN_BLOCKS = "[N, K/N, H/N], the same with each block transposed"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the matrix is stored as the blocks of heads."""
+        return self in (Form.BLOCKS, Form.COLUMN_BLOCKS)
 
 
 class Matrix(NamedTuple):
@@ -29,7 +36,7 @@ class Matrix(NamedTuple):
 
     name: str
     form: Form
-    gates_along: Literal[0, 1] | None
+    gates_along: Literal[0, 1, 2] | None
 
 
 class Bias(NamedTuple):
@@ -41,6 +48,7 @@ class Bias(NamedTuple):
         rows: Whether the tensor is a matrix with one row for each bias.
         required: Whether there is always a bias, which may be zero.
         second: The gates that have a second bias; empty for all. The bias of the others is the sum of PyTorch's two.
+        by_heads: Whether the tensor has all gates of one head after the other: [N*G*H/N].
     """
 
     names: tuple[str, ...]
@@ -48,6 +56,7 @@ class Bias(NamedTuple):
     rows: bool = False
     required: bool = True
     second: str = ""
+    by_heads: bool = False
 
     @property
     def told_apart(self) -> int:
@@ -107,7 +116,12 @@ class WeightLayout:
         gates: The order of the gates, a permutation of the cell's.
         input: The input weights; if `recurrent` is None, they are followed by the rows of the recurrent weights.
         recurrent: The recurrent weights; None if both are one matrix.
+        recurrent_first: Whether the rows of the recurrent weights come first where both are one matrix.
         bias: The biases.
+        heads: The number of heads that is written, for matrices in blocks.
+        convolved: The name of a tensor that a layer has if some gates read its input after a convolution, and these
+            gates. The input of the layer is then the convolved input, [I/2], beside the input itself.
+        in_stacks: Whether layers of the system follow each other directly, so that they can be one stack.
         places: The prefixes of the tensors' names in a file.
         suffix: The suffix of every name: `{layer}` stands for the layer's number, `{reverse}` for `_reverse` in the
             second direction.
@@ -115,11 +129,16 @@ class WeightLayout:
         layer_numbers: A pattern for the part of a name that has the layer's number; empty if there is none.
         marker: A pattern for the innermost scope of a cell, for layouts whose tensor names do not identify it.
         forget_bias: The constant that the system adds to the forget gate at run time.
+        shift_of_forget: The constant that the system adds to the forget gate at run time, less the cell's own
+            `forget_bias`; it is part of the cell's shift.
+        spelled: Names of tensors, without prefix and suffix, that the system spells in another way, in pairs: the name
+            that follows from the templates, and the system's.
         projection: The name of the projection's tensor; empty if the layout has none.
         refuses: Patterns of the names of further tensors that make the cell one of another kind, descriptions of
             them, and the names of the layouts of that kind, which are empty if there is none.
         parameters: The tensors that have the parameters of the cell.
         advice: The advice to the user when shapes do not fit.
+        not_found: The advice to the user when no layer is found.
         cell: The cell.
     """
 
@@ -130,15 +149,22 @@ class WeightLayout:
     recurrent: Matrix | None
     bias: Bias
     places: Places
+    recurrent_first: bool = False
+    heads: int = 1
+    convolved: tuple[str, str] = ("", "")
+    in_stacks: bool = True
     suffix: str = ""
     separator: str = "/"
     layer_numbers: str = ""
     marker: str = ""
     forget_bias: float = 0.0
+    shift_of_forget: float = 0.0
+    spelled: tuple[tuple[str, str], ...] = ()
     projection: str = ""
     refuses: tuple[tuple[str, str, str], ...] = ()
     parameters: tuple[Parameters, ...] = ()
     advice: str = "Check the layout."
+    not_found: str = "Check the file and the layout."
     cell: Cell = LSTM()  # noqa: RUF009  an immutable statement
 
     @property
@@ -155,6 +181,22 @@ class WeightLayout:
     def called(self) -> str:
         """The layer's name in a sentence, with its article."""
         return f"{'an' if self.layer in ('LSTM', 'RNN') else 'a'} {self.layer}"
+
+    @property
+    def adds_to_forget(self) -> float:
+        """The constant that the system adds to the forget gate at run time."""
+        own = getattr(self.cell, "forget_bias", 0.0) if "shift_f" in self.cell.parameters else 0.0
+        return self.forget_bias + self.shift_of_forget + own
+
+    def adding_to_forget(self, constant: float) -> WeightLayout:
+        """Return the layout of cells that were made with another `forget_bias`.
+
+        Args:
+            constant: The constant that these cells add to the forget gate at run time.
+        """
+        if self.forget_bias:
+            return dataclasses.replace(self, forget_bias=constant)
+        return dataclasses.replace(self, shift_of_forget=self.shift_of_forget + constant - self.adds_to_forget)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -53,7 +53,10 @@ def test_two_layers_become_two_directions(gatewise, tmp_path):
     layer = torch.nn.LSTM(3, 2).state_dict()
     both = {f"{name}.{key}": tensor.clone() for name in "ab" for key, tensor in layer.items()}
     safetensors.save_file(both, "two.safetensors")
-    gatewise("convert", "two.safetensors", "one.safetensors", "--from", "torch", "--pair")
+    files = ("two.safetensors", "one.safetensors")
+    answer = gatewise("convert", *files, "--from", "torch", "--pair")
+    assert (answer.status, "Name the layers in their order" in answer.err) == (1, True)
+    gatewise("convert", *files, "--from", "torch", "--pair", "--layer", "a", "--layer", "b")
     expected = torch.nn.LSTM(3, 2, bidirectional=True).state_dict()
     assert safetensors.load_file("one.safetensors").keys() == expected.keys()
 
@@ -84,6 +87,19 @@ def test_rnns_are_named_in_the_report(gatewise, tmp_path):
         "Left out, in no RNN of the layout torch-rnn: 1 tensors (head.weight)",
         "These are separate RNNs. --stack combines them into one.",
     ]
+
+
+def test_cells_of_tensorflow_1_of_any_name_and_forget_bias(gatewise, tmp_path):
+    model = {"encoder/cell/kernel": torch.randn(5, 8), "encoder/cell/bias": torch.zeros(8)}
+    safetensors.save_file(model, "model.safetensors")
+    words = ("convert", "model.safetensors", "lstm.safetensors", "--from", "tf1-basic")
+    assert "If one is the cell, name it: --layer encoder/cell." in gatewise(*words).err
+    assert gatewise(*words, "--layer", "encoder/cell", "--forget-bias", "0.5").status == 0
+    assert safetensors.load_file("lstm.safetensors")["bias_hh_l0"].tolist() == [0, 0, 0.5, 0.5, 0, 0, 0, 0]
+    answer = gatewise(
+        "convert", "lstm.safetensors", "x.npz", "--from", "torch", "--to", "keras", "--forget-bias", "0.5"
+    )
+    assert "`forget_bias` must be given for a layout that has one" in answer.err
 
 
 def test_what_is_left_out_is_named(gatewise, tmp_path):

@@ -63,9 +63,9 @@ def test_layers_are_chosen_and_put_on_each_other_in_the_order_given():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: under("a", keras()) | under("b", keras(2, 3)), "the recurrent weights of layer 1"),
+        (lambda model: under("a1", keras()) | under("a2", keras(2, 3)), "the recurrent weights of layer 1"),
         (
-            lambda model: under("a", keras()) | {k: v for k, v in under("b", keras(2)).items() if "bias" not in k},
+            lambda model: under("a1", keras()) | {k: v for k, v in under("a2", keras(2)).items() if "bias" not in k},
             "the bias",
         ),
     ],
@@ -73,6 +73,52 @@ def test_layers_are_chosen_and_put_on_each_other_in_the_order_given():
 def test_layers_that_do_not_go_together_are_not_joined(change, message):
     with pytest.raises(ArgumentError, match=message):
         convert(change({}), "keras", "torch", stack=True)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lstm", "lstm_1", "lstm_2", "lstm_10"],
+        ["l2_lstm", "l3_lstm", "l10_lstm"],
+        ["layer_with_weights-1/cell", "layer_with_weights-2/cell", "layer_with_weights-10/cell"],
+        ["lstm_3/lstm_cell_9", "lstm_4/lstm_cell_8", "lstm_11/lstm_cell_7"],
+        ["blocks_0/LSTMCell_9", "blocks_1/LSTMCell_0", "blocks_1/LSTMCell_10"],
+    ],
+)
+def test_layers_are_stacked_in_the_order_of_their_numbers(names):
+    layers = [keras(2) for _ in names]
+    model = {}
+    for index in sorted(range(len(names)), key=names.__getitem__):  # as text, as JAX and TensorFlow sort
+        model |= under(names[index], layers[index])
+    stacked = convert(model, "keras", "torch", stack=True)
+    for number, layer in enumerate(layers):
+        assert torch.equal(stacked[f"weight_hh_l{number}"], layer["recurrent_kernel"].t())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("encoder", "decoder"), ("lstm", "sequential/lstm"), ("bidirectional", "lstm"), ("a_1", "b_2"), ("l1", "l_1")],
+)
+@pytest.mark.parametrize("way", ["stack", "pair"])
+def test_layers_whose_names_tell_no_order_are_not_combined(first, second, way):
+    model = under(first, keras(2)) | under(second, keras(2))
+    with pytest.raises(ArgumentError, match="`the layers to combine` must be numbered in the order of the model"):
+        convert(model, "keras", "torch", **{way: True})
+    combined = convert(model, "keras", "torch", layers=[second, first], **{way: True})
+    assert torch.equal(combined["weight_hh_l0"], model[f"{second}/recurrent_kernel"].t())
+    assert len(convert(model, "keras", "torch")) == 8
+
+
+def test_convolutional_layers_are_left_out():
+    convolutional = {"kernel": torch.randn(3, 3, 2, 8), "recurrent_kernel": torch.randn(3, 3, 2, 8)}
+    model = under("conv_lstm2d/cell", convolutional | {"bias": torch.randn(8)}) | under("lstm/lstm_cell", keras())
+    found = find_stacks(model, layout_named("keras"))
+    assert [stack.name for stack in found.stacks] == ["lstm"]
+    assert len(found.left) == 3
+    cells = {"conv_lstm_cell": torch.randn(3, 3, 4, 8), "basic_lstm_cell": torch.randn(5, 8)}
+    model = {f"rnn/{name}/kernel": kernel for name, kernel in cells.items()}
+    model |= {f"rnn/{name}/bias": torch.randn(8) for name in cells}
+    assert len(find_stacks(model, layout_named("tf1-basic")).left) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,6 +213,29 @@ def test_a_dense_layer_of_tensorflow_is_no_lstm():
     model = {"dense/kernel": torch.randn(5, 8), "dense/bias": torch.randn(8)}
     with pytest.raises(ArgumentError, match="the tensors` must be those of an LSTM in the layout tf1-basic"):
         convert(model, "tf1-basic", "torch")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "name"),
+    [
+        (["rnn/encoder"], "rnn/encoder"),
+        (["encoder/rnn"], "encoder/rnn"),
+        (["rnn/multi_rnn_cell/cell_0/mine", "rnn/multi_rnn_cell/cell_1/mine"], "rnn/multi_rnn_cell/mine"),
+        (["bidirectional_rnn/fw/mine", "bidirectional_rnn/bw/mine"], "bidirectional_rnn/mine"),
+    ],
+)
+def test_cells_of_tensorflow_of_any_name_are_named_by_the_user(scopes, name):
+    model = {"dense/kernel": torch.randn(4, 8), "dense/bias": torch.randn(8), "out/kernel": torch.randn(2, 3)}
+    model |= {"gru/gates/kernel": torch.randn(5, 8), "gru/gates/bias": torch.randn(8)}
+    for scope in scopes:
+        model |= under(scope, {"kernel": torch.randn(4, 8), "bias": torch.randn(8)})
+    with pytest.raises(ArgumentError, match=rf"Scopes with tensors of such shapes: dense, {name}\. If one is the cell"):
+        convert(model, "tf1-basic", "torch")
+    found = convert(model, "tf1-basic", "torch", layers=[name])
+    assert torch.equal(found["weight_ih_l0"][2:4], model[f"{scopes[0]}/kernel"][:2, 4:6].t())
+    assert len(found) == 4 * len(scopes)
+    with pytest.raises(ArgumentError, match="must be those of an LSTM in the layout tf1-basic, got"):
+        convert(model, "tf1-basic", "torch", layers=["nothing"])
 
 
 def test_a_model_whose_name_says_lstm_may_have_other_layers():

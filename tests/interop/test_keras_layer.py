@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import subprocess
 import sys
 import warnings
@@ -271,7 +273,7 @@ def test_weights_go_both_ways_between_the_layers(tmp_path, suffix, wrapped):
 
     for first, second in ((LSTM, keras.layers.LSTM), (keras.layers.LSTM, LSTM)):
         saved, loaded = model(first), model(second)
-        path = tmp_path / f"{first.__module__}{suffix}"
+        path = tmp_path / f"{'mine' if first is LSTM else 'theirs'}{suffix}"
         saved.save(path) if suffix == ".keras" else saved.save_weights(path)
         loaded.load_weights(path)
         np.testing.assert_allclose(loaded.predict(x, verbose=0), saved.predict(x, verbose=0), rtol=0, atol=1e-6)
@@ -287,9 +289,40 @@ def test_a_saved_model_comes_back_as_it_was(tmp_path):
         assert after.get_config() == before.get_config()
         for one, other in zip(before.get_weights(), after.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
-    assert {name: loaded.layers[0].get_config()[name] for name in options} == options
+    assert {name: getattr(loaded.layers[0], name) for name in options} == options
     assert loaded.layers[1].use_cudnn is True
     assert type(keras.models.clone_model(saved).layers[0]) is LSTM
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "eager"}, {"use_cudnn": False}], ids=str)
+def test_plain_keras_loads_a_saved_model(tmp_path, monkeypatch, options):
+    inner = keras.Sequential([LSTM(UNITS, return_sequences=True, go_backwards=True, **options)])
+    layers = [inner, keras.layers.Bidirectional(LSTM(2, **options)), keras.layers.Dense(1)]
+    saved = keras.Sequential([keras.Input((TIME, FEATURES)), *layers])
+    saved.compile("adam", "mse")
+    saved.save(tmp_path / "model.keras")
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "gatewise>LSTM")  # as where gatewise was not imported
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.layers[0].layers[0]) is keras.layers.LSTM
+    assert type(loaded.layers[1].backward_layer) is keras.layers.LSTM
+    x = np.random.default_rng(0).standard_normal((BATCH, TIME, FEATURES)).astype("f4")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), saved.predict(x, verbose=0), rtol=0, atol=1e-6)
+
+
+def test_the_class_and_its_layers_can_be_copied_and_pickled():
+    layer = LSTM(UNITS, kernel="eager")
+    layer.build((None, TIME, FEATURES))
+    assert repr(LSTM) == "<class 'gatewise.interop.keras.lstm.LSTM'>"
+    for change in (copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))):
+        assert change(LSTM) is LSTM
+        assert change(_Subclass) is _Subclass
+        found = change(layer)
+        assert (type(found), found.kernel) == (LSTM, "eager")
+        np.testing.assert_array_equal(found.get_weights()[0], layer.get_weights()[0])
+
+
+class _Subclass(LSTM):
+    """A layer of a user."""
 
 
 def test_a_configuration_of_keras_makes_our_layer():

@@ -21,6 +21,7 @@ SOURCES = {
     "lingvo-layer-norm": "lingvo",
     "lingvo-lean": "lingvo_lean",
     "haste-layer-norm-gru": "haste_gru",
+    "dreamerv3-gru": "dreamer",
 }
 PLACES = {
     "tf1-layer-norm": "rnn/layer_norm_basic_lstm_cell/",
@@ -62,6 +63,30 @@ def test_the_converted_weights_compute_what_their_system_computes(layout):
     for name, value in expected.items():
         torch.testing.assert_close(converted[f"{name}_l0"], value, rtol=0, atol=1e-15)
     torch.testing.assert_close(loaded(layout, converted)(x)[0], run(layout, tensors, x))
+
+
+def test_cells_of_tensorflow_with_another_forget_bias_become_the_cell_of_the_default():
+    tensors, x = of_system("tf1-layer-norm"), torch.randn(4, 2, I, dtype=torch.float64)
+    other = gatewise.Recurrent(LayerNormLSTM.of("tensorflow1", forget_bias=0.25), I, H, dtype=torch.float64)
+    other.load_state_dict(convert(tensors, "tf1-layer-norm", "gatewise"))
+    converted = convert(tensors, "tf1-layer-norm", "gatewise", forget_bias=0.25)
+    torch.testing.assert_close(loaded("tf1-layer-norm", converted)(x)[0], other(x)[0])
+    back = convert(converted, "gatewise", "tf1-layer-norm", forget_bias=0.25)
+    for name, tensor in back.items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=1e-15)
+
+
+def test_the_gru_is_found_in_a_model_of_dreamerv3():
+    model = {f"agent/wm/rssm/{name}": tensor for name, tensor in of_system("dreamerv3-gru").items()}
+    model |= {"agent/wm/rssm/img_in/kernel": torch.zeros(3, 4), "agent/wm/rssm/img_in/norm/scale": torch.zeros(4)}
+    found = find_stacks(model, layout_named("dreamerv3-gru"))
+    assert [str(stack) for stack in found.stacks] == [f"1 layer, 1 direction, I {I}, H {H}"]
+    assert len(found.left) == 2
+    block_gru = {"dyn/dyngru/kernel": torch.zeros(2, 5, 9), "dyn/dynhid0/kernel": torch.zeros(2, 5, 3)}
+    with pytest.raises(
+        ArgumentError, match=r"The block GRU of 2024 \(dyngru or dyncore\) reads its state through layers"
+    ):
+        convert(block_gru, "dreamerv3-gru", "gatewise")
 
 
 @pytest.mark.parametrize("layout", SOURCES)

@@ -13,7 +13,7 @@ from gatewise.contract.errors import ArgumentError, ShapeError
 from gatewise.contract.pytorch import in_pytorch
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.convert import convert
-from gatewise.interop.layouts import LAYOUTS, layout_named
+from gatewise.interop.layouts import LAYOUTS, default_target, layout_named
 from gatewise.interop.packing import pack, unpack
 
 REFERENCES = Path(__file__).parent / "references"
@@ -50,6 +50,11 @@ def loaded(tensors, directions=1):
         ("tf1_cudnn", "tf1-cudnn", 2),
         ("flax", "flax", 1),
         ("flax_bidirectional", "flax", 2),
+        ("nnx_optimized", "flax-nnx", 1),
+        ("nnx_lstm", "flax-nnx-lstm", 1),
+        ("nnx_bidirectional", "flax-nnx-lstm", 2),
+        ("nnx_gru", "flax-nnx-gru", 1),
+        ("nnx_rnn", "flax-nnx-rnn", 1),
     ],
 )
 def test_the_converted_weights_compute_what_their_system_computed(name, layout, directions):
@@ -58,7 +63,7 @@ def test_the_converted_weights_compute_what_their_system_computed(name, layout, 
         weights = {
             key.removeprefix("weights/"): reference[key] for key in reference.files if key.startswith("weights/")
         }
-    module = loaded(convert(weights, layout, "torch"), directions)
+    module = loaded(convert(weights, layout, default_target(layout)), directions)
     torch.testing.assert_close(module(x)[0], y, rtol=0, atol=1e-6)
 
 
@@ -193,6 +198,12 @@ def test_cudnn_weights_of_keras_are_packed_as_keras_documents_it():
             np.testing.assert_array_equal(converted[name], array, err_msg=name)
 
 
+def without_recurrent_bias_of_n(module):
+    for name, parameter in module.named_parameters():
+        if "bias_hh" in name:
+            torch.nn.init.zeros_(parameter[-module.hidden_size :])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("layers", "directions"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("layout", IN_PYTORCH)
@@ -200,6 +211,8 @@ def test_round_trips_are_exact(layout, layers, directions, dtype):
     torch.manual_seed(0)
     kind, own = pytorchs(layout)
     module = kind(3, 2, layers, bidirectional=directions == 2).to(dtype)
+    if layout == "flax-nnx-gru":
+        without_recurrent_bias_of_n(module)
     if directions == 2 and layout in ONE_DIRECTION:
         with pytest.raises(ArgumentError, match="second direction"):
             convert(module.state_dict(), own, layout)
@@ -269,6 +282,53 @@ def test_the_gates_of_flax_that_have_one_bias_get_the_sum():
     assert not {"cell/hr/bias", "cell/hz/bias"} & there.keys()
     x = torch.randn(4, 2, 3)
     torch.testing.assert_close(loaded(convert(there, "flax-gru", "torch-gru"))(x)[0], module(x)[0])
+
+
+def test_a_recurrent_bias_that_a_layout_does_not_have_is_refused():
+    module = torch.nn.GRU(3, 2)
+    message = (
+        "`the recurrent bias of n` must be zero, got numbers that are not. GRUCell of Flax nnx has one bias for each"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        convert(module.state_dict(), "torch-gru", "flax-nnx-gru")
+    without_recurrent_bias_of_n(module)
+    there = convert(module.state_dict(), "torch-gru", "flax-nnx-gru")
+    x = torch.randn(4, 2, 3)
+    torch.testing.assert_close(loaded(convert(there, "flax-nnx-gru", "torch-gru"))(x)[0], module(x)[0])
+
+
+def test_the_gate_whose_name_is_a_keyword_is_spelled_as_nnx_does():
+    there = convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "flax-nnx-lstm")
+    assert {"cell/if_/kernel", "cell/ig/kernel", "cell/hf/kernel", "cell/hf/bias"} <= there.keys()
+    with pytest.raises(ArgumentError, match=r"got no if/kernel\. The names are those of the layout flax-nnx-lstm\."):
+        convert(there, "flax", "torch")
+    saved = {f"{name}/value": tensor for name, tensor in there.items()}  # as the leaves of a state are saved
+    assert convert(saved, "flax-nnx-lstm", "torch").keys() == torch.nn.LSTM(3, 2).state_dict().keys()
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.5, 2.0])
+def test_the_forget_bias_of_cells_made_with_another_one(constant):
+    generator = np.random.default_rng(2)
+    kernel, bias = generator.standard_normal((5, 8)), generator.standard_normal(8)
+    x = generator.standard_normal((5, 2, 3))
+    h = c = np.zeros((2, 2))
+    outputs = []
+    for step in x:
+        i, g, f, o = np.split(np.hstack([step, h]) @ kernel + bias, 4, -1)
+        c = sigmoid(f + constant) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        outputs.append(h)
+    tensors = {"rnn/basic_lstm_cell/kernel": kernel, "rnn/basic_lstm_cell/bias": bias}
+    module = loaded(convert(tensors, "tf1-basic", "torch", forget_bias=constant))
+    np.testing.assert_allclose(module(torch.from_numpy(x))[0].detach(), np.stack(outputs), rtol=0, atol=1e-14)
+    again = convert(module.state_dict(), "torch", "tf1-basic", forget_bias=constant)
+    assert torch.equal(again["rnn/basic_lstm_cell/bias"], torch.from_numpy(bias))
+
+
+def test_a_forget_bias_is_refused_where_no_cell_adds_one():
+    message = "`forget_bias` must be given for a layout that has one, tf1-basic, tf1-layer-norm, got 0.5. Leave it out."
+    with pytest.raises(ArgumentError, match=message):
+        convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "keras", forget_bias=0.5)
 
 
 def test_a_layout_of_another_cell_is_refused():

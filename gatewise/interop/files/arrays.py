@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra, sentence
 from gatewise.files import replacing, write_bytes
 from gatewise.interop.convert import as_tensor
+from gatewise.interop.description import Content
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, named_tensors
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
+def read_npz(path: Path) -> Content:
     """Return the arrays of a `numpy.savez` file, in the order of the file; non-numeric arrays are left out."""
     try:
         with np.load(path, allow_pickle=False) as content:
@@ -34,7 +34,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     }
     if not arrays:
         raise CheckpointError(f"{path} is not a file of numpy.savez (no array in it). Take another copy.")
-    return {name: as_tensor(name, array) for name, array in arrays.items()}
+    return Content({name: as_tensor(name, array) for name, array in arrays.items()})
 
 
 def write_npz(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
@@ -58,14 +58,14 @@ def numpy_arrays(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, np.
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> Content:
     """Return the tensors of a `.safetensors` file sorted by name, because the file's own order is arbitrary."""
     library = _safetensors()
     try:
         tensors = library.torch.load(path.read_bytes())
     except library.SafetensorError as error:
         raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}). Take another copy.") from error
-    return {name: tensors[name] for name in sorted(tensors, key=natural)}
+    return Content({name: tensors[name] for name in sorted(tensors, key=natural)})
 
 
 def write_safetensors(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
+from gatewise.interop.description import Content
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
-from gatewise.interop.layouts import WeightLayout, layouts_of_conversion
+from gatewise.interop.layouts import WeightLayout, adding_to_forget, layouts_of_conversion, with_heads
 from gatewise.interop.search import find_stacks
 from gatewise.interop.stacks import Stack
 
@@ -23,15 +24,19 @@ class FileKind(NamedTuple):
 
     Attributes:
         suffix: The suffix of its file name.
-        read: The function that returns the tensors by name.
+        read: The function that returns the content.
         write: The function that writes stacks in a layout.
         layouts: The layouts that it can hold; None for any.
+        ordered: Whether the order of the layers in the file is that of a model.
+        not_loaded: The layouts whose system does not load such files.
     """
 
     suffix: str
-    read: Callable[[Path], dict[str, Tensor]]
+    read: Callable[[Path], Content]
     write: Callable[[Path, Sequence[Stack], WeightLayout], None]
     layouts: tuple[str, ...] | None = None
+    ordered: bool = False
+    not_loaded: tuple[str, ...] = ()
 
 
 _KERAS = ("keras", "keras-gru", "keras-rnn")
@@ -39,10 +44,15 @@ _KERAS = ("keras", "keras-gru", "keras-rnn")
 KINDS = (
     FileKind(".safetensors", arrays.read_safetensors, arrays.write_safetensors),
     FileKind(".npz", arrays.read_npz, arrays.write_npz),
-    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, _KERAS),
-    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, _KERAS),
-    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, (*_KERAS, "keras-cudnn", "keras-cudnn-gru")),
-    FileKind(".ckpt", tensorflow.read_checkpoint, tensorflow.write_checkpoint),
+    FileKind(".keras", keras_archive.read_keras, keras_archive.write_keras, _KERAS, ordered=True),
+    FileKind(".weights.h5", hdf5.read_hdf5, hdf5.write_weights_h5, _KERAS, ordered=True),
+    FileKind(".h5", hdf5.read_hdf5, hdf5.write_h5, (*_KERAS, "keras-cudnn", "keras-cudnn-gru"), ordered=True),
+    FileKind(
+        ".ckpt",
+        tensorflow.read_checkpoint,
+        tensorflow.write_checkpoint,
+        not_loaded=(*_KERAS, "keras-cudnn", "keras-cudnn-gru", "tfa-layer-norm"),
+    ),
 )
 """All kinds of files; the first one whose suffix matches applies. A TensorFlow checkpoint may have any name."""
 
@@ -68,6 +78,8 @@ def convert_file(
     layers: Sequence[str] = (),
     pair: bool = False,
     stack: bool = False,
+    forget_bias: float | None = None,
+    heads: int | None = None,
 ) -> Conversion:
     """Convert the weights of recurrent layers in a file to another file and layout.
 
@@ -84,6 +96,8 @@ def convert_file(
         layers: The names of the layers to convert; see `gatewise.interop.convert.convert`.
         pair: Whether to combine layers of one direction; see `gatewise.interop.convert.convert`.
         stack: Whether to combine the layers to one stack; see `gatewise.interop.convert.convert`.
+        forget_bias: The constant of TensorFlow 1; see `gatewise.interop.convert.convert`.
+        heads: The number of heads; see `gatewise.interop.convert.convert`.
 
     Raises:
         CheckpointError: The source cannot be read, is truncated or of another kind; or the target cannot be written.
@@ -93,18 +107,26 @@ def convert_file(
     """
     source, target = Path(source), Path(target)
     source_layout, target_layout = layouts_of_conversion(source_layout, target_layout)
+    source_layout, target_layout = adding_to_forget(source_layout, target_layout, forget_bias)
+    target_layout = with_heads(target_layout, heads)
     kind = _kind_to_write(target, target_layout)
     for written in _written(target, kind):
         for read in _read(source):
             refuse_overwriting({"the target": written}, {"the source": read})
-    found = find_stacks(read_file(source), source_layout)
-    stacks = arranged(found.stacks, layers=layers, pair=pair, stack=stack)
+    content = read_content(source)
+    found = find_stacks(content.tensors, source_layout, layers)
+    stacks = arranged(found.stacks, content, source_layout, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)
     return Conversion(stacks, found.left)
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of any kind, by name.
+    """Return the tensors of a file of any kind, by name; see `read_content`."""
+    return read_content(path).tensors
+
+
+def read_content(path: Path) -> Content:
+    """Return the tensors of a file of any kind, and what it says of its layers.
 
     Raises:
         CheckpointError: The file cannot be read, is truncated or of another kind.
@@ -130,6 +152,11 @@ def _kind_to_write(path: Path, layout: WeightLayout) -> FileKind:
         raise ArgumentError(
             sentence("the layout", f"{' or '.join(kind.layouts)} in a {kind.suffix} file", layout.name, advice)
         )
+    if layout.name in kind.not_loaded:
+        advice = (
+            "Keras finds variables by the objects of a model: write a .weights.h5, .keras, .safetensors or .npz file."
+        )
+        raise ArgumentError(sentence("the layout", f"one of TensorFlow 1 in a {kind.suffix} file", layout.name, advice))
     return kind
 
 

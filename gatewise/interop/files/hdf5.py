@@ -6,8 +6,9 @@ tell which they are. An older file stores the names of layers and variables in a
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -15,18 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gatewise.cells import RNN
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
+from gatewise.interop.description import Content, Description
 from gatewise.interop.files.arrays import natural, numpy_arrays
+from gatewise.interop.files.keras_config import described
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.packing import pack
 from gatewise.interop.stacks import Stack
 
 _RECURRENT = ("kernel", "recurrent_kernel", "bias")
 _DIRECTIONS = ("forward", "backward")
+_OLD_LAYERS = "_layer_checkpoint_dependencies"
+"""The name that Keras in TensorFlow 2.12 to 2.15 gives to the group `layers`."""
 _NAMES = {"LSTM": "lstm", "GRU": "gru", "RNN": "simple_rnn"}
 
 
@@ -38,12 +44,14 @@ class KerasLayer(NamedTuple):
         name: The name of the layer.
         directions: The weights of one or two directions.
         cell: "lstm", "gru" or "simple_rnn".
+        relu: Whether the layer computes ReLU in place of tanh.
     """
 
     kind: str
     name: str
     directions: tuple[DirectionWeights, ...]
     cell: str
+    relu: bool
 
 
 def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
@@ -59,19 +67,21 @@ def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
             own = stack.name.replace("/", "_") if len(stack.layers) == 1 else ""
             taken = {layer.name for layer in layers}
             name = own if own and own not in taken else numbered
-            layers.append(KerasLayer(kind, name, directions, cell))
+            layers.append(KerasLayer(kind, name, directions, cell, stack.cell == RNN("relu")))
     return layers
 
 
-def read_hdf5(path: Path, content: IO[bytes] | None = None) -> dict[str, Tensor]:
+def read_hdf5(path: Path, content: IO[bytes] | None = None, model: Mapping[str, Any] | None = None) -> Content:
     """Return the variables of the layers in a Keras file; optimizer variables are left out.
 
     Args:
         path: The path of the file, or of the archive that contains it, for error messages.
         content: The file in the archive; None to read `path`.
+        model: The config of the model; None to look for it in the file.
 
     Returns:
-        Tensors by the layer's name and the variable's, such as `bidirectional/forward_lstm/lstm_cell/kernel`.
+        Tensors by the layer's name and the variable's, such as `bidirectional/forward_lstm/lstm_cell/kernel`, and what
+        the config of the model says of its recurrent layers; without one, the order in which the file has its layers.
 
     Raises:
         CheckpointError: The file is truncated, or not an HDF5 file.
@@ -80,9 +90,16 @@ def read_hdf5(path: Path, content: IO[bytes] | None = None) -> dict[str, Tensor]
     try:
         with h5py.File(content or path, "r") as file:
             weights = file.get("model_weights", file)
-            found = _by_attributes(weights) if _names(weights, "layer_names") else _numbered(file) or _datasets(file)
-            return {name: _tensor(name, dataset) for name, dataset in found if dataset.dtype.kind in "fiubV"}
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
+            if model is None and "model_config" in file.attrs:
+                model = json.loads(_text(file.attrs["model_config"]))
+            known = () if model is None else described(model)
+            if _names(weights, "layer_names"):
+                found, layers = list(_by_attributes(weights)), known or _listed(weights)
+            else:
+                found, layers = _numbered(file, known)
+            tensors = {name: _tensor(name, dataset) for name, dataset in found if dataset.dtype.kind in "fiubV"}
+            return Content(tensors, layers, model is not None)
+    except (OSError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"{path} is truncated or not an HDF5 file of Keras ({error}). Take another copy."
         ) from error
@@ -164,7 +181,11 @@ def _names(group: Any, attribute: str) -> list[str]:
             break
         pieces.append(f"{attribute}{len(pieces)}")
     names = [name for piece in pieces for name in group.attrs[piece]]
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return [_text(name) for name in names]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _by_attributes(weights: Any) -> Iterator[tuple[str, Any]]:
@@ -175,19 +196,38 @@ def _by_attributes(weights: Any) -> Iterator[tuple[str, Any]]:
             yield "/".join([layer, *inner]), weights[layer][variable]
 
 
-def _numbered(file: Any) -> list[tuple[str, Any]]:
+def _listed(weights: Any) -> tuple[Description, ...]:
+    """Return the layers that an older file lists, in its order."""
+    return tuple(Description(((name,),)) for name in _names(weights, "layer_names"))
+
+
+def _numbered(file: Any, known: tuple[Description, ...]) -> tuple[list[tuple[str, Any]], tuple[Description, ...]]:
+    """Return the variables by name, and the layers with the places that they have in this file."""
     groups = []
     file.visititems(lambda path, item: groups.append(path) if path.rpartition("/")[2] == "vars" else None)
     owners = sorted((path.rpartition("/")[0] for path in groups if not path.startswith("optimizer")), key=natural)
     owners = [owner for owner in owners if owner]
     titles = {owner: _title(file, owner) for owner in owners}
+    unique = {owner: title for owner, title in titles.items() if list(titles.values()).count(title) == 1}
     found = []
     for owner in owners:
         variables = [file[owner]["vars"][key] for key in sorted(file[owner]["vars"], key=natural)]
-        title = titles[owner] if list(titles.values()).count(titles[owner]) == 1 else owner
         names = _RECURRENT if _looks_recurrent(variables) else map(str, range(len(variables)))
-        found += [(f"{title}/{name}", variable) for name, variable in zip(names, variables, strict=False)]
-    return found
+        named = zip(names, variables, strict=False)
+        found += [(f"{unique.get(owner, owner)}/{name}", variable) for name, variable in named]
+    if not found:
+        return _datasets(file), ()
+    paths = {tuple(owner.replace(_OLD_LAYERS, "layers").split("/")): owner for owner in owners}
+    if known:
+        with_owners = [(layer, paths.get(layer.places[-1])) for layer in known]
+    else:
+        with_owners = [(Description((path,)), owner) for path, owner in paths.items()]
+    return found, tuple(
+        layer
+        if owner is None
+        else layer._replace(places=(tuple(titles[owner].split("/")), tuple(owner.split("/")), layer.places[-1]))
+        for layer, owner in with_owners
+    )
 
 
 def _looks_recurrent(variables: Sequence[Any]) -> bool:
@@ -202,7 +242,7 @@ def _title(file: Any, owner: str) -> str:
     path = ""
     for part in owner.split("/"):
         path = f"{path}/{part}"
-        if part in ("layers", "_layer_checkpoint_dependencies"):
+        if part in ("layers", _OLD_LAYERS):
             continue
         variables = file[path].get("vars")
         inner = part == "cell" or re.fullmatch(r"(forward|backward)_layer", part)

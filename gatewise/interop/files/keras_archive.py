@@ -10,27 +10,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from gatewise.contract.errors import CheckpointError
 from gatewise.files import replacing
+from gatewise.interop.description import Content
 from gatewise.interop.files.hdf5 import KerasLayer, keras_layers, read_hdf5, write_weights_h5
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, joined
 
-_WEIGHTS = "model.weights.h5"
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 _CLASSES = {"lstm": "LSTM", "gru": "GRU", "simple_rnn": "SimpleRNN"}
 
 
-def read_keras(path: Path) -> dict[str, Tensor]:
+def read_keras(path: Path) -> Content:
     """Return the variables of the model's layers; see `read_hdf5`."""
     try:
         with zipfile.ZipFile(path) as archive:
             content = archive.read(_WEIGHTS)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            model = json.loads(archive.read(_CONFIG))
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
         message = f"{path} is truncated or not a model of Keras 3 ({error}). Take another copy."
         raise CheckpointError(message) from error
-    return read_hdf5(path, io.BytesIO(content))
+    return read_hdf5(path, io.BytesIO(content), model)
 
 
 def write_keras(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
@@ -44,7 +44,7 @@ def write_keras(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> No
     write_weights_h5(weights, [stack], layout)
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         archive.writestr("metadata.json", json.dumps({"keras_version": "3.5.0", "date_saved": ""}))
-        archive.writestr("config.json", json.dumps(_sequential(stack)))
+        archive.writestr(_CONFIG, json.dumps(_sequential(stack)))
         archive.writestr(_WEIGHTS, weights.getvalue())
 
 
@@ -69,6 +69,8 @@ def _layer(layer: KerasLayer, dtype: str) -> dict[str, Any]:
     cell = _CLASSES[layer.cell]
     if cell == "GRU":
         config["reset_after"] = True
+    if layer.relu:
+        config["activation"] = "relu"
     if layer.kind == layer.cell:
         return _entry(cell, config)
     forward = _entry(cell, config | {"name": f"forward_{layer.cell}"})

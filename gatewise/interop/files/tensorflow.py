@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
-from gatewise.interop.files.arrays import numpy_arrays
+from gatewise.interop.description import Content, Description, Place
+from gatewise.interop.files.arrays import natural, numpy_arrays
+from gatewise.interop.files.keras_config import described
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack
+
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_LISTED = re.compile(r"/\d+/\.ATTRIBUTES/VARIABLE_VALUE$")
+"""The end of the name of a variable that is known by its number in a list."""
 
 
 def checkpoint_prefix(path: Path) -> Path | None:
@@ -30,8 +40,11 @@ def checkpoint_prefix(path: Path) -> Path | None:
     return None
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
+def read_checkpoint(path: Path) -> Content:
     """Return the numeric variables of a checkpoint, ordered by name.
+
+    A checkpoint of objects has some variables under their numbers in a list, as the variables of an optimizer or of a
+    SavedModel. These have the names that they had in their model.
 
     Raises:
         CheckpointError: The file is truncated, or not a checkpoint.
@@ -43,12 +56,68 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     tensorflow = _tensorflow()
     try:
         reader = tensorflow.train.load_checkpoint(str(prefix))
-        names = sorted(reader.get_variable_to_shape_map())
-        arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
+        # Attributes whose names begin with an underscore are lists in any order.
+        names = sorted(reader.get_variable_to_shape_map(), key=lambda name: (name.startswith("_"), natural(name)))
+        arrays = {name: np.asarray(reader.get_tensor(name)) for name in names if name != _GRAPH}
+        graph = reader.get_tensor(_GRAPH) if _GRAPH in names else None
+        titles, of_optimizers = ({}, set()) if graph is None else _names_of_variables(graph)
     except (tensorflow.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         message = f"{prefix} is truncated or not a TensorFlow checkpoint ({_first_line(error)}). Take another copy."
         raise CheckpointError(message) from error
-    return {name: as_tensor(name, array) for name, array in arrays.items() if array.dtype.kind == "f"}
+    tensors: dict[str, Tensor] = {}
+    places: dict[Place, None] = {}
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or name in of_optimizers:
+            continue
+        title = str(titles.get(name, name)) if _LISTED.search(name) else str(name)
+        tensor = as_tensor(name, array)
+        if title in tensors:
+            if torch.equal(tensors[title], tensor):
+                continue
+            title = name  # variables of two models with the same names
+        tensors[title] = tensor
+        parts = title.split("/")
+        places |= dict.fromkeys(tuple(parts[:length]) for length in range(1, len(parts)))
+    model = _saved_config(prefix)
+    if model is not None:
+        known = (layer._replace(places=(*layer.places, layer.places[0][-1:])) for layer in described(model))
+        return Content(tensors, tuple(known), connected=True)
+    in_lists = any(_LISTED.search(name) for name in arrays)
+    return Content(tensors, tuple(Description((place,)) for place in places) if in_lists else ())
+
+
+def _saved_config(prefix: Path) -> dict[str, Any] | None:
+    """Return the config of the model in a SavedModel of Keras 2, which has it as JSON in a file of its own, or None."""
+    try:
+        text = (prefix.parent.parent / "keras_metadata.pb").read_text("utf-8", "replace")
+        root, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+    except (OSError, ValueError):
+        return None
+    return root if prefix.name == "variables" and root.get("config", {}).get("layers") else None
+
+
+def _names_of_variables(graph: bytes) -> tuple[dict[str, str], set[str]]:
+    """Return the names that variables had in their model, by their names in a checkpoint of objects.
+
+    The second result has the names in the checkpoint of the variables that optimizers made, such as momenta. Their
+    names in the model are like those of the variables that they belong to.
+    """
+    from tensorflow.core.protobuf import trackable_object_graph_pb2 as protocol  # pyright: ignore
+
+    nodes = protocol.TrackableObjectGraph.FromString(graph).nodes
+    titles = {
+        attribute.checkpoint_key: attribute.full_name
+        for node in nodes
+        for attribute in node.attributes
+        if attribute.full_name
+    }
+    of_optimizers = set()
+    for node in nodes:
+        children = {child.local_name: child.node_id for child in node.children}
+        if "_iterations" in children and "_variables" in children:
+            made = [nodes[child.node_id] for child in nodes[children["_variables"]].children]
+            of_optimizers |= {attribute.checkpoint_key for variable in made for attribute in variable.attributes}
+    return titles, of_optimizers
 
 
 def checkpoint_files(path: Path) -> tuple[Path, Path]:

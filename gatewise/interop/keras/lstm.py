@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import pkgutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -27,14 +29,31 @@ class SlowerKernelWarning(UserWarning):
     """The warning that no kernel of gatewise supports a layer's options, so that Keras' loop over time steps runs."""
 
 
+class _InKerasFiles(type(keras.layers.LSTM)):
+    """The class of the layer's class: files name the module that it has, from which plain Keras takes its own layer."""
+
+    def __repr__(self) -> str:
+        return f"<class '{__name__}.{self.__name__}'>" if self is LSTM else super().__repr__()
+
+
+def _pickled(cls: type) -> tuple[Callable, tuple[str]] | str:
+    return (pkgutil.resolve_name, (f"{__name__}:LSTM",)) if cls is LSTM else cls.__qualname__
+
+
+copyreg.pickle(_InKerasFiles, _pickled)  # by the place where the class is, which is not the module that it names
+
+
 @keras.saving.register_keras_serializable(package="gatewise")
-class LSTM(keras.layers.LSTM):
+class LSTM(keras.layers.LSTM, metaclass=_InKerasFiles):
     """`keras.layers.LSTM` on the kernels of gatewise, with the same arguments, weights, results and files.
 
     The fastest kernel is chosen for every call. The kernels support masks of any form, `stateful`, `go_backwards`,
     `return_state`, `dropout`, `use_bias=False` and mixed precision; `unroll` has no effect. For options that no kernel
     supports (another `activation` or `recurrent_activation`, `recurrent_dropout`), Keras' own loop over time steps runs
     instead, and the constructor emits a `SlowerKernelWarning`.
+
+    A model that is saved with this layer is loaded with it where `gatewise.interop.keras` was imported, and with
+    `keras.layers.LSTM` elsewhere.
 
     The layer needs Keras with the torch backend. Importing `gatewise.interop.keras` before `keras` selects that backend
     unless KERAS_BACKEND is set.
@@ -57,6 +76,8 @@ class LSTM(keras.layers.LSTM):
     (`torch.backends.cudnn.allow_tf32`).
     """
 
+    __module__ = keras.layers.LSTM.__module__
+
     def __init__(
         self,
         units: int,
@@ -65,6 +86,8 @@ class LSTM(keras.layers.LSTM):
         kernel: str = "auto",
         **options: Any,
     ) -> None:
+        if isinstance(options.get("implementation"), str):
+            kernel = options.pop("implementation")  # from `get_config`
         super().__init__(units, *arguments, use_cudnn=use_cudnn, **options)
         check_name(kernel, "kernel")
         if (use_cudnn is True and kernel not in ("auto", "cudnn")) or (use_cudnn is False and kernel == "cudnn"):
@@ -153,9 +176,14 @@ class LSTM(keras.layers.LSTM):
         return obstacles
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, for saving and cloning."""
-        kernel = "auto" if self.use_cudnn is True else self.kernel
-        return {**super().get_config(), "use_cudnn": self.use_cudnn, "kernel": kernel}
+        """Return the constructor's arguments, for saving and cloning; `keras.layers.LSTM` accepts them too.
+
+        A named kernel is the value of `implementation`, which Keras reads as its default.
+        """
+        own = {} if self.use_cudnn == "auto" else {"use_cudnn": self.use_cudnn}
+        if self.kernel != "auto" and self.use_cudnn is not True:
+            own["implementation"] = self.kernel
+        return super().get_config() | own
 
 
 @contextlib.contextmanager

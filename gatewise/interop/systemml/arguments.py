@@ -118,8 +118,53 @@ def read(
     )
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return a Boolean argument.
+
+    Raises:
+        ArgumentError: It is not True or False.
+    """
+    if not isinstance(value, bool | np.bool_):
+        advice = "The Booleans TRUE and FALSE of a script are True and False in Python."
+        raise ArgumentError(sentence(name, "True or False", repr(value), advice))
+    return bool(value)
+
+
+def require_rows(arguments: Arguments) -> None:
+    """Raise `ShapeError` if out0 and c0 have more rows than X, which only the forward pass may be given."""
+    sizes = arguments.sizes
+    if arguments.rows != sizes.N:
+        expectation = f"of as many rows as X in the backward pass, {sizes.directions * sizes.N}"
+        advice = "After a smaller last batch, give the rows that the forward pass took."
+        raise ShapeError(sentence("out0", expectation, sizes.directions * arguments.rows, advice))
+
+
+def fingerprints(arguments: Arguments) -> dict[str, Tensor]:
+    """Return numbers by which arguments of the same sizes can be told apart, for each matrix: integers [R + C].
+
+    They are the sums of rows and of columns, of the entries' bits taken as integers. Zeros have no bits, so that a
+    sparse matrix has the numbers of the dense one.
+    """
+    found = {"X": arguments.X}
+    for suffix, weight, bias in zip(("", "_reverse"), arguments.W, arguments.b, strict=False):
+        found |= {f"W{suffix}": weight, f"b{suffix}": bias}
+    found |= {"out0": arguments.out0.flatten(0, 1), "c0": arguments.c0.flatten(0, 1)}
+    return {name: _fingerprint(matrix) for name, matrix in found.items()}
+
+
+def _fingerprint(matrix: Tensor) -> Tensor:
+    bits = torch.int64 if matrix.dtype == torch.float64 else torch.int32
+    if not sparse.is_sparse(matrix):
+        numbers = (matrix + 0).contiguous().view(bits)  # -0.0, whose sign is a bit, becomes 0.0
+        return torch.cat((numbers.sum(1), numbers.sum(0)))
+    values, (rows, columns) = (matrix.values() + 0).view(bits).long(), matrix.shape
+    row = torch.repeat_interleave(torch.arange(rows, device=values.device), matrix.crow_indices().diff())
+    sums = values.new_zeros(rows + columns)
+    return sums.index_add_(0, row, values).index_add_(0, rows + matrix.col_indices(), values)
+
+
 def gradient_of(name: str, value: Any, shape: tuple[int, int], arguments: Arguments, advice: str = "") -> Tensor | None:
-    """Check the gradient of an output against its shape; None means zero."""
+    """Check a gradient of an output, or another matrix, against its shape; None means zero."""
     if value is None:
         return None
     gradient = matrix_of(name, value, may_be_sparse=False)

@@ -9,7 +9,7 @@ import torch
 
 from gatewise.contract.errors import ArgumentError, DtypeError, sentence
 from gatewise.interop.systemml import passes
-from gatewise.interop.systemml.arguments import Arguments, gradient_of, read
+from gatewise.interop.systemml.arguments import Arguments, flag, gradient_of, read
 from gatewise.interop.systemml.layout import steps_of
 from gatewise.interop.systemml.state import State
 
@@ -115,7 +115,8 @@ def lstm(
         ShapeError: Shapes do not fit together.
         DtypeError: A dtype is neither float64 nor float32, or the dtypes differ.
         DeviceError: Tensors are on different devices.
-        ArgumentError: An argument is not a matrix, or NumPy arrays and PyTorch tensors are mixed.
+        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `return_sequences` is
+            not True or False.
         KernelRefused: The named kernel cannot run the call.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
 
@@ -138,7 +139,7 @@ def lstm(
         ((20, 130), (20, 650), (60, 40))
     """
     arguments = read(X, [(W, b)], out0, c0)
-    out, c, state = passes.forward(arguments, return_sequences, kernel, device, memory_budget)
+    out, c, state = passes.forward(arguments, flag("return_sequences", return_sequences), kernel, device, memory_budget)
     out, c = arguments.given_back((out, c))
     return out, c, state
 
@@ -187,13 +188,13 @@ def lstm_backward(
             state is of another problem.
         DtypeError: A dtype is neither float64 nor float32, or the dtypes of arguments and state differ.
         DeviceError: Tensors are on different devices.
-        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, or `state` is not the
-            result of `lstm`.
+        ArgumentError: An argument is not a matrix, NumPy arrays and PyTorch tensors are mixed, `given_sequences` is not
+            True or False, or `state` is not the result of `lstm` for arguments of the same values.
         KernelRefused: The named kernel cannot run the call.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
     arguments = read(X, [(W, b)], out0, c0)
-    above = _above(arguments, given_sequences, dout, dc)
+    above = _above(arguments, flag("given_sequences", given_sequences), dout, dc)
     found = passes.backward(arguments, above, state, kernel, device, memory_budget)
     return arguments.given_back((found.X, *found.W, *found.b, found.out0, found.c0))
 
@@ -212,7 +213,9 @@ def bilstm(
     device: torch.device | str | None = None,
     memory_budget: float | None = None,
 ) -> tuple[Any, Any, State]:
-    """Run an LSTM in both directions, with the layout of SystemDS' layer of this name.
+    """Run an LSTM in both directions, with the weights of SystemDS' layer of this name and an opaque state.
+
+    `gatewise.interop.systemds.bilstm_forward` has the results of that layer: final states above each other, and caches.
 
     Args:
         X: The input [N, T*D], as for `lstm`.
@@ -238,7 +241,7 @@ def bilstm(
         Apache SystemDS, `scripts/nn/layers/bilstm.dml`.
     """
     arguments = read(X, [(W, b), (W_reverse, b_reverse)], out0, c0)
-    out, c, state = passes.forward(arguments, return_sequences, kernel, device, memory_budget)
+    out, c, state = passes.forward(arguments, flag("return_sequences", return_sequences), kernel, device, memory_budget)
     out, c = arguments.given_back((out, c))
     return out, c, state
 
@@ -285,7 +288,7 @@ def bilstm_backward(
         GatewiseError: The same errors as for `lstm_backward`.
     """
     arguments = read(X, [(W, b), (W_reverse, b_reverse)], out0, c0)
-    above = _above(arguments, given_sequences, dout, dc)
+    above = _above(arguments, flag("given_sequences", given_sequences), dout, dc)
     found = passes.backward(arguments, above, state, kernel, device, memory_budget)
     return arguments.given_back((found.X, *found.W, *found.b, found.out0, found.c0))
 

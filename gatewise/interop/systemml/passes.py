@@ -21,7 +21,7 @@ from gatewise.contract.errors import (
 )
 from gatewise.functional import RepeatedForwardWarning
 from gatewise.interop.systemml import sparse
-from gatewise.interop.systemml.arguments import Arguments
+from gatewise.interop.systemml.arguments import Arguments, fingerprints, require_rows
 from gatewise.interop.systemml.layout import flat_weights, gates_exchanged, matrix_of, sequences_of, steps_of
 from gatewise.interop.systemml.state import State
 
@@ -83,11 +83,7 @@ def backward(
     memory_budget: float | None,
 ) -> Gradients:
     """Run the backward pass from the state if it can be used, otherwise after repeating the forward pass."""
-    sizes = arguments.sizes
-    if arguments.rows != sizes.N:
-        expectation = f"of as many rows as X in the backward pass, {sizes.directions * sizes.N}"
-        advice = "After a smaller last batch, give the rows that the forward pass took."
-        raise ShapeError(sentence("out0", expectation, sizes.directions * arguments.rows, advice))
+    require_rows(arguments)
     if state is not None:
         _check_state(state, arguments)
     where = _place(device) or (state.device if state is not None and state.home == arguments.home else arguments.home)
@@ -125,13 +121,13 @@ def _run(
         weights = flat_weights(list(zip(recurrent, b, strict=True)), sizes.M)
         try:
             output, saved = functional.forward(products, initial, weights, **options, projected=True)
-            return output, State(saved, sizes, arguments.home)
+            return output, State(saved, sizes, arguments.home, fingerprints(arguments))
         except (KernelRefused, OutOfMemoryPredicted) as refused:
             _log.info("sparse matrices are made dense: %s", str(refused).partition("\n")[0])
     x = steps_of(sparse.dense(X), D).clone(memory_format=torch.contiguous_format)
     weights = flat_weights([(sparse.dense(matrix), bias) for matrix, bias in zip(W, b, strict=True)], sizes.M)
     output, saved = functional.forward(x, initial, weights, **options)
-    return output, State(saved, sizes, arguments.home)
+    return output, State(saved, sizes, arguments.home, fingerprints(arguments))
 
 
 def _in_systemml_layout(arguments: Arguments, found: functional.Gradients, projected: bool) -> Gradients:
@@ -160,6 +156,10 @@ def _check_state(state: Any, arguments: Arguments) -> None:
         raise ShapeError(sentence("state", f"of a problem of {arguments.sizes}", f"one of {state.sizes}", advice))
     if state.dtype != arguments.X.dtype:
         raise DtypeError(sentence("state", f"of {arguments.X.dtype} like X", state.dtype))
+    for name, found in fingerprints(arguments).items():
+        if not torch.equal(found.cpu(), state.fingerprints[name].cpu()):
+            advice = "Give the state that the forward pass of the same arguments returned, or None to repeat it."
+            raise ArgumentError(sentence("state", f"that of a forward pass with this {name}", "one of another", advice))
 
 
 def _reason(state: State | None, where: torch.device) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.saved import Saved
@@ -16,6 +18,7 @@ from gatewise.functional.serialization import rebuild, take_apart
 from gatewise.interop.systemml.arguments import Sizes
 
 _HEADER, _KIND = "gatewise", "state of systemml.lstm"
+_FINGERPRINT = "fingerprint."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +31,13 @@ class State:
         saved: The state of the explicit forward pass.
         sizes: The sizes of the problem.
         home: The device of the arguments.
+        fingerprints: The numbers by which the arguments are told apart from others; see `arguments.fingerprints`.
     """
 
     saved: Saved
     sizes: Sizes
     home: torch.device
+    fingerprints: Mapping[str, Tensor]
 
     @property
     def kernel(self) -> str:
@@ -72,6 +77,7 @@ class State:
             MissingExtra: safetensors is not installed.
         """
         tensors, facts = take_apart(self.saved)
+        tensors |= {f"{_FINGERPRINT}{name}": tensor for name, tensor in self.fingerprints.items()}
         header = {"kind": _KIND, "facts": facts | {"sizes": self.sizes._asdict(), "home": self.home.type}}
         save = _safetensors().torch.save
         content = save({name: tensor.cpu() for name, tensor in tensors.items()}, {_HEADER: json.dumps(header)})
@@ -109,9 +115,16 @@ class State:
             if header["kind"] != _KIND:
                 raise CheckpointError(f"{path} holds a {header['kind']}, not a {_KIND}. Give the right file.")
             facts = header["facts"]
+            fingerprints = {
+                name.removeprefix(_FINGERPRINT): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(_FINGERPRINT)
+            }
+            if not fingerprints:
+                raise KeyError(_FINGERPRINT)
             saved = rebuild({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
             home = saved.inputs.x.device if facts["home"] == device.type else torch.device(facts["home"])
-            return cls(saved, Sizes(**facts["sizes"]), home)
+            return cls(saved, Sizes(**facts["sizes"]), home, fingerprints)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             message = f"{path} is a safetensors file, but holds no {_KIND}. Give the right file."
             raise CheckpointError(message) from error

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from flax import nnx
 from flax.traverse_util import flatten_dict
 
 HERE = Path(__file__).parent
@@ -83,6 +84,25 @@ def flax_references():
         save(name, x.swapaxes(0, 1), y.swapaxes(0, 1), variables)
 
 
+def nnx_references():
+    cells = {"lstm": nnx.LSTMCell, "optimized": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell, "rnn": nnx.SimpleCell}
+    keys = nnx.Rngs(0)
+
+    def rnn(cell):
+        return nnx.RNN(cell(FEATURES, UNITS, rngs=keys), rngs=keys)
+
+    modules = {f"nnx_{name}": rnn(cell) for name, cell in cells.items()}
+    modules["nnx_bidirectional"] = nnx.Bidirectional(rnn(nnx.LSTMCell), rnn(nnx.LSTMCell), rngs=keys)
+    x = normal(BATCH, TIME, FEATURES)
+    for name, module in modules.items():
+        state = nnx.state(module, nnx.Param)
+        state = jax.tree.map(lambda value: jnp.asarray(normal(*value.shape)), state)
+        nnx.update(module, state)
+        variables = {"/".join(map(str, path)): np.asarray(value[...]) for path, value in nnx.to_flat_state(state)}
+        save(name, x.swapaxes(0, 1), np.asarray(module(x)).swapaxes(0, 1), variables)
+
+
 if __name__ == "__main__":
     tensorflow_references()
     flax_references()
+    nnx_references()

@@ -77,14 +77,14 @@ def test_backward_with_it_runs_no_forward(problem, expected, sequences, kernel, 
 @pytest.mark.parametrize("shape", [SHAPE, (1, 5, 4, 3), (6, 1, 4, 3)], ids=["batch", "one row", "one step"])
 @pytest.mark.parametrize("kernel", ON_CPU)
 def test_what_it_saves_is_its_own(shape, sequences, kernel):
-    """NumPy arrays that are changed between the passes, as a loop does that reuses its buffers."""
+    """The state does not change with the arrays that the forward pass was given."""
     problem = reference.problem(shape, sequences)
     expected = reference.backward(*problem.inputs, sequences, problem.dout, problem.dc)
     given = [array.copy() for array in problem.inputs]
     *_, state = systemml.lstm(*given, sequences, kernel=kernel)
     for array in given:
         array.fill(np.nan)
-    assert_gradients(systemml.lstm_backward(*given, sequences, problem.dout, problem.dc, state), expected)
+    assert_gradients(systemml.lstm_backward(*problem.inputs, sequences, problem.dout, problem.dc, state), expected)
 
 
 @pytest.mark.gpu
@@ -241,6 +241,52 @@ def test_a_state_of_another_problem_is_refused(problem, sequences):
     inputs = (problem.X, problem.W, problem.W, problem.b, problem.b, two.out0, two.c0)
     with pytest.raises(ShapeError, match="M 3, 2 directions, got one of N 6, T 5, D 4, M 3"):
         systemml.bilstm_backward(*inputs, sequences, None, None, state)
+
+
+@pytest.mark.parametrize("name", ["X", "W", "b", "out0", "c0"])
+@pytest.mark.parametrize("density", [1.0, 0.05])
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_state_of_other_values_is_refused(sequences, name, density, restored, tmp_path):
+    problem = reference.problem(SHAPE, sequences, density_x=density)
+    inputs = list(problem.inputs)
+    if density < 1:
+        inputs[0] = pytest.importorskip("scipy.sparse").csr_array(inputs[0])
+    *_, state = systemml.lstm(*inputs, sequences)
+    if restored:
+        state.save(tmp_path / "state.safetensors")
+        state = systemml.State.load(tmp_path / "state.safetensors")
+    index = ["X", "W", "b", "out0", "c0"].index(name)
+    # Two rows or two columns are exchanged, so that only their places are others.
+    changed = problem.inputs[index].copy()
+    changed = changed[:, ::-1].copy() if name == "b" else changed[::-1].copy()
+    other = [*inputs[:index], changed, *inputs[index + 1 :]]
+    above = (sequences, problem.dout, problem.dc, state)
+    with pytest.raises(ArgumentError, match=f"`state` must be that of a forward pass with this {name}, got one of an"):
+        systemml.lstm_backward(*other, *above)
+    # The same numbers, in another form and in other memory
+    same = [problem.X, *(array.copy() for array in inputs[1:])]
+    expected = systemml.lstm_backward(*inputs, *above)
+    for found, value in zip(systemml.lstm_backward(*same, *above[:3], state), expected, strict=True):
+        assert reference.error(found, value) <= 1e-12
+
+
+def test_arguments_that_changed_since_are_another_problem(sequences):
+    problem = reference.problem(SHAPE, sequences)
+    X = problem.X.copy()
+    *_, state = systemml.lstm(X, *problem.inputs[1:], sequences)
+    X[0, 0] += 1
+    with pytest.raises(ArgumentError, match="with this X, got one of another"):
+        systemml.lstm_backward(X, *problem.inputs[1:], sequences, problem.dout, problem.dc, state)
+
+
+@pytest.mark.parametrize("value", ["FALSE", "TRUE", 1, None])
+def test_a_flag_that_is_no_boolean_is_refused(problem, value):
+    message = f"must be True or False, got {value!r}. The Booleans TRUE and FALSE of a script are True and False"
+    with pytest.raises(ArgumentError, match=f"`return_sequences` {message}"):
+        systemml.lstm(*problem.inputs, value)
+    with pytest.raises(ArgumentError, match=f"`given_sequences` {message}"):
+        systemml.lstm_backward(*problem.inputs, value, problem.dout, problem.dc)
+    assert systemml.lstm(*problem.inputs, np.bool_(True))[0].shape == (6, 15)
 
 
 def test_changing_results_in_place_does_not_reach_the_state(problem, expected, sequences):
