@@ -241,7 +241,9 @@ def _describe(
     parts = ", ".join(f"{split} {len(material.tokens[split]):,}" for split in _SPLITS)
     weights = sum(parameter.numel() for parameter in model.parameters())
     options = recipe.model
-    shape = f"{options.num_layers} x {options.hidden_size} LSTM{', tied softmax' if options.tied else ''}"
+    tied = ", tied softmax" if options.tied else ""
+    projected = f" after a projection to {options.embedding_size}" if model.narrowed is not None else ""
+    shape = f"{options.num_layers} x {options.hidden_size} LSTM{tied}{projected}"
     columns = recipe.text.batch_size // processes.count
     lines = {
         "text": f"{corpus.name}, {characters:,} characters",

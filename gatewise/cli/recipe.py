@@ -81,7 +81,7 @@ class ModelOptions:
         dropout: The dropout probability before the softmax.
         embedding_dropout: The dropout probability after the embedding.
         layer_dropout: The dropout probability between LSTM layers.
-        tied: Whether embedding and softmax share their weights.
+        tied: Whether embedding and softmax share their weights; if their sizes differ, a projection connects them.
         kernel: The kernel of the LSTM; ``"auto"`` chooses the fastest.
     """
 

@@ -133,6 +133,13 @@ def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     assert recipe["training"]["epochs"] == 2
 
 
+def test_a_tied_model_may_have_any_hidden_size(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--set", "model.hidden_size=11", "--output", "run")
+    assert answer.status == 0, answer.err
+    assert "1 x 11 LSTM, tied softmax after a projection to 16" in answer.out
+    assert gatewise("generate", "--checkpoint", "run", "--length", 3).status == 0
+
+
 def test_what_was_expected_is_compared(gatewise, small):
     for limit, verdict in ((1e9, "reached"), (1.001, "missed")):
         answer = gatewise(
