@@ -41,7 +41,7 @@ help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(TRAIN_READY) ## train a small language model on this machine and sample from it
-	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
+	$(RUN) -m gatewise train lm --recipe demo
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu and not exhaustive"

@@ -43,6 +43,7 @@ COMMANDS = (
         "Lower `--batch-lines` or `--beam-size`.",
     ),
     Command("convert", "gatewise.cli.convert", "Convert weights from and to Keras, TensorFlow and others.", _SMALLER),
+    Command("recipes", "gatewise.cli.recipe_list", "List the recipes that come with gatewise."),
     Command("bench", "gatewise.cli.bench", "Run benchmarks, and write reports from their records."),
     Command("explain", "gatewise.cli.explain", "Show which kernel a call would run, why, and what would help."),
     Command("tune", "gatewise.cli.tune", "Measure this machine, so that its times choose kernels."),

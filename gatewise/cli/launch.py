@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gatewise.cli.failures import print_error, reported
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
+from gatewise.cli.recipe_files import recipe_path
 from gatewise.contract.errors import ArgumentError, GatewiseError
 from gatewise.training import RunFolder
 from gatewise.training.loop import Outcome
@@ -55,7 +56,7 @@ class Task:
 
 def launch(
     task: Task,
-    recipe_path: Path | None,
+    recipe: str | None,
     flags: Mapping[str, Any],
     settings: Sequence[str],
     output: Path | None,
@@ -67,7 +68,7 @@ def launch(
 
     Args:
         task: The task to train.
-        recipe_path: The path of a TOML file, or None for the defaults.
+        recipe: The path of a TOML file or the name of a recipe that comes with gatewise; None for the defaults.
         flags: The options by dotted key; None for those that were not given.
         settings: The settings ``key=value``, which take precedence over `flags`.
         output: The folder; None for a new one under `RUNS`.
@@ -82,11 +83,11 @@ def launch(
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
     given = {key: value for key, value in flags.items() if value is not None}
-    asked = read_recipe(recipe_path, task.defaults) if recipe_path else task.defaults
+    asked = read_recipe(recipe_path(task.name, recipe), task.defaults) if recipe else task.defaults
     asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
     # A run may be resumed with another kernel, because that is the remedy for a kernel with wrong results.
     kernels = {key: value for key, value in given.items() if key in _KERNELS}
-    specified = bool(recipe_path or given.keys() - kernels or settings)
+    specified = bool(recipe or given.keys() - kernels or settings)
     request = _Request(task, asked, specified, kernels, output, resume, overwrite)
     with (
         reported(lambda: task.advice),
