@@ -68,7 +68,9 @@ def main() -> NoReturn:
             from gatewise.cli.application import application
         except ModuleNotFoundError as error:
             package = (error.name or "typer").partition(".")[0]
-            raise MissingExtra.for_package(package, "the command line", "train") from None
+            raise MissingExtra(
+                f"the command line needs `{package}`, which is not installed. Run: pip install {package}"
+            ) from None
         del rich, typer
         try:
             application(COMMANDS)(prog_name="gatewise")
