@@ -14,7 +14,16 @@ from rich.markup import escape
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, watching
+from gatewise.cli.run_report import (
+    check_divergence,
+    compare,
+    decide,
+    field,
+    introduce,
+    note_unlearned,
+    steps_in_all,
+    watching,
+)
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
@@ -171,7 +180,7 @@ def _corpus(text: TextOptions) -> Corpus:
     if any(files.values()):
         given = ", ".join(split for split in _SPLITS if files[split])
         advice = "Or give one file by `--text`; it will be split."
-        raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
+        raise ArgumentError(sentence("train, valid, test", "three files", f"only `{given}`", advice))
     return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
 
 
@@ -249,6 +258,7 @@ def _describe(
         "text": f"{corpus.name}, {characters:,} characters",
         "tokens": f"{len(tokenizer):,} different {tokenizer.unit}; {parts}",
         "model": f"{shape}, {weights:,} weights",
+        "steps": steps_in_all(recipe.training, len(material.streams["train"])),
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {columns} columns each" if processes.count > 1 else "",
     }
@@ -280,15 +290,25 @@ def _finish(
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
     field(console, "test", f"perplexity {test:,.2f}")
-    field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {unigram / valid:,.1f} times lower")
+    field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {compared(valid, unigram)}")
     limits = ("valid_perplexity", "test_perplexity", "share_of_unigram")
     compare(console, recipe.expect, result, at_most=limits)
+    unlearned = "the model is no better than the frequencies of tokens" if valid >= unigram else ""
+    note_unlearned(console, outcome, recipe.training, unlearned)
     field(console, "curves", escape(str(folder.curves)))
     console.print()
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
     command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
     console.print(f"[dim]Generate more:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+
+
+def compared(perplexity: float, baseline: float) -> str:
+    """Return how many times lower or higher than a baseline a perplexity is."""
+    ratio = baseline / perplexity
+    if f"{max(ratio, 1 / ratio):.1f}" == "1.0":
+        return "about the same"
+    return f"{ratio:,.1f} times lower" if ratio > 1 else f"{1 / ratio:,.1f} times higher"
 
 
 def _long(split: str) -> str:

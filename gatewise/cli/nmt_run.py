@@ -19,7 +19,17 @@ from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, print_early_stop, watching
+from gatewise.cli.run_report import (
+    check_divergence,
+    compare,
+    decide,
+    field,
+    introduce,
+    note_unlearned,
+    print_early_stop,
+    steps_in_all,
+    watching,
+)
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -211,6 +221,7 @@ def _describe(
         "pairs": f"{material.name}: {counts}",
         "filter": "; ".join(left_out),
         "batches": f"{len(batches):,} an epoch in {batches.shapes} shapes, {batches.padding:.1%} of them padding",
+        "steps": steps_in_all(recipe.training, len(batches)),
         "tokens": f"{sizes} different {material.source.unit}{', joint' if joint else ''}",
         "model": f"{layers}, {options.score} attention{feeding}, {weights:,} weights",
         "folder": str(folder.path),
@@ -254,6 +265,11 @@ def _finish(
     field(console, "BLEU", escape(test.bleu_signature))
     field(console, "chrF", escape(test.chrf_signature))
     compare(console, recipe.expect, result, at_least=("test_bleu", "test_exact"))
+    empty = sum(not translator.text(each).strip() for each in found)
+    unlearned = (
+        f"{empty:,} of the {len(found):,} translations of the test set are empty" if 2 * empty > len(found) else ""
+    )
+    note_unlearned(console, outcome, recipe.training, unlearned)
     field(console, "files", escape(f"{folder.curves}, test.translated, {folder.model.name}, {folder.last.name}"))
     _show_examples(console, recipe, translator, material, found)
     command = f"gatewise translate --checkpoint {folder.path}"
