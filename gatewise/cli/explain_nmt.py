@@ -10,6 +10,7 @@ import torch
 import typer
 
 from gatewise.cli.nmt_recipe import TranslationRecipe
+from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import recipe_options
@@ -74,7 +75,8 @@ def explain_nmt(
     source_size, target_size = (most, most) if vocabularies is None else _pair("--vocabularies", vocabularies)
     source, target = _pair("--lengths", lengths)
     model = Seq2Seq(source_size, target_size, **dataclasses.asdict(asked.model), device="meta")
-    device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
+    with naming({"device": "--gpu"}):
+        device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
     planner = Planner(model, asked.training, device)
     batching = Batching("batch", batch, lambda rows: [Shape(source, target, rows)])
     plan = planner.plan(batching, asked.memory_budget)

@@ -14,16 +14,19 @@ import typer
 from rich.console import Console
 
 from gatewise.cli.failures import print_error, reported
+from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
-from gatewise.contract.errors import ArgumentError, GatewiseError
-from gatewise.training import RunFolder
-from gatewise.training.loop import Outcome
+from gatewise.cli.recipe_options import option_names
+from gatewise.contract.errors import ArgumentError, GatewiseError, sentence
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.loop import CHECKPOINT, Outcome
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
 INTERRUPTED = 130
-_KERNELS = ("model.kernel", "model.attention_kernel")
+_CHANGEABLE = ("training.epochs", "model.kernel", "model.attention_kernel")
+"""The keys that may change when a run is resumed. Another kernel is the remedy for one with wrong results."""
 
 _FILES = ("recipe", "checkpoint", "model", "result", "curves", "fault")
 """The files that every run may write in its folder, as attributes of `RunFolder`."""
@@ -82,15 +85,13 @@ def launch(
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
-    given = {key: value for key, value in flags.items() if value is not None}
-    asked = read_recipe(recipe_path(task.name, recipe), task.defaults) if recipe else task.defaults
-    asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
-    # A run may be resumed with another kernel, because that is the remedy for a kernel with wrong results.
-    kernels = {key: value for key, value in given.items() if key in _KERNELS}
-    specified = bool(recipe or given.keys() - kernels or settings)
-    request = _Request(task, asked, specified, kernels, output, resume, overwrite)
+    given = read_recipe(recipe_path(task.name, recipe), task.defaults) if recipe else None
+    options = {key: value for key, value in flags.items() if value is not None}
+    request = _Request(task, given, options, parse_settings(settings), output, resume, overwrite)
+    request.changed(task.defaults if given is None else given)  # so that wrong values are refused at once
     with (
         reported(lambda: task.advice),
+        naming(_names_in(task)),
         join_processes(device) as processes,
         _opened(request, processes) as opened,
     ):
@@ -101,12 +102,18 @@ def launch(
         raise typer.Exit(INTERRUPTED)
 
 
+def _names_in(task: Task) -> dict[str, str]:
+    """Return the options by which errors name the fields of a recipe and the arguments of a run."""
+    return option_names(task.defaults) | {"output": "--output", "device": "--device"}
+
+
 def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -> Outcome:
     """Train, and print how to resume after an interruption."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     console = Console(quiet=not processes.first)
-    outcome = task.run(recipe, folder, processes, console)
+    with naming(_names_in(task)):
+        outcome = task.run(recipe, folder, processes, console)
     if outcome.interrupted:
         several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
         console.print(
@@ -123,21 +130,35 @@ class _Request:
 
     Attributes:
         task: The task to train.
-        asked: The recipe.
-        specified: Whether the recipe or any option except for kernels was given.
-        kernels: The kernels that were given, by dotted key.
+        recipe: The recipe that was given; None for none.
+        options: The options that were given, by dotted key.
+        settings: The settings that were given, which take precedence over the options.
         output: The folder; None for a new one under `RUNS`.
         resume: Whether to resume the run in the folder.
         overwrite: Whether to replace the run in the folder.
     """
 
     task: Task
-    asked: Any
-    specified: bool
-    kernels: Mapping[str, str]
+    recipe: Any
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
     output: Path | None
     resume: bool
     overwrite: bool
+
+    @property
+    def asked(self) -> Any:
+        """The recipe of a new run."""
+        return self.changed(self.task.defaults if self.recipe is None else self.recipe)
+
+    @property
+    def specified(self) -> bool:
+        """Whether anything was given that may differ between a run and its continuation only in a new run."""
+        return bool(self.recipe or self.settings or set(self.options) - set(_CHANGEABLE))
+
+    def changed(self, recipe: Any) -> Any:
+        """Return a recipe with the options and settings, and with absolute paths."""
+        return _with_absolute_paths(self.task, overridden(overridden(recipe, self.options), self.settings))
 
 
 @contextlib.contextmanager
@@ -150,7 +171,7 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
     folder = recipe = None
     if processes.first:
         try:
-            with contextlib.ExitStack() as opening:
+            with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
                 folder, recipe = _claimed(request, opening)
                 held = opening.pop_all()
         except GatewiseError as error:
@@ -216,26 +237,38 @@ def _numbered(name: str) -> Iterator[RunFolder]:
 
 
 def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
-    task, asked, specified = request.task, request.asked, request.specified
-    resume, overwrite = request.resume, request.overwrite
-    if not folder.exists():
-        if resume and not specified:
-            raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
-        return asked
-    if overwrite:
-        return asked
-    if not resume:
+    if not folder.exists() and request.resume and not request.specified:
+        raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
+    if not folder.exists() or request.overwrite:
+        return request.asked
+    if not request.resume:
         raise ArgumentError(
             f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."
         )
-    begun = overridden(read_recipe(folder.recipe, task.defaults), request.kernels)
-    if specified and (changed := differences(begun, asked)):
+    begun = read_recipe(folder.recipe, request.task.defaults)
+    asked = request.changed(begun if request.recipe is None else request.recipe)
+    if others := [key for key in differences(begun, asked) if key not in _CHANGEABLE]:
+        names = option_names(request.task.defaults)
+        listed = ", ".join(f"`{names[key.rpartition('.')[2]]}`" for key in others)
         raise ArgumentError(
-            f"the run in {folder.path} was started with another {', '.join(changed)}. Omit these options to resume "
-            "it, or choose another `--output`."
+            f"the run in {folder.path} was started with another {listed}. A run can be resumed with other `--epochs` "
+            "and another `--kernel` only. Omit the other options, or choose another `--output`."
         )
-    return begun
+    if asked.training.epochs != begun.training.epochs:
+        _check_epochs(folder, asked.training.epochs)
+    return asked
+
+
+def _check_epochs(folder: RunFolder, epochs: int) -> None:
+    """Check that a run has not gone beyond a number of epochs."""
+    if not folder.checkpoint.exists():
+        return
+    _, facts = read_tensors(folder.checkpoint, CHECKPOINT)
+    begun = facts["epoch"] + bool(facts["batch"])
+    if epochs < begun:
+        expectation = f"at least {begun} to resume the run in {folder.path}, which has begun its epoch {begun}"
+        raise ArgumentError(sentence("epochs", expectation, epochs))
 
 
 def _with_absolute_paths(task: Task, recipe: Any) -> Any:

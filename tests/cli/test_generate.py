@@ -60,10 +60,10 @@ def test_a_kernel_can_be_named(trained):
         (["--checkpoint", "run/checkpoint.safetensors"], "holds a checkpoint, not a model"),
         (["--checkpoint", "run/recipe.toml"], "is truncated or not a safetensors file"),
         (["--checkpoint", "pickled.pt"], "is a pickle (torch.save)"),
-        (["--prompt", ""], "`prompt` must be at least one token"),
-        (["--temperature", -1], "`temperature` must be 0 or more"),
-        (["--top-k", -3], "`top_k` must be"),
-        (["--top-p", 1.5], "`top_p` must be in (0, 1]"),
+        (["--prompt", ""], "`--prompt` must be at least one token"),
+        (["--temperature", -1], "`--temperature` must be 0 or more"),
+        (["--top-k", -3], "`--top-k` must be"),
+        (["--top-p", 1.5], "`--top-p` must be in (0, 1]"),
     ],
 )
 def test_bad_input_is_refused(trained, words, message):

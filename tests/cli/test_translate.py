@@ -151,8 +151,8 @@ def test_alignments_show_any_token_and_every_share(drawn, tmp_path):
     ("words", "message"),
     [
         (["--attention", "a.pdf"], "ends in .png or .html"),
-        (["--beam-size", 2, "--n-best", 3], "`n_best` must be from 1 to the beam size, 2"),
-        (["--device", "tpu"], "`device` must be"),
+        (["--beam-size", 2, "--n-best", 3], "`--n-best` must be from 1 to the beam size, 2"),
+        (["--device", "tpu"], "`--device` must be"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(translate, words, message):
