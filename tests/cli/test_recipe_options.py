@@ -140,7 +140,7 @@ def value_of(recipe, field):
 
 
 def test_libraries_name_fields_and_the_command_line_options(gatewise, tmp_path):
-    with pytest.raises(ArgumentError, match="^`learning_rate` must be greater than 0, got -1.0"):
+    with pytest.raises(ArgumentError, match=r"^`learning_rate` must be greater than 0, got -1\.0"):
         overridden(Recipe(), {"learning_rate": -1})
     for words in (["--learning-rate", -1], ["--set", "learning_rate=-1"]):
         answer = gatewise("train", "lm", *words)

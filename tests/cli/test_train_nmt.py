@@ -286,7 +286,7 @@ def test_a_pair_that_is_too_long_for_any_batch_is_named(gatewise, small, files, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--valid-source", "x"], "no valid_target"),
+        (["--valid-source", "x"], "no `--valid-target`"),
         (["--tied", "all"], "`--tied` must be none or target"),
         (["--hidden-size", 7], "`--hidden-size` must be even"),
         (["--vocabulary", "both"], "one of joint, separate"),
