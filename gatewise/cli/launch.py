@@ -18,7 +18,7 @@ from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import option_names
-from gatewise.contract.errors import ArgumentError, GatewiseError, sentence
+from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, ProcessFailed, sentence
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, Outcome
 from gatewise.training.processes import Processes, join_processes
@@ -190,8 +190,28 @@ def _claimed(request: _Request, held: contextlib.ExitStack) -> tuple[RunFolder, 
     recipe = _recipe_to_run(request, folder)
     if request.overwrite:
         held.enter_context(folder.replaced())
+    if not folder.exists():
+        held.enter_context(_begun_or_discarded(folder))
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
     return folder, recipe
+
+
+@contextlib.contextmanager
+def _begun_or_discarded(folder: RunFolder) -> Iterator[None]:
+    """Delete the files of a new run if the context ends with an error before a checkpoint with any step."""
+    try:
+        yield
+    except (NotFinite, ProcessFailed):
+        raise  # the message or the other process refers to the checkpoint
+    except BaseException:
+        if not _step(folder):
+            folder.discard()
+        raise
+
+
+def _step(folder: RunFolder) -> int:
+    """Return the number of steps at the last checkpoint."""
+    return read_tensors(folder.checkpoint, CHECKPOINT)[1]["step"] if folder.checkpoint.exists() else 0
 
 
 def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
