@@ -18,7 +18,7 @@ from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import option_names
-from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, ProcessFailed, sentence
+from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, Outcome
 from gatewise.training.processes import Processes, join_processes
@@ -172,7 +172,7 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
     if processes.first:
         try:
             with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
-                folder, recipe = _claimed(request, opening)
+                folder, recipe = _claimed(request, opening, alone=processes.count == 1)
                 held = opening.pop_all()
         except GatewiseError as error:
             print_error(
@@ -183,14 +183,14 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
         yield None if path is None else (folder or RunFolder(path), recipe)
 
 
-def _claimed(request: _Request, held: contextlib.ExitStack) -> tuple[RunFolder, Any]:
+def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> tuple[RunFolder, Any]:
     """Return the folder, locked and ready for writing, and the recipe."""
     folder = _locked_folder(request, held)
     folder.recover()
     recipe = _recipe_to_run(request, folder)
     if request.overwrite:
         held.enter_context(folder.replaced())
-    if not folder.exists():
+    if not folder.exists() and alone:  # if another process fails, the errors of this one do not say why
         held.enter_context(_begun_or_discarded(folder))
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
     return folder, recipe
@@ -201,8 +201,8 @@ def _begun_or_discarded(folder: RunFolder) -> Iterator[None]:
     """Delete the files of a new run if the context ends with an error before a checkpoint with any step."""
     try:
         yield
-    except (NotFinite, ProcessFailed):
-        raise  # the message or the other process refers to the checkpoint
+    except NotFinite:
+        raise  # the message refers to the checkpoint
     except BaseException:
         if not _step(folder):
             folder.discard()
