@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from gatewise.cli.failures import print_warning
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
@@ -39,6 +40,7 @@ from gatewise.data import (
     stream_text,
     unigram_perplexity,
 )
+from gatewise.data.tokenizers import unknown_parts
 from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
@@ -50,6 +52,8 @@ from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
 
 _SPLITS = ("train", "valid", "test")
+_SHOWN = 8
+"""The largest number of unknown words or characters in a warning."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,11 +113,16 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
 
 
 def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options: SampleOptions, seed: int) -> None:
-    """Generate text and print it, starting with the prompt.
+    """Generate text and print it, starting with the prompt; warn of what the model does not know in the prompt.
 
     Raises:
         ArgumentError: The prompt has no tokens.
     """
+    if unknown := unknown_parts(tokenizer, options.prompt):
+        listed = ", ".join(map(repr, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else "")
+        print_warning(
+            f"the model has never seen these {tokenizer.unit} of the prompt, and reads each as unknown: {listed}"
+        )
     prompt = tokenizer.encode(options.prompt)
     drawn = generate(
         model,
