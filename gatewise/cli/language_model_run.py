@@ -120,9 +120,7 @@ def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options
     """
     if unknown := unknown_parts(tokenizer, options.prompt):
         listed = ", ".join(map(repr, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else "")
-        print_warning(
-            f"the model has never seen these {tokenizer.unit} of the prompt, and reads each as unknown: {listed}"
-        )
+        print_warning(f"the model's vocabulary lacks these {tokenizer.unit} of the prompt, read as unknown: {listed}")
     prompt = tokenizer.encode(options.prompt)
     drawn = generate(
         model,
