@@ -92,6 +92,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	for page in README.md docs/benchmarks.md; do \
 		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
 		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
+	$(RUN) -m gatewise bench report gru --into docs/benchmarks.md --plot=docs/images/gru
 	$(RUN) -m gatewise bench report attention --into docs/attention.md
 	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
