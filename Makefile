@@ -35,7 +35,11 @@ SECONDS ?= 300
 SEED ?= 0
 PROCESSES ?= 8
 
-.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records docs clean
+# Of `outputs`: whose blocks to fill, "cpu" on a machine without a GPU, "h200" on one with an H200.
+MACHINE ?= cpu
+
+.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records outputs docs \
+	clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +100,10 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	$(RUN) -m gatewise bench report attention --into docs/attention.md
 	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
+
+outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output with what this machine prints (MACHINE)
+	for page in $$(grep -rl --include=*.md "<!-- output: $(MACHINE):" docs); do \
+		$(RUN) docs/record_output.py $$page $(MACHINE) || exit 1; done
 
 docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict
