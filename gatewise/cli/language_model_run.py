@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gatewise.cli.failures import print_warning
+from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
@@ -228,7 +229,13 @@ def _train(
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     epochs, unit = recipe.training.epochs, material.tokenizer.unit
-    with watching(console, folder, processes, epochs, unit) as observers:
+    steps = min(recipe.text.window, material.streams["train"].steps)
+    batch = (steps, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
+    calls = [LayerCall(model.lstm, batch)]
+    with (
+        kernels_ahead(calls, recipe.training.precision, processes.device),
+        watching(console, folder, processes, epochs, unit) as observers,
+    ):
         return fit(
             model,
             material.streams["train"],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 
+from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
@@ -141,8 +142,11 @@ def _train(
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
         "training text": material.digest,
     }
-    epochs = recipe.training.epochs
-    with watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers:
+    epochs, calls = recipe.training.epochs, layer_calls(model, material.batches["train"].shapes_by_count())
+    with (
+        kernels_ahead(calls, recipe.training.precision, processes.device),
+        watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers,
+    ):
         return fit(
             model,
             material.batches["train"],
@@ -156,6 +160,15 @@ def _train(
             reference=reference_of("nmt", model, decision, folder, processes),
             score=_score(model, material, recipe, processes),
         )
+
+
+def layer_calls(model: Seq2Seq, shapes: Iterable[tuple[int, int]]) -> Iterator[LayerCall]:
+    """Yield the calls of a model's LSTM layers for batches of the given shapes (padded length, pairs)."""
+    for steps, rows in shapes:
+        for layer in cast("Iterable[LSTM]", model.encoder):
+            yield LayerCall(layer, (steps, rows, layer.input_size), lengths=True)
+        if isinstance(model.decoder, LSTM):  # not with input feeding
+            yield LayerCall(model.decoder, (steps, rows, model.decoder.input_size))
 
 
 def _score(

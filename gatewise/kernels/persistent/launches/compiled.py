@@ -32,12 +32,14 @@ class Launch:
         entry: The kernel's name in the machine code.
         shape: The grid, the block size, the shared memory and the clusters.
         compile: A function that returns the machine code.
+        source: What the machine code depends on: the same for launches of the same code, such as of several batches.
     """
 
     tiling: Tiling
     entry: str
     shape: driver.Shape
     compile: Callable[[], bytes]
+    source: tuple[object, ...] = ()
 
     @functools.cached_property
     def binary(self) -> bytes:
@@ -96,7 +98,8 @@ def launch_of(
     def compile_pass() -> bytes:
         return toolchain.compile_source(SOURCES / f"{name}.cu", device.architecture, macros, device_code(cell))
 
-    return Launch(chosen, f"recurrent_{name}", shape, compile_pass)
+    source = name, device.architecture, tuple(macros.items()), cell
+    return Launch(chosen, f"recurrent_{name}", shape, compile_pass, source)
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:
