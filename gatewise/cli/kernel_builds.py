@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
+from gatewise.models import Seq2Seq
 from gatewise.nn import LSTM
+from gatewise.planning import Shape
+from gatewise.planning.translation.decoder import sizes_of
+from gatewise.planning.translation.setting import Setting
 from gatewise.selection import explain
 from gatewise.training.precision import arithmetic
+
+if TYPE_CHECKING:
+    from gatewise.kernels.persistent.launches.builds import Compilation
 
 
 class LayerCall(NamedTuple):
@@ -29,8 +36,22 @@ class LayerCall(NamedTuple):
     lengths: bool = False
 
 
+class DecoderCalls(NamedTuple):
+    """The calls of a decoder with input feeding in training.
+
+    Attributes:
+        model: The model.
+        shapes: The shapes of the batches, as (padded length, pairs).
+    """
+
+    model: Seq2Seq
+    shapes: Sequence[tuple[int, int]]
+
+
 @contextlib.contextmanager
-def kernels_ahead(calls: Iterable[LayerCall], precision: str, device: torch.device) -> Iterator[None]:
+def kernels_ahead(
+    calls: Iterable[LayerCall], precision: str, device: torch.device, decoder: DecoderCalls | None = None
+) -> Iterator[None]:
     """Compile what the calls launch in other threads while the context runs; on a CPU, do nothing.
 
     Compiling one kernel takes seconds, and a translation model has kernels for every shape of its batches.
@@ -39,6 +60,7 @@ def kernels_ahead(calls: Iterable[LayerCall], precision: str, device: torch.devi
         calls: The calls, the most urgent first.
         precision: The precision, as in `TrainingOptions`.
         device: The device of the model.
+        decoder: The model and the batches of a decoder with input feeding; None if there is none.
     """
     if device.type != "cuda":
         yield
@@ -46,10 +68,27 @@ def kernels_ahead(calls: Iterable[LayerCall], precision: str, device: torch.devi
     # Imported with the toolchain for CUDA.
     from gatewise.kernels.persistent.launches.builds import building, launches_of
 
-    decisions = decided(calls, precision, Device.probe(device))
-    found = (each for each in decisions if each.chosen == "persistent")
-    with building(launch for each in found for launch in launches_of(each.problem, each.device)):
+    numbers = Device.probe(device)
+    needed: list[Compilation] = [] if decoder is None else decoder_compilations(decoder, precision, numbers)
+    for decision in decided(calls, precision, numbers):
+        needed += launches_of(decision.problem, numbers) if decision.chosen == "persistent" else []
+    with building(needed):
         yield
+
+
+def decoder_compilations(calls: DecoderCalls, precision: str, device: Device) -> list[Compilation]:
+    """Return what a decoder with input feeding compiles for its batches."""
+    # Imported with the toolchain for CUDA.
+    from gatewise.feeding.builds import compilations
+
+    found: list[Compilation] = []
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    with arithmetic(precision):
+        for steps, rows in calls.shapes:
+            setting = Setting(calls.model, Shape(steps, steps, rows), dtype, device)
+            problem = sizes_of(setting).replace(attention_kernel=calls.model.attention.kernel)
+            found += compilations(problem, device)
+    return found
 
 
 def decided(calls: Iterable[LayerCall], precision: str, device: Device) -> list[Decision]:

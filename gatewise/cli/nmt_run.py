@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
+from gatewise.cli.kernel_builds import DecoderCalls, LayerCall, kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
@@ -142,9 +142,10 @@ def _train(
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
         "training text": material.digest,
     }
-    epochs, calls = recipe.training.epochs, layer_calls(model, material.batches["train"].shapes_by_count())
+    epochs, shapes = recipe.training.epochs, material.batches["train"].shapes_by_count()
+    calls, decoder = layer_calls(model, shapes), DecoderCalls(model, shapes) if model.input_feeding else None
     with (
-        kernels_ahead(calls, recipe.training.precision, processes.device),
+        kernels_ahead(calls, recipe.training.precision, processes.device, decoder),
         watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers,
     ):
         return fit(

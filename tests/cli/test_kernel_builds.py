@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from gatewise.cli import kernel_builds
-from gatewise.cli.kernel_builds import LayerCall, decided, kernels_ahead
+from gatewise.cli.kernel_builds import DecoderCalls, LayerCall, decided, kernels_ahead
 from gatewise.cli.nmt_run import layer_calls
 from gatewise.contract.device import Device
 from gatewise.data import PairBatches
-from gatewise.kernels.persistent.launches import builds
+from gatewise.kernels.persistent.launches import Launch, builds
 from gatewise.models import LanguageModel, Seq2Seq
 from gatewise.selection import explain
 
@@ -34,8 +34,9 @@ def test_every_call_of_every_batch_is_compiled_ahead(monkeypatch, feeding):
     built = []
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, device: H200))
     monkeypatch.setattr(builds, "building", lambda found: _recording(built, found))
-    calls = list(layer_calls(model, batches.shapes_by_count()))
-    with kernels_ahead(calls, "bfloat16", torch.device("cuda", 0)):
+    shapes = batches.shapes_by_count()
+    decoder = DecoderCalls(model, shapes) if feeding else None
+    with kernels_ahead(list(layer_calls(model, shapes)), "bfloat16", torch.device("cuda", 0), decoder):
         pass
     assert built
     layers = [(layer, True) for layer in model.encoder] + ([] if feeding else [(model.decoder, False)])
@@ -47,7 +48,9 @@ def test_every_call_of_every_batch_is_compiled_ahead(monkeypatch, feeding):
             decision = explain(layer, shape, lengths=lengths or None, **options)
             assert decision.chosen == "persistent"
             seen |= {launch.source for launch in builds.launches_of(decision.problem, H200)}
-    assert seen == {launch.source for launch in built}
+    assert seen == {each.source for each in built if isinstance(each, Launch)}
+    others = {each.file.name for each in built if not isinstance(each, Launch)}
+    assert others == ({"cell.cu", "attend.cu"} if feeding else set())
 
 
 @contextlib.contextmanager

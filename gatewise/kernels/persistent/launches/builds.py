@@ -5,7 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Protocol
 
 import torch
 
@@ -13,6 +14,20 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.launches import Launch, backward_launch, forward_launch, pair_launch
 from gatewise.kernels.persistent.sizes import layer_pairs
+
+
+class Compilation(Protocol):
+    """What can be compiled ahead of its first launch, such as a `Launch`."""
+
+    @property
+    def source(self) -> Hashable:
+        """What the machine code depends on."""
+        ...
+
+    @property
+    def compile(self) -> Callable[[], bytes]:
+        """A function that compiles the source, or takes it from the cache on the disk."""
+        ...
 
 
 def launches_of(problem: Problem, device: Device) -> list[Launch]:
@@ -34,21 +49,21 @@ def build_launches(problem: Problem, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def building(launches: Iterable[Launch], workers: int | None = None) -> Iterator[int]:
-    """Compile passes in other threads while the context runs, the same code once; yield the number of compilations.
+def building(needed: Iterable[Compilation], workers: int | None = None) -> Iterator[int]:
+    """Compile kernels in other threads while the context runs, the same code once; yield the number of compilations.
 
-    A pass that is launched before it is compiled waits for its compilation. An error is raised where the pass is
+    A kernel that is launched before it is compiled waits for its compilation. An error is raised where the kernel is
     launched, not here.
 
     Args:
-        launches: The passes, the most urgent first.
+        needed: The kernels, the most urgent first.
         workers: The number of threads; None for one for each CPU.
     """
-    distinct = list({launch.source: launch for launch in launches}.values())
+    distinct = list({each.source: each for each in needed}.values())
     pool = concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count())
     try:
-        for launch in distinct:
-            pool.submit(launch.compile)  # what fails here fails again, with its error, where it is launched
+        for each in distinct:
+            pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
         yield len(distinct)
     finally:
         pool.shutdown(cancel_futures=True)
