@@ -91,7 +91,7 @@ def _batches(lines: Iterable[bytes], at_once: int) -> Iterator[tuple[list[str], 
                 waiting,
                 CorpusError(
                     f"line {number:,} of the input is not UTF-8: its byte {error.start} is 0x{line[error.start]:02x}. "
-                    f"Convert the input first, for example by: iconv -f {encoding_of(line)} -t utf-8"
+                    f"Convert the input first, for example by: iconv -f {encoding_of(line[error.start :])} -t utf-8"
                 ),
             )
             return
