@@ -35,13 +35,22 @@ SECONDS ?= 300
 SEED ?= 0
 PROCESSES ?= 8
 
-.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records docs clean
+# Of `release`: the versions to test, each Python with each PyTorch, and the tests; those that cannot be had are skipped.
+PYTHONS ?= 3.11 3.12 3.13
+TORCHES ?= 2.6 2.11 2.13
+TESTS ?= tests
+
+# Of `outputs`: whose blocks to fill, "cpu" on a machine without a GPU, "h200" on one with an H200.
+MACHINE ?= cpu
+
+.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records outputs \
+	release docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(TRAIN_READY) ## train a small language model on this machine and sample from it
-	$(RUN) -m gatewise train lm --recipe recipes/demo.toml
+	$(RUN) -m gatewise train lm --recipe demo
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu and not exhaustive"
@@ -92,9 +101,18 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	for page in README.md docs/benchmarks.md; do \
 		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
 		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
+	$(RUN) -m gatewise bench report gru --into docs/benchmarks.md --plot=docs/images/gru
 	$(RUN) -m gatewise bench report attention --into docs/attention.md
 	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
+
+outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output with what this machine prints (MACHINE)
+	for page in $$(grep -rl --include=*.md "<!-- output: $(MACHINE):" docs); do \
+		$(RUN) docs/record_output.py $$page $(MACHINE) || exit 1; done
+
+release: ## build wheel and sdist, and test both in empty environments (PYTHONS, TORCHES, TESTS); uploads nothing
+	$(PYTHON) .ci/release.py --pythons "$(PYTHONS)" --torches "$(TORCHES)" --tests "$(TESTS)" --workers "$(WORKERS)" \
+		--pip "$(PIP_OPTIONS)"
 
 docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict

@@ -55,7 +55,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         return Publication(
             lstm_report.markdown(layers),
             lstm_report.report(layers),
-            f"One training step: how many times as fast as torch.{rival}, by shape and precision",
+            f"One training step: how many times as fast as torch.{rival}, by size",
             (lambda prefix: picture.draw(layers, prefix)) if picture.drawable(layers) else None,
         )
     if benchmark in (cell_record.BENCHMARK, cell_record.QUICK_BENCHMARK):

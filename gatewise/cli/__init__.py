@@ -43,6 +43,7 @@ COMMANDS = (
         "Lower `--batch-lines` or `--beam-size`.",
     ),
     Command("convert", "gatewise.cli.convert", "Convert weights from and to Keras, TensorFlow and others.", _SMALLER),
+    Command("recipes", "gatewise.cli.recipe_list", "List the recipes that come with gatewise."),
     Command("bench", "gatewise.cli.bench", "Run benchmarks, and write reports from their records."),
     Command("explain", "gatewise.cli.explain", "Show which kernel a call would run, why, and what would help."),
     Command("tune", "gatewise.cli.tune", "Measure this machine, so that its times choose kernels."),
@@ -67,7 +68,9 @@ def main() -> NoReturn:
             from gatewise.cli.application import application
         except ModuleNotFoundError as error:
             package = (error.name or "typer").partition(".")[0]
-            raise MissingExtra.for_package(package, "the command line", "train") from None
+            raise MissingExtra(
+                f"the command line needs `{package}`, which is not installed. Run: pip install {package}"
+            ) from None
         del rich, typer
         try:
             application(COMMANDS)(prog_name="gatewise")

@@ -13,6 +13,7 @@ from gatewise import _program
 from gatewise._version import __version__
 from gatewise.cli.failures import reported
 from gatewise.cli.numbers import check_numbers
+from gatewise.cli.option_names import name_options
 
 if TYPE_CHECKING:
     from gatewise.cli import Command
@@ -68,9 +69,10 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
 
 
 def command_named(module: str) -> Any:
-    """Return the command of a module, with checks of all numbers."""
+    """Return the command of a module, with checks of all numbers, and options in its errors."""
     command = typer.main.get_command(importlib.import_module(module).app)
     check_numbers(command)
+    name_options(command)
     return command
 
 

@@ -64,7 +64,7 @@ def material_of(options: DataOptions) -> SequenceMaterial:
         if not all(files.values()):
             given = ", ".join(split for split in SPLITS if files[split])
             advice = "Or give one file by `--data`; it will be split."
-            raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
+            raise ArgumentError(sentence("train, valid, test", "three files", f"only `{given}`", advice))
         return _from_files(options, files)
     if options.source in _BUILT_IN:
         if options.numbers:

@@ -24,7 +24,16 @@ from gatewise.cli.classifier_scores import (
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import compare, decide, field, introduce, print_early_stop, watching
+from gatewise.cli.run_report import (
+    compare,
+    decide,
+    field,
+    introduce,
+    note_unlearned,
+    print_early_stop,
+    steps_in_all,
+    watching,
+)
 from gatewise.cli.saved_classifier import build_classifier, classifier_facts, classifier_sizes, load_classifier
 from gatewise.contract.decision import Decision
 from gatewise.data import SequenceBatches
@@ -78,7 +87,7 @@ def train_classifier(recipe: ClassifierRecipe, folder: RunFolder, processes: Pro
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
         write_bytes(folder.recipe, to_toml(recipe).encode())
-    _describe(console, recipe, material, model, processes, folder, decision)
+    _describe(console, recipe, material, batches["train"], model, processes, folder, decision)
     outcome = _train(model, material, batches, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:
         return outcome
@@ -177,6 +186,7 @@ def _describe(
     console: Console,
     recipe: ClassifierRecipe,
     material: SequenceMaterial,
+    batches: SequenceBatches,
     model: SequenceClassifier,
     processes: Processes,
     folder: RunFolder,
@@ -195,6 +205,7 @@ def _describe(
         "data": f"{material.name}: {counts}",
         "reads": f"{steps} steps of {len(train.features)} features; predicts {task}",
         "model": f"{shape}, {weights:,} weights",
+        "steps": steps_in_all(recipe.training, len(batches)),
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {share} sequences of each batch" if processes.count > 1 else "",
     }
@@ -231,12 +242,13 @@ def _finish(
         console, "valid", f"{name} {best.scores[measure.score]:.4f}, loss {best.valid_loss:.4f} (epoch {best.epoch:g})"
     )
     field(console, "test", f"{name} {value:.4f}, loss {test_loss:.4f}")
+    guessed = np.bincount(targets).max() / len(targets) if material.classes else 0.0
     if material.classes:
-        field(
-            console,
-            "guessing",
-            f"always the most frequent class: accuracy {np.bincount(targets).max() / len(targets):.4f}",
-        )
+        field(console, "guessing", f"always the most frequent class: accuracy {guessed:.4f}")
+        unlearned = "the accuracy is not above that of guessing" if value <= guessed else ""
+    else:
+        unlearned = "the model is no better than the mean of the targets" if value <= guessed else ""
+    note_unlearned(console, outcome, recipe.training, unlearned)
     compare(console, recipe.expect, result, at_least=("test_accuracy", "test_r2"))
     console.print()
     print_scores(console, test)

@@ -19,7 +19,7 @@ from gatewise.contract.device import Device
 # What each extra adds. `dev` is for work on gatewise itself.
 ADDS = {
     "cuda": "CUDA kernels, compiled for the GPU of the machine",
-    "train": "the command line: training, sampling, benchmarks, plots",
+    "train": "training, sampling, benchmarks, plots",
     "keras": "the Keras layer, and reading Keras' weights",
     "parquet": "Parquet tables for classifiers",
 }

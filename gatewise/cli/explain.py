@@ -10,6 +10,7 @@ import typer
 
 from gatewise.cli.explain_nmt import explain_nmt
 from gatewise.cli.explain_report import as_data, as_text
+from gatewise.cli.option_names import naming
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
@@ -74,7 +75,7 @@ def explain(
         bool | None,
         typer.Option("--tf32/--no-tf32", help="Default: PyTorch's setting.", rich_help_panel=_CALL),
     ] = None,
-    keep: Annotated[str, typer.Option("--memory", help="normal or lean, in training.", rich_help_panel=_CALL)] = NORMAL,
+    memory: Annotated[str, typer.Option(help="normal or lean, in training.", rich_help_panel=_CALL)] = NORMAL,
     kernel: Annotated[str, typer.Option(help="auto, or the only kernel allowed.", rich_help_panel=_CALL)] = AUTO,
     gpu: Annotated[
         str | None,
@@ -102,12 +103,14 @@ def explain(
         return
     if not shape:
         raise ArgumentError("`--input` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
-    SIZE.check("hidden_size", hidden)
-    LAYERS.check("num_layers", layers)
+    SIZE.check("--hidden", hidden)
+    LAYERS.check("--layers", layers)
     if cell not in _LAYERS:
         raise ArgumentError(sentence("--cell", f"one of {', '.join(_LAYERS)}", repr(cell)))
     if proj and cell != "lstm":
         raise ArgumentError(sentence("--proj", f"0 with --cell {cell}", proj, "Only LSTMs have a projection."))
+    if not 0 <= proj < hidden:
+        raise ArgumentError(sentence("--proj", f"0 or more, and less than `--hidden` {hidden}", proj))
     decision = _decision(
         cell,
         _sizes(shape),
@@ -117,7 +120,7 @@ def explain(
             "bidirectional": bidirectional,
             "bias": bias,
             "dropout": dropout,
-            "memory": keep,
+            "memory": memory,
         }
         | ({"proj_size": proj} if proj else {}),
         dtype=_dtype(dtype),
@@ -158,7 +161,8 @@ def _dtype(name: str) -> torch.dtype:
 
 def _device(gpu: str | None) -> Device:
     if gpu is not None:
-        return Device.named(gpu)
+        with naming({"device": "--gpu"}):
+            return Device.named(gpu)
     return Device.probe("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
 from gatewise.cli.nmt_recipe import TranslationRecipe
+from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import overridden, parse_settings, read_recipe
+from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import recipe_options
 from gatewise.contract.decision import format_bytes, format_seconds
 from gatewise.contract.device import Device
@@ -34,7 +35,8 @@ _FORM = ("score", "input_feeding", "dropout", "tied", "kernel", "attention_kerne
 def explain_nmt(
     *,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A recipe of gatewise train nmt.", rich_help_panel=_MODEL)
+        str | None,
+        typer.Option(metavar="FILE|NAME", help="A recipe of gatewise train nmt.", rich_help_panel=_MODEL),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -63,17 +65,18 @@ def explain_nmt(
     \b
     Examples:
       gatewise explain nmt --hidden-size 512 --embedding-size 512 --gpu h200
-      gatewise explain nmt --recipe recipes/phrases.toml --batch 30
+      gatewise explain nmt --recipe phrases --batch 30
       gatewise explain nmt --lengths 100,100 --batch 256 --memory-budget 8GB
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    asked = read_recipe(recipe, TranslationRecipe()) if recipe else TranslationRecipe()
+    asked = read_recipe(recipe_path("nmt", recipe), TranslationRecipe()) if recipe else TranslationRecipe()
     asked = overridden(overridden(asked, given), parse_settings(settings or []))
     # Including the tokens for padding, beginning and end.
     most = asked.data.vocabulary_size + len({PADDING, BEGINNING, END}) if asked.data.vocabulary_size else 8000
     source_size, target_size = (most, most) if vocabularies is None else _pair("--vocabularies", vocabularies)
     source, target = _pair("--lengths", lengths)
     model = Seq2Seq(source_size, target_size, **dataclasses.asdict(asked.model), device="meta")
-    device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
+    with naming({"device": "--gpu"}):
+        device = Device.named(gpu) if gpu else Device.probe("cuda" if torch.cuda.is_available() else "cpu")
     planner = Planner(model, asked.training, device)
     batching = Batching("batch", batch, lambda rows: [Shape(source, target, rows)])
     plan = planner.plan(batching, asked.memory_budget)

@@ -78,6 +78,12 @@ def print_error(message: str) -> None:
             console.print(f"[bold red]error:[/bold red] {escape(message)}", soft_wrap=not console.is_terminal)
 
 
+def print_warning(message: str) -> None:
+    """Print a warning on standard error."""
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        print(f"warning: {message}", file=sys.stderr)
+
+
 def _interrupted() -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         print(MESSAGE, file=sys.stderr)

@@ -11,10 +11,21 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from gatewise.cli.failures import print_warning
+from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, watching
+from gatewise.cli.run_report import (
+    check_divergence,
+    compare,
+    decide,
+    field,
+    introduce,
+    note_unlearned,
+    steps_in_all,
+    watching,
+)
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
@@ -30,6 +41,7 @@ from gatewise.data import (
     stream_text,
     unigram_perplexity,
 )
+from gatewise.data.tokenizers import unknown_parts
 from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.decoding import check_sampling
@@ -41,6 +53,8 @@ from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
 
 _SPLITS = ("train", "valid", "test")
+_SHOWN = 8
+"""The largest number of unknown words or characters in a warning."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,11 +114,14 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
 
 
 def sample(console: Console, model: LanguageModel, tokenizer: Tokenizer, options: SampleOptions, seed: int) -> None:
-    """Generate text and print it, starting with the prompt.
+    """Generate text and print it, starting with the prompt; warn of what the model does not know in the prompt.
 
     Raises:
         ArgumentError: The prompt has no tokens.
     """
+    if unknown := unknown_parts(tokenizer, options.prompt):
+        listed = ", ".join(map(repr, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else "")
+        print_warning(f"the model's vocabulary lacks these {tokenizer.unit} of the prompt, read as unknown: {listed}")
     prompt = tokenizer.encode(options.prompt)
     drawn = generate(
         model,
@@ -171,7 +188,7 @@ def _corpus(text: TextOptions) -> Corpus:
     if any(files.values()):
         given = ", ".join(split for split in _SPLITS if files[split])
         advice = "Or give one file by `--text`; it will be split."
-        raise ArgumentError(sentence("train, valid, test", "three files", f"only {given}", advice))
+        raise ArgumentError(sentence("train, valid, test", "three files", f"only `{given}`", advice))
     return python_topics() if text.source == PYTHON_TOPICS else corpus_from_file(text.source, text.shares)
 
 
@@ -212,7 +229,13 @@ def _train(
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     epochs, unit = recipe.training.epochs, material.tokenizer.unit
-    with watching(console, folder, processes, epochs, unit) as observers:
+    steps = min(recipe.text.window, material.streams["train"].steps)
+    batch = (steps, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
+    calls = [LayerCall(model.lstm, batch)]
+    with (
+        kernels_ahead(calls, recipe.training.precision, processes.device),
+        watching(console, folder, processes, epochs, unit) as observers,
+    ):
         return fit(
             model,
             material.streams["train"],
@@ -241,12 +264,15 @@ def _describe(
     parts = ", ".join(f"{split} {len(material.tokens[split]):,}" for split in _SPLITS)
     weights = sum(parameter.numel() for parameter in model.parameters())
     options = recipe.model
-    shape = f"{options.num_layers} x {options.hidden_size} LSTM{', tied softmax' if options.tied else ''}"
+    tied = ", tied softmax" if options.tied else ""
+    projected = f" after a projection to {options.embedding_size}" if model.narrowed is not None else ""
+    shape = f"{options.num_layers} x {options.hidden_size} LSTM{tied}{projected}"
     columns = recipe.text.batch_size // processes.count
     lines = {
         "text": f"{corpus.name}, {characters:,} characters",
         "tokens": f"{len(tokenizer):,} different {tokenizer.unit}; {parts}",
         "model": f"{shape}, {weights:,} weights",
+        "steps": steps_in_all(recipe.training, len(material.streams["train"])),
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {columns} columns each" if processes.count > 1 else "",
     }
@@ -278,15 +304,25 @@ def _finish(
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
     field(console, "test", f"perplexity {test:,.2f}")
-    field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {unigram / valid:,.1f} times lower")
+    field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {compared(valid, unigram)}")
     limits = ("valid_perplexity", "test_perplexity", "share_of_unigram")
     compare(console, recipe.expect, result, at_most=limits)
+    unlearned = "the model is no better than the frequencies of tokens" if valid >= unigram else ""
+    note_unlearned(console, outcome, recipe.training, unlearned)
     field(console, "curves", escape(str(folder.curves)))
     console.print()
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
     command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
     console.print(f"[dim]Generate more:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
+
+
+def compared(perplexity: float, baseline: float) -> str:
+    """Return how many times lower or higher than a baseline a perplexity is."""
+    ratio = baseline / perplexity
+    if f"{max(ratio, 1 / ratio):.1f}" == "1.0":
+        return "about the same"
+    return f"{ratio:,.1f} times lower" if ratio > 1 else f"{1 / ratio:,.1f} times higher"
 
 
 def _long(split: str) -> str:

@@ -14,15 +14,19 @@ import typer
 from rich.console import Console
 
 from gatewise.cli.failures import print_error, reported
+from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
-from gatewise.contract.errors import ArgumentError, GatewiseError
-from gatewise.training import RunFolder
-from gatewise.training.loop import Outcome
+from gatewise.cli.recipe_files import recipe_path
+from gatewise.cli.recipe_options import option_names
+from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.loop import CHECKPOINT, Outcome
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
 INTERRUPTED = 130
-_KERNELS = ("model.kernel", "model.attention_kernel")
+_CHANGEABLE = ("training.epochs", "model.kernel", "model.attention_kernel")
+"""The keys that may change when a run is resumed. Another kernel is the remedy for one with wrong results."""
 
 _FILES = ("recipe", "checkpoint", "model", "result", "curves", "fault")
 """The files that every run may write in its folder, as attributes of `RunFolder`."""
@@ -55,7 +59,7 @@ class Task:
 
 def launch(
     task: Task,
-    recipe_path: Path | None,
+    recipe: str | None,
     flags: Mapping[str, Any],
     settings: Sequence[str],
     output: Path | None,
@@ -67,7 +71,7 @@ def launch(
 
     Args:
         task: The task to train.
-        recipe_path: The path of a TOML file, or None for the defaults.
+        recipe: The path of a TOML file or the name of a recipe that comes with gatewise; None for the defaults.
         flags: The options by dotted key; None for those that were not given.
         settings: The settings ``key=value``, which take precedence over `flags`.
         output: The folder; None for a new one under `RUNS`.
@@ -81,15 +85,13 @@ def launch(
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
-    given = {key: value for key, value in flags.items() if value is not None}
-    asked = read_recipe(recipe_path, task.defaults) if recipe_path else task.defaults
-    asked = _with_absolute_paths(task, overridden(overridden(asked, given), parse_settings(settings)))
-    # A run may be resumed with another kernel, because that is the remedy for a kernel with wrong results.
-    kernels = {key: value for key, value in given.items() if key in _KERNELS}
-    specified = bool(recipe_path or given.keys() - kernels or settings)
-    request = _Request(task, asked, specified, kernels, output, resume, overwrite)
+    given = read_recipe(recipe_path(task.name, recipe), task.defaults) if recipe else None
+    options = {key: value for key, value in flags.items() if value is not None}
+    request = _Request(task, given, options, parse_settings(settings), output, resume, overwrite)
+    request.changed(task.defaults if given is None else given)  # so that wrong values are refused at once
     with (
         reported(lambda: task.advice),
+        naming(_names_in(task)),
         join_processes(device) as processes,
         _opened(request, processes) as opened,
     ):
@@ -100,12 +102,18 @@ def launch(
         raise typer.Exit(INTERRUPTED)
 
 
+def _names_in(task: Task) -> dict[str, str]:
+    """Return the options by which errors name the fields of a recipe and the arguments of a run."""
+    return option_names(task.defaults) | {"output": "--output", "device": "--device"}
+
+
 def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -> Outcome:
     """Train, and print how to resume after an interruption."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     console = Console(quiet=not processes.first)
-    outcome = task.run(recipe, folder, processes, console)
+    with naming(_names_in(task)):
+        outcome = task.run(recipe, folder, processes, console)
     if outcome.interrupted:
         several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
         console.print(
@@ -122,21 +130,35 @@ class _Request:
 
     Attributes:
         task: The task to train.
-        asked: The recipe.
-        specified: Whether the recipe or any option except for kernels was given.
-        kernels: The kernels that were given, by dotted key.
+        recipe: The recipe that was given; None for none.
+        options: The options that were given, by dotted key.
+        settings: The settings that were given, which take precedence over the options.
         output: The folder; None for a new one under `RUNS`.
         resume: Whether to resume the run in the folder.
         overwrite: Whether to replace the run in the folder.
     """
 
     task: Task
-    asked: Any
-    specified: bool
-    kernels: Mapping[str, str]
+    recipe: Any
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
     output: Path | None
     resume: bool
     overwrite: bool
+
+    @property
+    def asked(self) -> Any:
+        """The recipe of a new run."""
+        return self.changed(self.task.defaults if self.recipe is None else self.recipe)
+
+    @property
+    def specified(self) -> bool:
+        """Whether anything was given that may differ between a run and its continuation only in a new run."""
+        return bool(self.recipe or self.settings or set(self.options) - set(_CHANGEABLE))
+
+    def changed(self, recipe: Any) -> Any:
+        """Return a recipe with the options and settings, and with absolute paths."""
+        return _with_absolute_paths(self.task, overridden(overridden(recipe, self.options), self.settings))
 
 
 @contextlib.contextmanager
@@ -149,8 +171,8 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
     folder = recipe = None
     if processes.first:
         try:
-            with contextlib.ExitStack() as opening:
-                folder, recipe = _claimed(request, opening)
+            with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
+                folder, recipe = _claimed(request, opening, alone=processes.count == 1)
                 held = opening.pop_all()
         except GatewiseError as error:
             print_error(
@@ -161,15 +183,35 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
         yield None if path is None else (folder or RunFolder(path), recipe)
 
 
-def _claimed(request: _Request, held: contextlib.ExitStack) -> tuple[RunFolder, Any]:
+def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> tuple[RunFolder, Any]:
     """Return the folder, locked and ready for writing, and the recipe."""
     folder = _locked_folder(request, held)
     folder.recover()
     recipe = _recipe_to_run(request, folder)
     if request.overwrite:
         held.enter_context(folder.replaced())
+    if not folder.exists() and alone:  # if another process fails, the errors of this one do not say why
+        held.enter_context(_begun_or_discarded(folder))
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
     return folder, recipe
+
+
+@contextlib.contextmanager
+def _begun_or_discarded(folder: RunFolder) -> Iterator[None]:
+    """Delete the files of a new run if the context ends with an error before a checkpoint with any step."""
+    try:
+        yield
+    except NotFinite:
+        raise  # the message refers to the checkpoint
+    except BaseException:
+        if not _step(folder):
+            folder.discard()
+        raise
+
+
+def _step(folder: RunFolder) -> int:
+    """Return the number of steps at the last checkpoint."""
+    return read_tensors(folder.checkpoint, CHECKPOINT)[1]["step"] if folder.checkpoint.exists() else 0
 
 
 def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
@@ -215,26 +257,38 @@ def _numbered(name: str) -> Iterator[RunFolder]:
 
 
 def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
-    task, asked, specified = request.task, request.asked, request.specified
-    resume, overwrite = request.resume, request.overwrite
-    if not folder.exists():
-        if resume and not specified:
-            raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
-        return asked
-    if overwrite:
-        return asked
-    if not resume:
+    if not folder.exists() and request.resume and not request.specified:
+        raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
+    if not folder.exists() or request.overwrite:
+        return request.asked
+    if not request.resume:
         raise ArgumentError(
             f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."
         )
-    begun = overridden(read_recipe(folder.recipe, task.defaults), request.kernels)
-    if specified and (changed := differences(begun, asked)):
+    begun = read_recipe(folder.recipe, request.task.defaults)
+    asked = request.changed(begun if request.recipe is None else request.recipe)
+    if others := [key for key in differences(begun, asked) if key not in _CHANGEABLE]:
+        names = option_names(request.task.defaults)
+        listed = ", ".join(f"`{names[key.rpartition('.')[2]]}`" for key in others)
         raise ArgumentError(
-            f"the run in {folder.path} was started with another {', '.join(changed)}. Omit these options to resume "
-            "it, or choose another `--output`."
+            f"the run in {folder.path} was started with another {listed}. A run can be resumed with other `--epochs` "
+            "and another `--kernel` only. Omit the other options, or choose another `--output`."
         )
-    return begun
+    if asked.training.epochs != begun.training.epochs:
+        _check_epochs(folder, asked.training.epochs)
+    return asked
+
+
+def _check_epochs(folder: RunFolder, epochs: int) -> None:
+    """Check that a run has not gone beyond a number of epochs."""
+    if not folder.checkpoint.exists():
+        return
+    _, facts = read_tensors(folder.checkpoint, CHECKPOINT)
+    begun = facts["epoch"] + bool(facts["batch"])
+    if epochs < begun:
+        expectation = f"at least {begun} to resume the run in {folder.path}, which has begun its epoch {begun}"
+        raise ArgumentError(sentence("epochs", expectation, epochs))
 
 
 def _with_absolute_paths(task: Task, recipe: Any) -> Any:

@@ -32,7 +32,7 @@ def nmt(
       gatewise train nmt
       gatewise train nmt --from fr --to iso
       gatewise train nmt --train-source news.de --train-target news.en
-      gatewise train nmt --recipe recipes/phrases.toml --set epochs=4
+      gatewise train nmt --recipe phrases --set epochs=4
       gatewise train nmt --memory-budget 8GB
       gatewise train nmt --output runs/nmt --resume
       gatewise translate --checkpoint runs/nmt

@@ -102,7 +102,7 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
     if options.folder:
         if given:
             advice = "The folder holds all six files."
-            raise ArgumentError(sentence("folder", f"given without {', '.join(given)}", repr(options.folder), advice))
+            raise ArgumentError(sentence("folder", f"given without `{', '.join(given)}`", repr(options.folder), advice))
         languages = {"source": options.source_language, "target": options.target_language}
         parts = {key: key.split("_") for key in keys}
         files = {key: str(Path(options.folder, f"{split}.{languages[side]}")) for key, (split, side) in parts.items()}
@@ -117,7 +117,9 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
     else:
         advice = "Give the two training files, which are then split, or all six."
         missing = ", ".join(key for key in keys if not files[key])
-        raise ArgumentError(sentence(", ".join(given), "given together with the other files", f"no {missing}", advice))
+        raise ArgumentError(
+            sentence(", ".join(given), "given together with the other files", f"no `{missing}`", advice)
+        )
     parts = divide_parallel(pairs, options.shares, options.division_seed)
     return pairs.name, dict(zip(SPLITS, parts, strict=True))
 

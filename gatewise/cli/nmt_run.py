@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 
+from gatewise.cli.kernel_builds import DecoderCalls, LayerCall, kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
@@ -19,7 +20,17 @@ from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.nmt_scores import TranslationScores, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
-from gatewise.cli.run_report import check_divergence, compare, decide, field, introduce, print_early_stop, watching
+from gatewise.cli.run_report import (
+    check_divergence,
+    compare,
+    decide,
+    field,
+    introduce,
+    note_unlearned,
+    print_early_stop,
+    steps_in_all,
+    watching,
+)
 from gatewise.cli.saved_translator import (
     Translator,
     build_translation_model,
@@ -131,8 +142,12 @@ def _train(
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
         "training text": material.digest,
     }
-    epochs = recipe.training.epochs
-    with watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers:
+    epochs, shapes = recipe.training.epochs, material.batches["train"].shapes_by_count()
+    calls, decoder = layer_calls(model, shapes), DecoderCalls(model, shapes) if model.input_feeding else None
+    with (
+        kernels_ahead(calls, recipe.training.precision, processes.device, decoder),
+        watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers,
+    ):
         return fit(
             model,
             material.batches["train"],
@@ -146,6 +161,15 @@ def _train(
             reference=reference_of("nmt", model, decision, folder, processes),
             score=_score(model, material, recipe, processes),
         )
+
+
+def layer_calls(model: Seq2Seq, shapes: Iterable[tuple[int, int]]) -> Iterator[LayerCall]:
+    """Yield the calls of a model's LSTM layers for batches of the given shapes (padded length, pairs)."""
+    for steps, rows in shapes:
+        for layer in cast("Iterable[LSTM]", model.encoder):
+            yield LayerCall(layer, (steps, rows, layer.input_size), lengths=True)
+        if isinstance(model.decoder, LSTM):  # not with input feeding
+            yield LayerCall(model.decoder, (steps, rows, model.decoder.input_size))
 
 
 def _score(
@@ -211,6 +235,7 @@ def _describe(
         "pairs": f"{material.name}: {counts}",
         "filter": "; ".join(left_out),
         "batches": f"{len(batches):,} an epoch in {batches.shapes} shapes, {batches.padding:.1%} of them padding",
+        "steps": steps_in_all(recipe.training, len(batches)),
         "tokens": f"{sizes} different {material.source.unit}{', joint' if joint else ''}",
         "model": f"{layers}, {options.score} attention{feeding}, {weights:,} weights",
         "folder": str(folder.path),
@@ -254,6 +279,11 @@ def _finish(
     field(console, "BLEU", escape(test.bleu_signature))
     field(console, "chrF", escape(test.chrf_signature))
     compare(console, recipe.expect, result, at_least=("test_bleu", "test_exact"))
+    empty = sum(not translator.text(each).strip() for each in found)
+    unlearned = (
+        f"{empty:,} of the {len(found):,} translations of the test set are empty" if 2 * empty > len(found) else ""
+    )
+    note_unlearned(console, outcome, recipe.training, unlearned)
     field(console, "files", escape(f"{folder.curves}, test.translated, {folder.model.name}, {folder.last.name}"))
     _show_examples(console, recipe, translator, material, found)
     command = f"gatewise translate --checkpoint {folder.path}"

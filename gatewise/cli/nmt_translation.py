@@ -14,6 +14,7 @@ from rich.console import Console
 from gatewise.cli.nmt_alignment import draw_alignment
 from gatewise.cli.saved_translator import Translator
 from gatewise.contract.errors import CorpusError
+from gatewise.data.encoding import encoding_of
 from gatewise.models import Search, Translation
 
 
@@ -90,7 +91,7 @@ def _batches(lines: Iterable[bytes], at_once: int) -> Iterator[tuple[list[str], 
                 waiting,
                 CorpusError(
                     f"line {number:,} of the input is not UTF-8: its byte {error.start} is 0x{line[error.start]:02x}. "
-                    "Convert the input first, for example by: iconv -f latin1 -t utf-8"
+                    f"Convert the input first, for example by: iconv -f {encoding_of(line[error.start :])} -t utf-8"
                 ),
             )
             return

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from gatewise.cli.folder_name import FOLDER_NAME
+from gatewise.cli.option_names import naming
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.option import Option
 from gatewise.contract.ranges import (
@@ -81,7 +82,7 @@ class ModelOptions:
         dropout: The dropout probability before the softmax.
         embedding_dropout: The dropout probability after the embedding.
         layer_dropout: The dropout probability between LSTM layers.
-        tied: Whether embedding and softmax share their weights.
+        tied: Whether embedding and softmax share their weights; if their sizes differ, a projection connects them.
         kernel: The kernel of the LSTM; ``"auto"`` chooses the fastest.
     """
 
@@ -202,7 +203,12 @@ def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ArgumentError(sentence("recipe", "a TOML file", f"{path}: {error}")) from None
-    return overridden(defaults, dict(_leaves(document)))
+    sections = {name: section for section in _section_names(defaults) for name in _types(defaults, section)}
+    try:
+        with naming({name: f"{section}.{name}" for name, section in sections.items()}):
+            return overridden(defaults, dict(_leaves(document)))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from None
 
 
 def overridden(recipe: AnyRecipe, values: Mapping[str, Any]) -> AnyRecipe:

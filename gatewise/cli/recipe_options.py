@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from gatewise.cli.option_names import naming
 from gatewise.cli.run_options import RUN
 from gatewise.contract.option import Option
 
@@ -33,7 +34,8 @@ def recipe_options(recipe: Any, *keys: str) -> Callable[[Callable[..., None]], C
                 value, source = values.pop(name), context.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
                     given |= dict.fromkeys((each.key, *each.also), value)
-            command(**values, given=given)
+            with naming(option_names(recipe)):
+                command(**values, given=given)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -50,6 +52,22 @@ def recipe_options(recipe: Any, *keys: str) -> Callable[[Callable[..., None]], C
     return decorate
 
 
+def option_names(recipe: Any) -> dict[str, str]:
+    """Return the option that sets each field of a recipe, by the field's name, which only one section has."""
+    sections = {"": recipe} | {
+        field.name: getattr(recipe, field.name)
+        for field in dataclasses.fields(recipe)
+        if dataclasses.is_dataclass(field.default)
+    }
+    names = {
+        field.name: f"--set {section}.{field.name}".replace(" .", " ")
+        for section, holder in sections.items()
+        for field in dataclasses.fields(holder)
+        if field.name not in sections
+    }
+    return names | {each.field: each.word for each in _declared(recipe)}
+
+
 class _Declared(NamedTuple):
     section: str
     field: str
@@ -60,6 +78,10 @@ class _Declared(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.section}.{self.field}".lstrip(".")
+
+    @property
+    def word(self) -> str:
+        return self.option.name or f"--{self.field.replace('_', '-')}"
 
     @property
     def also(self) -> list[str]:
@@ -81,9 +103,9 @@ def _declared(options: Any, section: str = "") -> Iterator[_Declared]:
 def _parameter(name: str, declared: _Declared) -> inspect.Parameter:
     kind, default, option = declared.kind, declared.default, declared.option
     several = typing.get_origin(kind) is tuple
-    word = option.name.removeprefix("--") or declared.field.replace("_", "-")
+    word = declared.word
     declaration = typer.Option(
-        f"--{word}/--no-{word}" if kind is bool else f"--{word}",
+        f"{word}/--no-{word.removeprefix('--')}" if kind is bool else word,
         help=option.help,
         metavar=option.metavar or None,
         show_default=default not in ("", ()),

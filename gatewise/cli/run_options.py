@@ -10,8 +10,13 @@ import typer
 RUN = "Run"
 
 Recipe = Annotated[
-    Path | None,
-    typer.Option("--recipe", help="TOML file with a complete run; other options override it.", rich_help_panel=RUN),
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE|NAME",
+        help="A complete run: a TOML file, or a name that gatewise recipes lists; other options override it.",
+        rich_help_panel=RUN,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -45,7 +45,7 @@ def language_model(
     Examples:
       gatewise train lm
       gatewise train lm --text book.txt --tokens character
-      gatewise train lm --recipe recipes/demo.toml --set training.epochs=3
+      gatewise train lm --recipe demo --set training.epochs=3
       gatewise train lm --output runs/demo --resume
       torchrun --nproc-per-node 2 -m gatewise train lm --text book.txt
     """  # noqa: D301 - \b keeps the lines of the examples apart

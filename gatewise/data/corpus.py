@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
+from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
 
 SHARES = (0.9, 0.05, 0.05)
 """The fractions of a text that become training, validation and test text."""
@@ -131,13 +132,15 @@ def read_text(path: str | Path) -> str:
         raise CorpusError(f"{path} is a folder, not a text file. Name the file in it.") from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.") from error
+    encoding = encoding_of(raw[:HEAD])
+    if encoding.startswith(WIDE):
+        raise CorpusError(f"{path} is not UTF-8, but {encoding.upper()}. {conversion(path, encoding)}")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         offset = error.start + (3 if raw.startswith(b"\xef\xbb\xbf") else 0)
         raise CorpusError(
-            f"{path} is not UTF-8: byte {offset} is 0x{raw[offset]:02x}. "
-            f"Convert it first, for example: iconv -f latin1 -t utf-8 {path} > {path.stem}-utf8.txt"
+            f"{path} is not UTF-8: byte {offset} is 0x{raw[offset]:02x}. {conversion(path, 'latin1')}"
         ) from None
     if not text.strip():
         raise CorpusError(f"{path} is empty. Give a file with text in it.")

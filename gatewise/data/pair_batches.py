@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -113,7 +114,8 @@ class PairBatches:
         self._count = len(shapes)
         # Shuffling changes which pairs an epoch leaves out; the statistics are those of the unshuffled order.
         self._places = 2 * sum(rows * steps for rows, steps in shapes)
-        self._shapes = len(set(shapes))
+        counts = collections.Counter(shapes)
+        self._shapes = [(steps, rows) for (rows, steps), _ in counts.most_common()]
 
     @property
     def longest_source(self) -> int:
@@ -128,7 +130,14 @@ class PairBatches:
     @property
     def shapes(self) -> int:
         """The number of different shapes among the batches of an epoch."""
-        return self._shapes
+        return len(self._shapes)
+
+    def shapes_by_count(self) -> list[tuple[int, int]]:
+        """Return the shapes of the batches of an epoch, the most frequent first, as (padded length, pairs).
+
+        The pairs are those of this process, of which another process may have one less in the last batch.
+        """
+        return [(steps, -(-rows // self._processes)) for steps, rows in self._shapes]
 
     def largest(self, batch_tokens: int | None = None) -> list[tuple[int, int]]:
         """Return the largest batch of each padded length that this process may get, as (padded length, pairs).

@@ -17,10 +17,13 @@ import numpy as np
 import torch
 
 from gatewise.contract.errors import DataError, MissingExtra
+from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
 from gatewise.data.long_form import Columns, LongForm, sequences_of
 from gatewise.data.sequences import Sequences
 
 _LONG_FORM = Columns()
+_SEPARATORS = {";": ";", "\t": "\\t", "|": "|"}
+"""Other separators of columns, and how the program `tr` writes them."""
 
 
 def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: bool = False) -> Sequences:
@@ -57,13 +60,14 @@ def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: 
 
 def _read_csv(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
+        with path.open("rb") as raw:
+            encoding = encoding_of(raw.read(HEAD))
+        if encoding.startswith(WIDE):
+            raise DataError(f"{path} is not UTF-8, but {encoding.upper()}. {conversion(path, encoding)}")
         with path.open(encoding="utf-8-sig", newline="") as file:
             return sequences_of(_csv_table(path, csv.reader(file, strict=True), columns, numbers), columns.allow_gaps)
     except UnicodeDecodeError:
-        raise DataError(
-            f"{path} is not UTF-8. Convert it first, for example: iconv -f latin1 -t utf-8 {path} > "
-            f"{path.stem}-utf8.csv"
-        ) from None
+        raise DataError(f"{path} is not UTF-8. {conversion(path, 'latin1')}") from None
     except (csv.Error, OSError) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}. Check the file.") from error
 
@@ -72,6 +76,8 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     header = next((record for record in reader if record), None)
     if header is None:
         raise DataError(f"{path} is empty. Give a file with data in it.")
+    if len(header) == 1:
+        _check_separator(path, header[0])
     features = columns.features_among(path, header)
     places = [header.index(name) for name in features]
     sequence = header.index(columns.sequence)
@@ -125,6 +131,19 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         times=None if time is None else np.array(times),
         values=np.array(values).reshape(len(rows), len(features)),
         labels=None if label is None else labels,
+    )
+
+
+def _check_separator(path: Path, line: str) -> None:
+    """Check that the only column of a header is not several with another separator."""
+    found = max(_SEPARATORS, key=line.count)
+    if not line.count(found):
+        return
+    # In the countries where spreadsheets write semicolons, they write commas in numbers.
+    program = f"sed 's/,/./g; s/{found}/,/g' {path}" if found == ";" else f"tr '{_SEPARATORS[found]}' , < {path}"
+    raise DataError(
+        f"{path} must have its columns separated by commas, got {line!r}, which has {line.count(found)} "
+        f"{found!r}. Convert it first, for example: {program} > {path.stem}-commas{path.suffix}"
     )
 
 

@@ -231,6 +231,22 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
         yield rest
 
 
+def unknown_parts(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return the words or characters of a text that its tokenizer does not know, each once, in their order.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text; `<unk>` itself, which a text may contain for rare words, counts as known.
+
+    Returns:
+        Words if the tokens are words, otherwise characters; nothing if the tokenizer can encode every text.
+    """
+    if tokenizer.unknown is None:
+        return []
+    parts = dict.fromkeys(text.split() if tokenizer.kind == WordTokenizer.kind else text)
+    return [part for part in parts if part != UNKNOWN and tokenizer.unknown in tokenizer.encode(part).tolist()]
+
+
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
     """Return the text of some tokens."""
     return "".join(stream_text(tokenizer, tokens))

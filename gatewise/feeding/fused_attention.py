@@ -29,7 +29,7 @@ SOURCE = Path(__file__).parent / "cuda" / "attend.cu"
 _WARPS = 16  # per block, as in attend.cu
 _WIDEST = 1024  # the most features, and the most values: 32 for each lane of a warp
 _LONGEST = 2048  # the most source positions, as in attend.cu
-_VECTOR_BYTES, _LEAST_BYTES = 16, 4  # the most and the fewest bytes that a thread loads at once
+VECTOR_BYTES, _LEAST_BYTES = 16, 4  # the most and the fewest bytes that a thread loads at once
 _PLACE_BYTES = 128  # the size of the registers for the source positions that a thread holds
 _POINTER, _STRIDE, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -215,4 +215,4 @@ def _width(inputs: Inputs, operand: torch.dtype) -> int:
     keys, values = inputs.keys, inputs.values
     offsets = (each.storage_offset() for each in (keys, values))
     sizes = keys.shape[2], values.shape[2], *keys.stride()[:2], *values.stride()[:2], *offsets
-    return math.gcd(_VECTOR_BYTES // operand.itemsize, *sizes)
+    return math.gcd(VECTOR_BYTES // operand.itemsize, *sizes)

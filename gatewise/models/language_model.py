@@ -22,7 +22,9 @@ class LanguageModel(nn.Module):
 
         x_t = dropout(E[token_t])
         h_t, state = LSTM(x_t, state)              with dropout between the layers
-        p(token_{t+1}) = softmax(W dropout(h_t) + b)
+        p(token_{t+1}) = softmax(W W_p dropout(h_t) + b)
+
+    W_p projects h_t to the size of an embedding if weights are tied and the sizes differ; otherwise it is omitted.
 
     Args:
         vocabulary_size: The number of tokens in the vocabulary, V.
@@ -32,12 +34,12 @@ class LanguageModel(nn.Module):
         dropout: The dropout probability of the last layer's output.
         embedding_dropout: The dropout probability of the embeddings.
         layer_dropout: The dropout probability between two LSTM layers.
-        tied: Whether W is the embedding matrix E itself; requires `embedding_size == hidden_size`.
+        tied: Whether W is the embedding matrix E itself.
         kernel: The kernel of the LSTM; ``"auto"`` lets gatewise choose.
         device: The device of the parameters.
 
     Raises:
-        ArgumentError: A size is not positive, a probability is outside [0, 1), or `tied` is set with different sizes.
+        ArgumentError: A size is not positive, or a probability is outside [0, 1).
 
     References:
         Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014 (the positions of dropout).
@@ -72,27 +74,26 @@ class LanguageModel(nn.Module):
         for name, rate in rates.items():
             if not 0 <= rate < 1:
                 raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
-        if tied and embedding_size != hidden_size:
-            raise ArgumentError(
-                f"`tied` must go with equal sizes, got `embedding_size` {embedding_size} and `hidden_size` "
-                f"{hidden_size}. Make them equal, or set `tied` to False."
-            )
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
         self.embedding_dropout = nn.Dropout(embedding_dropout)
         between = layer_dropout if num_layers > 1 else 0.0
         self.lstm = LSTM(embedding_size, hidden_size, num_layers, dropout=between, kernel=kernel, device=device)
         self.output_dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(hidden_size, vocabulary_size, device=device)
+        narrowed = tied and embedding_size != hidden_size
+        self.narrowed = nn.Linear(hidden_size, embedding_size, bias=False, device=device) if narrowed else None
+        self.output = nn.Linear(embedding_size if narrowed else hidden_size, vocabulary_size, device=device)
         if tied:
             self.output.weight = self.embedding.weight
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw embedding and softmax weights from U(-0.1, 0.1), zero the softmax bias, and reset the LSTM."""
+        """Draw embedding and softmax weights from U(-0.1, 0.1), zero the softmax bias, and reset the other layers."""
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.uniform_(self.output.weight, -0.1, 0.1)
         nn.init.zeros_(self.output.bias)
         self.lstm.reset_parameters()
+        if self.narrowed is not None:
+            self.narrowed.reset_parameters()
 
     def forward(self, tokens: torch.Tensor, state: LanguageState | None = None) -> tuple[torch.Tensor, LanguageState]:
         """Compute the logits of the next token at each position.
@@ -124,4 +125,5 @@ class LanguageModel(nn.Module):
     def _hidden(self, tokens: torch.Tensor, state: LanguageState | None) -> tuple[torch.Tensor, LanguageState]:
         inputs = self.embedding_dropout(self.embedding(tokens))
         hidden, after = self.lstm(inputs, state)
-        return self.output_dropout(hidden), after
+        hidden = self.output_dropout(hidden)
+        return hidden if self.narrowed is None else self.narrowed(hidden), after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,17 @@ from gatewise.contract.errors import MissingExtra
 from gatewise.training.history import PERPLEXITY, Evaluation, Measure
 from gatewise.training.pictures import save_picture
 
-_DECADE = 10
+_FEW_DECADES, _MANY_DECADES = 0.6, 3.0
+"""The ranges of an axis, in powers of ten, below which its ticks are equidistant, and from which they are powers."""
+_PLAIN = (1e-6, 1e9)
+"""The range of numbers that are written without an exponent."""
+
+
+def plain_number(value: float) -> str:
+    """Return a number as the label of a tick: with separators of thousands, without an exponent or trailing zeros."""
+    if value and not _PLAIN[0] <= abs(value) < _PLAIN[1]:
+        return f"{value:g}"
+    return f"{value:,.6f}".rstrip("0").rstrip(".")
 
 
 def plot_curves(
@@ -30,7 +41,7 @@ def plot_curves(
     """
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import ScalarFormatter
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
     except ModuleNotFoundError:
         raise MissingExtra.for_package("matplotlib", "plotting the curves", "train") from None
     panels = 3 if measure.score else 2
@@ -54,9 +65,12 @@ def plot_curves(
     left.set(title=measure.name, xlabel="epoch", yscale="log")
     left.margins(y=0.12)  # space for the number below the best epoch
     low, high = left.get_ylim()
-    if high < _DECADE * low:  # otherwise the labels would overlap
-        left.yaxis.set_major_formatter(ScalarFormatter())
-        left.yaxis.set_minor_formatter(ScalarFormatter())
+    decades = math.log10(high / low)
+    few, many = (1.0, 2.0, 5.0), (1.0,)
+    left.yaxis.set_major_locator(
+        MaxNLocator(6) if decades < _FEW_DECADES else LogLocator(subs=few if decades < _MANY_DECADES else many)
+    )
+    left.yaxis.set_minor_locator(NullLocator())
     left.legend(frameon=False)
     for axes in middle:
         axes.plot(epochs, [each.scores[measure.score] for each in history], color="#c2410c", **dots)
@@ -65,6 +79,9 @@ def plot_curves(
     right.set(title=f"training speed ({unit}/s)", xlabel="epoch")
     right.set_ylim(0, 1.1 * right.get_ylim()[1])
     for axes in (left, *middle, right):
-        axes.grid(alpha=0.3, which="both")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=epochs[-1] >= 1, min_n_ticks=1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+        axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     save_picture(figure, path, dpi=120)

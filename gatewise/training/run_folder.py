@@ -40,7 +40,8 @@ class RunFolder:
         self.confusion = path / "confusion.png"
         self.tensorboard = path / "tensorboard"
         self.manifest = Manifest(path)
-        self._lock, self._made = RunLock(path), False
+        self._lock = RunLock(path)
+        self._made: list[Path] = []
         self._replaced = path / ".gatewise-replaced"
         self._discarded = path / ".gatewise-discarded"
 
@@ -53,7 +54,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Prevent other processes from writing to the folder inside the context.
 
-        The folder is created if it is missing, and removed at the end if nothing was written to it.
+        The folder is created if it is missing, with those above it; those that are empty at the end are removed again.
 
         Raises:
             ArgumentError: Another process writes to the folder, or it cannot be created or written.
@@ -70,21 +71,28 @@ class RunFolder:
     def try_lock(self) -> str:
         """Lock the folder, or return the process that has locked it; see `RunLock.acquire`."""
         try:
-            self._made = not self.path.exists()
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             return self._lock.acquire()
         except OSError as error:
             raise self._unwritable(error) from error
 
     def unlock(self) -> None:
-        """Release the lock, and remove the folder if the lock created it and nothing was written to it."""
+        """Release the lock, and remove the folders that the lock created if nothing was written to them."""
         with contextlib.suppress(OSError, CheckpointError):
             if not any(file.exists() for file in self.manifest.files()):
                 self.manifest.path.unlink(missing_ok=True)
         self._lock.release()
-        if self._made:
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
+
+    def discard(self) -> None:
+        """Delete the files of the run, and the folders in it that are empty then."""
+        files = self.manifest.files()
+        for file in (*files, self.manifest.path):
+            file.unlink(missing_ok=True)
+        self._remove_empty(files)
 
     def prepare(self, needed_bytes: int) -> None:
         """Create the folder, and check before training that the run can be saved in it.
@@ -153,6 +161,9 @@ class RunFolder:
                 _move(file, self._replaced / file.relative_to(self.path))
         except OSError as error:
             raise self._unwritable(error) from error
+        self._remove_empty(files)
+
+    def _remove_empty(self, files: list[Path]) -> None:
         for folder in {file.parent for file in files} - {self.path}:
             with contextlib.suppress(OSError):  # files of other origin stay, and so does the folder
                 folder.rmdir()

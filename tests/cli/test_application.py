@@ -59,13 +59,39 @@ def test_help_imports_no_command():
     assert answer.stdout.strip().endswith("[]")
 
 
+WITHOUT_EXTRAS = """
+import importlib.metadata, sys
+from gatewise.cli import COMMANDS, environment, main
+extra = {package.package.lower() for extra in environment.extras() for package in extra.requirements}
+for name, packages in importlib.metadata.packages_distributions().items():
+    if extra & {package.lower().replace("_", "-") for package in packages}:
+        sys.modules[name] = None
+call = "--input 5,3,4 --hidden 8"
+helps = [f"{command.name} --help" for command in COMMANDS]
+trained = [f"train {task} --help" for task in ("lm", "nmt", "classify")]
+others = ["doctor", f"explain {call}", "explain nmt --hidden-size 8", "recipes"]
+for words in ("--help", "--version", *helps, *trained, *others):
+    sys.argv = ["gatewise", *words.split()]
+    try:
+        main()
+    except SystemExit as leaving:
+        assert not leaving.code, words
+assert {"tokenizers", "matplotlib", "sacrebleu"} <= {name for name in sys.modules if sys.modules[name] is None}
+"""
+
+
+def test_help_doctor_explain_and_recipes_need_no_extra():
+    pytest.importorskip("matplotlib")
+    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_the_extra_there_is_one_sentence(gatewise, monkeypatch, package):
+def test_without_its_packages_there_is_one_sentence(gatewise, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "gatewise.cli.application", raising=False)
     answer = gatewise("--help")
     assert answer.status == 1
-    expected = f"error: the command line needs `{package}`, which is not installed. Run: pip install 'gatewise[train]'"
+    expected = f"error: the command line needs `{package}`, which is not installed. Run: pip install {package}"
     assert answer.err.strip() == expected
 
 

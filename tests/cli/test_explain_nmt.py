@@ -115,12 +115,15 @@ def test_a_recipe_can_be_explained(gatewise, tmp_path):
     [
         (("--lengths", "50"), "`--lengths` must be two positive integers, got '50'. For example --lengths 50,60."),
         (("--vocabularies", "0,5"), "`--vocabularies` must be two positive integers, got '0,5'"),
-        (("--memory-budget", "plenty"), "`memory_budget` must be 'auto' or a size such as 8GB or 7.5GiB, got 'plenty'"),
-        (("--gpu", "h2000"), "`device` must be one of h200, h100"),
-        (("--hidden-size", 3), "`hidden_size` must be even, got 3"),
+        (
+            ("--memory-budget", "plenty"),
+            "`--memory-budget` must be 'auto' or a size such as 8GB or 7.5GiB, got 'plenty'",
+        ),
+        (("--gpu", "h2000"), "`--gpu` must be one of h200, h100"),
+        (("--hidden-size", 3), "`--hidden-size` must be even, got 3"),
         (("--attention-kernel", "fast"), "got 'fast'"),
-        (("--memory-budget", "1GB", "--batch", 1000), "`memory_budget` must be at least"),
-        (("--memory-budget", "1GB", "--batch", 1000), "lower `batch` from 1,000 to"),
+        (("--memory-budget", "1GB", "--batch", 1000), "`--memory-budget` must be at least"),
+        (("--memory-budget", "1GB", "--batch", 1000), "lower `--batch` from 1,000 to"),
     ],
 )
 def test_bad_input_is_one_sentence(gatewise, words, message):

@@ -52,6 +52,20 @@ def test_a_kernel_can_be_named(trained):
     assert "cudnn" in answer.err
 
 
+def test_unknown_words_of_the_prompt_are_named(trained):
+    answer = trained(*OPTIONS, "--prompt", "the zebra and <unk> saw the zebra and a gnu")
+    assert answer.status == 0
+    lacks = "the model's vocabulary lacks these words of the prompt, read as unknown: 'zebra', 'saw', 'a', 'gnu'"
+    assert answer.err == f"warning: {lacks}\n"
+    assert trained(*OPTIONS).err == ""
+
+
+def test_unknown_characters_of_the_prompt_are_named(gatewise, small):
+    assert gatewise("train", "lm", *small, "--tokens", "character", "--epochs", 1, "--output", "run").status == 0
+    answer = gatewise(*OPTIONS, "--prompt", "the caf\u00e9")
+    assert "these characters of the prompt, read as unknown: '\u00e9'" in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -60,10 +74,10 @@ def test_a_kernel_can_be_named(trained):
         (["--checkpoint", "run/checkpoint.safetensors"], "holds a checkpoint, not a model"),
         (["--checkpoint", "run/recipe.toml"], "is truncated or not a safetensors file"),
         (["--checkpoint", "pickled.pt"], "is a pickle (torch.save)"),
-        (["--prompt", ""], "`prompt` must be at least one token"),
-        (["--temperature", -1], "`temperature` must be 0 or more"),
-        (["--top-k", -3], "`top_k` must be"),
-        (["--top-p", 1.5], "`top_p` must be in (0, 1]"),
+        (["--prompt", ""], "`--prompt` must be at least one token"),
+        (["--temperature", -1], "`--temperature` must be 0 or more"),
+        (["--top-k", -3], "`--top-k` must be"),
+        (["--top-p", 1.5], "`--top-p` must be in (0, 1]"),
     ],
 )
 def test_bad_input_is_refused(trained, words, message):

@@ -150,7 +150,7 @@ def test_training_that_diverges_ends_in_a_sentence(gatewise, runs, tmp_path, tas
     answer = gatewise("train", task, *runs[task], *rate, "--output", "run")
     assert answer.status == 1
     words = " ".join(answer.err.split())
-    assert "training diverged. Lower `learning_rate` (it is 1e+38)" in words
+    assert "training diverged. Lower `--learning-rate` (it is 1e+38)" in words
     assert "Traceback" not in words
     assert "aten" not in words
     folder = RunFolder(tmp_path / "run")

@@ -90,7 +90,7 @@ def test_a_name_in_a_recipe_writes_nowhere_else(gatewise, small, tmp_path):
     (tmp_path / "evil.toml").write_text('name = "../../evil"\n')
     answer = gatewise("train", "lm", *small, "--recipe", "evil.toml")
     assert answer.status == 1
-    assert "`name` must be a plain folder name, without / and \\, got '../../evil'." in answer.err
+    assert "`--set name` must be a plain folder name, without / and \\, got '../../evil'." in answer.err
     assert {each.name for each in tmp_path.iterdir()} == {"work", "evil.toml", "cats.txt"}
     assert not (tmp_path.parent / "evil").exists()
 
@@ -168,10 +168,10 @@ def test_an_option_that_is_no_number_is_a_usage_error(gatewise, words):
     ("words", "message"),
     [
         (("--hidden", -5), "a positive integer"),
-        (("--hidden", 10**9), "`hidden_size` must be at most 1,048,576"),
+        (("--hidden", 10**9), "`--hidden` must be at most 1,048,576"),
         (("--hidden", 4, "--layers", 0), "a positive integer"),
-        (("--hidden", 4, "--layers", 10**9), "`num_layers` must be at most 1,024"),
-        (("--hidden", 4, "--proj", -1), "`proj_size` must be"),
+        (("--hidden", 4, "--layers", 10**9), "`--layers` must be at most 1,024"),
+        (("--hidden", 4, "--proj", -1), "`--proj` must be"),
         (("--hidden", 4, "--input", "0,2,4"), "three positive integers"),
         (("--hidden", 4, "--input", "-1,2,4"), "three positive integers"),
         (("--hidden", 4, "--input", "99999999999999999999,2,4"), "`--input` must be at most 2,147,483,647"),
@@ -187,16 +187,16 @@ def test_explain_refuses_sizes_that_no_layer_has(gatewise, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--embedding-size", 0), "`embedding_size` must be a positive integer"),
-        (("--decoder-layers", -1), "`decoder_layers` must be a positive integer"),
-        (("--set", "attention_size=-3"), "`attention_size` must be 0 or more"),
-        (("--set", "data.vocabulary_size=-9"), "`vocabulary_size` must be 0 or more"),
+        (("--embedding-size", 0), "`--embedding-size` must be a positive integer"),
+        (("--decoder-layers", -1), "`--decoder-layers` must be a positive integer"),
+        (("--set", "attention_size=-3"), "`--set model.attention_size` must be 0 or more"),
+        (("--set", "data.vocabulary_size=-9"), "`--vocabulary-size` must be 0 or more"),
         (("--vocabularies", "5,0"), "`--vocabularies` must be two positive integers"),
         (("--lengths", "-5,5"), "`--lengths` must be two positive integers"),
         (("--lengths", "5,99999999999999999999"), "`--lengths` must be at most 2,147,483,647"),
-        (("--memory-budget", "nan"), "`memory_budget` must be"),
-        (("--memory-budget=-8GB",), "`memory_budget` must be"),
-        (("--memory-budget", "9" * 400 + "GB"), "`memory_budget` must be"),
+        (("--memory-budget", "nan"), "`--memory-budget` must be"),
+        (("--memory-budget=-8GB",), "`--memory-budget` must be"),
+        (("--memory-budget", "9" * 400 + "GB"), "`--memory-budget` must be"),
     ],
 )
 def test_explain_nmt_refuses_sizes_that_no_model_has(gatewise, words, message):

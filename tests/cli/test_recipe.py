@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import tomllib
+import re
 from pathlib import Path
 
 import pytest
@@ -12,28 +12,25 @@ import pytest
 from gatewise.cli.classifier_recipe import ClassifierRecipe
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.recipe import Recipe, differences, overridden, parse_settings, read_recipe, to_toml
+from gatewise.cli.recipe_files import recipe_files, recipe_path
 from gatewise.contract.errors import ArgumentError
 
-RECIPES = sorted(Path(__file__).parents[2].glob("recipes/*.toml"))
+RECIPES = [recipe.path for recipe in recipe_files()]
+DEFAULTS = {
+    "lm": (Recipe(), ("test_perplexity", "share_of_unigram")),
+    "nmt": (TranslationRecipe(), ("test_bleu", "test_exact")),
+    "classify": (ClassifierRecipe(), ("test_accuracy",)),
+}
+"""The recipe that the files of a task change, and the scores of which they must expect at least one."""
 
 
 def changed(*settings):
     return overridden(Recipe(), parse_settings(settings))
 
 
-def defaults_of(path):
-    """Return the recipe that a file changes, and the scores of which it must expect at least one."""
-    document = tomllib.loads(path.read_text("utf-8"))
-    if "text" in document:
-        return Recipe(), ("test_perplexity", "share_of_unigram")
-    if "encoder_layers" in document["model"]:
-        return TranslationRecipe(), ("test_bleu", "test_exact")
-    return ClassifierRecipe(), ("test_accuracy",)
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_of_the_project_has_a_score_to_expect(path):
-    defaults, scores = defaults_of(path)
+    defaults, scores = DEFAULTS[path.parent.name]
     recipe = read_recipe(path, defaults)
     assert recipe.name == path.stem
     assert recipe.description
@@ -138,3 +135,56 @@ def test_bad_files_are_refused(tmp_path, content, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ArgumentError, match=r"`recipe` must be a TOML file.* got .*absent\.toml"):
         read_recipe(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("recipe", recipe_files(), ids=lambda recipe: recipe.name)
+def test_a_recipe_is_found_by_its_name_and_its_command_says_so(recipe):
+    assert recipe_path(recipe.task, recipe.name) == recipe.path
+    assert f"#   {recipe.command}" in recipe.path.read_text("utf-8")
+
+
+def test_a_file_comes_before_a_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    assert recipe_path("lm", "demo") == next(path for path in RECIPES if path.stem == "demo")
+    Path("demo").rmdir()
+    Path("demo").write_text("")
+    assert recipe_path("lm", "demo") == Path("demo")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "phrases",
+            "`--recipe` must be a recipe of `gatewise train lm`, got 'phrases'. Run: gatewise train nmt --recipe",
+        ),
+        (
+            "recipes/demo.toml",
+            "must be a TOML file or one of demo, wikitext2-medium, got 'recipes/demo.toml'. Did you mean",
+        ),
+        ("absent.toml", "Check the path. The command `gatewise recipes` lists the names."),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_refused(name, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        recipe_path("lm", name)
+
+
+def test_the_command_lists_every_recipe(gatewise):
+    answer = gatewise("recipes")
+    assert answer.status == 0
+    for recipe in recipe_files():
+        assert f"{recipe.command}\n" in answer.out
+        for line in recipe.summary.splitlines():
+            assert f"    {line}\n" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_the_command_prints_a_recipe_which_can_be_run(gatewise, tmp_path):
+    answer = gatewise("recipes", "demo")
+    (tmp_path / "mine.toml").write_text(answer.out, "utf-8")
+    assert read_recipe(tmp_path / "mine.toml") == read_recipe(recipe_path("lm", "demo"))
+    refused = gatewise("recipes", "absent")
+    assert refused.status == 1
+    assert "`NAME` must be one of digits, synthetic, demo" in refused.err

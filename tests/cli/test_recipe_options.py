@@ -13,7 +13,7 @@ from gatewise.cli.application import command_named
 from gatewise.cli.classifier_recipe import ClassifierRecipe
 from gatewise.cli.nmt_recipe import TranslationRecipe
 from gatewise.cli.recipe import Recipe, overridden
-from gatewise.cli.recipe_options import recipe_options
+from gatewise.cli.recipe_options import option_names, recipe_options
 from gatewise.contract.errors import ArgumentError
 from gatewise.contract.option import Option
 from gatewise.contract.ranges import COUNT
@@ -123,9 +123,51 @@ def test_there_are_options_of_all_sections():
     assert sections == {"", "text", "data", "model", "training", "translation"}
 
 
-def test_a_value_out_of_range_is_told_in_the_words_of_the_recipe(gatewise):
-    with pytest.raises(ArgumentError) as error:
-        overridden(Recipe(), {"threads": -1})
-    answer = gatewise("train", "lm", "--threads", -1)
+@pytest.mark.parametrize("recipe", COMMANDS.values(), ids=COMMANDS)
+def test_every_field_has_an_option_or_is_set_by_its_key(recipe):
+    names = option_names(recipe)
+    for field, option in names.items():
+        if option.startswith("--set "):
+            assert overridden(recipe, {option.removeprefix("--set "): value_of(recipe, field)}) == recipe
+    assert {name for name in names.values() if not name.startswith("--set ")} == {
+        option.values[2].opts[0] for option in options() if option.values[1] is recipe
+    }
+
+
+def value_of(recipe, field):
+    holders = [recipe, *(getattr(recipe, each.name) for each in dataclasses.fields(recipe))]
+    return next(getattr(holder, field) for holder in holders if hasattr(holder, field))
+
+
+def test_libraries_name_fields_and_the_command_line_options(gatewise, tmp_path):
+    with pytest.raises(ArgumentError, match=r"^`learning_rate` must be greater than 0, got -1\.0"):
+        overridden(Recipe(), {"learning_rate": -1})
+    for words in (["--learning-rate", -1], ["--set", "learning_rate=-1"]):
+        answer = gatewise("train", "lm", *words)
+        assert answer.status == 1
+        assert answer.err == "error: `--learning-rate` must be greater than 0, got -1.0.\n"
+    (tmp_path / "mine.toml").write_text("[training]\nlearning_rate = -1\n")
+    answer = gatewise("train", "lm", "--recipe", "mine.toml")
+    assert answer.err == "error: mine.toml: `training.learning_rate` must be greater than 0, got -1.0.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "lm", "--set", "warmup_steps=-1"], "`--set training.warmup_steps` must be 0 or more, got -1."),
+        (["train", "lm", "--train", "a"], "`--train`, `--valid`, `--test` must be three files, got only `--train`."),
+        (["train", "nmt", "--set", "name=a/b"], "`--set name` must be a plain folder name"),
+        (["explain", "nmt", "--hidden-size", 0], "`--hidden-size` must be a positive integer, got 0."),
+        (["explain", "--input", "3,4,5", "--hidden", 0], "`--hidden` must be a positive integer, got 0."),
+        (["explain", "--input", "3,4,5", "--hidden", 8, "--layers", 0], "`--layers` must be a positive integer"),
+        (
+            ["explain", "--input", "3,4,5", "--hidden", 8, "--proj", 9],
+            "`--proj` must be 0 or more, and less than `--hidden` 8",
+        ),
+        (["generate", "--checkpoint", "run", "--top-p", 2], "`--top-p` must be in (0, 1], got 2.0."),
+    ],
+)
+def test_errors_name_the_options(gatewise, words, message):
+    answer = gatewise(*words)
     assert answer.status == 1
-    assert answer.err == f"error: {error.value}\n"
+    assert message in " ".join(answer.err.split())

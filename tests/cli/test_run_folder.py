@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, run_lock
 from tests.programs import together
 
@@ -59,6 +60,38 @@ def test_a_run_beside_files_of_others_replaces_and_deletes_its_own_alone(gatewis
         assert {name: after.get(name) for name in before} == before
     events = [name for name in after if name.startswith("tensorboard/")]
     assert len(events) == 2, "the user's, and one of the newest run"
+
+
+@pytest.mark.parametrize("words", [["--kernel", "cudnn"], ["--window", 5000], ["--train", "absent"]])
+def test_a_start_that_fails_leaves_no_folder(gatewise, small, tmp_path, words):
+    before = sorted(tmp_path.iterdir())
+    assert gatewise("train", "lm", *small, *words).status == 1
+    assert gatewise("train", "lm", *small, *words, "--output", "deep/in/folders").status == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def _exhausted(*given):
+    raise MemoryError("out of memory")
+
+
+def test_a_first_step_that_fails_leaves_no_folder_and_a_later_one_does(gatewise, small, tmp_path, monkeypatch):
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "loss", _exhausted)
+        answer = gatewise("train", "lm", *small)
+        assert "there is too little memory" in answer.err
+        assert sorted(tmp_path.iterdir()) == before
+        folder = tmp_path / "with notes"
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+        assert gatewise("train", "lm", *small, "--output", folder).status == 1
+        assert list(content(folder)) == ["notes.txt"]
+        patch.undo()
+        assert gatewise("train", "lm", *small, "--epochs", 1).status == 0
+        run = content("runs/lm")
+        patch.setattr(LanguageModel, "loss", _exhausted)
+        assert gatewise("train", "lm", "--resume", "--epochs", 2).status == 1
+        assert run.keys() <= content("runs/lm").keys()
 
 
 def test_a_run_of_another_task_is_replaced_whole(gatewise, small):

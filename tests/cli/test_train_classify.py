@@ -187,6 +187,20 @@ def test_training_stops_early(gatewise, small):
     assert not any(entry["best"] for entry in history("run")[-2:])
 
 
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_model_that_learned_nothing_is_said_to_have_and_why(gatewise, small, task):
+    words = ["--task", task, "--label-column", {"classification": "label", "regression": "level"}[task]]
+    answer = gatewise("train", "classify", *small, *words, "--epochs", 1, "--learning-rate", 1e-9, "--output", "run")
+    assert answer.status == 0, answer.err
+    better = {
+        "classification": "the accuracy is not above that of",
+        "regression": "the model is no better than the mean",
+    }
+    said = " ".join(answer.out.split())
+    assert f"note {better[task]}" in said
+    assert "steps are too few to learn. Raise `--epochs`" in said
+
+
 def test_three_files_are_read_as_they_are(gatewise, small, tmp_path):
     for number, split in enumerate(("train", "valid", "test")):
         waves(tmp_path / f"{split}.csv", count=30, seed=number)
@@ -201,7 +215,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, tmp_path):
     assert "the label 'wild' was not seen in training; known are fast, flat, slow." in answer.err
     assert not (tmp_path / "other" / "recipe.toml").exists()
     answer = gatewise("train", "classify", *small, "--train", "train.csv", "--output", "other")
-    assert "`train, valid, test` must be three files, got only train" in answer.err
+    assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
 def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
@@ -297,17 +311,17 @@ def timeless(entries):
         (["--feature", "z"], "has no column 'z'; its columns are sequence, time, x, noise, label, parity, level"),
         (["--label-column", "sort"], "has no column 'sort'"),
         (["--label-column", "x"], "the sequence 's0' has the label"),
-        (["--label-column", ""], "`label_column` must be the name of a column"),
+        (["--label-column", ""], "`--label-column` must be the name of a column"),
         (["--task", "regression"], "row 2: 'label' is 'slow', not a number"),
-        (["--task", "ranking"], "`task` must be one of classification, regression, got 'ranking'"),
-        (["--data", "synthetic", "--task", "regression"], "`task` must be classification for synthetic"),
-        (["--pooling", "sum"], "`pooling` must be one of mean, last, max"),
+        (["--task", "ranking"], "`--task` must be one of classification, regression, got 'ranking'"),
+        (["--data", "synthetic", "--task", "regression"], "`--task` must be classification for synthetic"),
+        (["--pooling", "sum"], "`--pooling` must be one of mean, last, max"),
         (["--kernel", "cudnn"], "the kernel 'cudnn' cannot train this model"),
-        (["--batch-size", 0], "`batch_size` must be a positive integer"),
+        (["--batch-size", 0], "`--batch-size` must be a positive integer"),
         (["--dropout", 1.5], "must be a probability in [0, 1)"),
-        (["--clip-value", -1], "`clip_value` must be 0 or more, got -1.0"),
+        (["--clip-value", -1], "`--clip-value` must be 0 or more, got -1.0"),
         (["--set", "shares=[0.5, 0.5, 0.5]"], "three positive numbers that sum to 1"),
-        (["--output", "/proc/run"], "`output` must be a folder that can be written"),
+        (["--output", "/proc/run"], "`--output` must be a folder that can be written"),
         (["--set", "features=[1]"], "`data.features` must be a list of strings, got [1]"),
     ],
 )

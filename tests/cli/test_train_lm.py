@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
@@ -119,7 +121,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
     assert f"train {words:,}, valid {words:,}, test {words:,}" in answer.out
     answer = gatewise("train", "lm", *small, "--train", "train.txt", "--output", "other")
     assert answer.status == 1
-    assert "`train, valid, test` must be three files, got only train" in answer.err
+    assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
 def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
@@ -131,6 +133,33 @@ def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     recipe = tomllib.loads((tmp_path / "runs" / "mine" / "recipe.toml").read_text())
     assert recipe["model"]["hidden_size"] == 8  # --set takes precedence over the flag, the flag over the file
     assert recipe["training"]["epochs"] == 2
+
+
+def test_a_model_worse_than_token_frequencies_is_said_to_be_and_why(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--epochs", 1, "--learning-rate", 1e-9, "--output", "run")
+    assert re.search(r"^unigram  perplexity [\d.]+; the model's is 1\.[1-9] times higher$", answer.out, re.MULTILINE)
+    words = " ".join(answer.out.split())
+    assert "steps 39 in 1 epoch" in words
+    expected = "the model is no better than the frequencies of tokens: 39 steps are too few to learn. Raise `--epochs`"
+    assert f"note {expected}" in words
+    words = [*small, "--epochs", 1, "--learning-rate", 1e-9, "--set", "warmup_steps=39"]
+    answer = gatewise("train", "lm", *words, "--output", "slow")
+    assert "all 39 steps were within the 39 of `--set training.warmup_steps`." in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "said"),
+    [(50.0, "2.0 times lower"), (96.0, "about the same"), (104.0, "about the same"), (200.0, "2.0 times higher")],
+)
+def test_a_perplexity_is_lower_than_higher_than_or_about_the_same_as_another(perplexity, said):
+    assert compared(perplexity, 100.0) == said
+
+
+def test_a_tied_model_may_have_any_hidden_size(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--set", "model.hidden_size=11", "--output", "run")
+    assert answer.status == 0, answer.err
+    assert "1 x 11 LSTM, tied softmax after a projection to 16" in answer.out
+    assert gatewise("generate", "--checkpoint", "run", "--length", 3).status == 0
 
 
 def test_what_was_expected_is_compared(gatewise, small):
@@ -149,7 +178,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
     assert "run already holds a run. Resume it by `--resume`" in answer.err
     answer = gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--resume")
     assert answer.status == 1
-    assert "started with another training.seed" in answer.err
+    assert "started with another `--seed`. A run can be resumed with other `--epochs`" in " ".join(answer.err.split())
     assert same(before, weights("run"))
     assert gatewise("train", "lm", *small, "--seed", 9, "--output", "run", "--overwrite").status == 0
     assert not same(before, weights("run"))
@@ -164,6 +193,30 @@ def test_there_must_be_something_to_resume(gatewise, small):
     )  # these options specify a new run completely
     answer = gatewise("train", "lm", "--output", "run", "--resume", "--overwrite")
     assert "exclude each other" in answer.err
+
+
+@pytest.mark.parametrize("words", [["--epochs", 3], ["--set", "epochs=3"]])
+def test_a_run_is_resumed_to_more_epochs(gatewise, small, words):
+    options = [*small, "--schedule", "constant"]
+    assert gatewise("train", "lm", *options, "--epochs", 3, "--output", "whole").status == 0
+    assert gatewise("train", "lm", *options, "--epochs", 1, "--output", "parts").status == 0
+    answer = gatewise("train", "lm", "--output", "parts", "--resume", *words)
+    assert answer.status == 0, answer.err
+    assert RunFolder("whole").model.read_bytes() == RunFolder("parts").model.read_bytes()
+    assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
+    answer = gatewise("train", "lm", "--output", "parts", "--resume", "--epochs", 2)
+    assert answer.status == 1
+    assert "`--epochs` must be at least 3 to resume the run in parts, which has begun its epoch 3" in answer.err
+    assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
+
+
+def test_a_recipe_that_a_run_is_resumed_with_is_compared_with_that_of_the_run(gatewise, small, tmp_path):
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run").status == 0
+    shutil.copy("run/recipe.toml", "mine.toml")
+    words = ["--recipe", "mine.toml", "--output", "run", "--resume"]
+    assert "resumed after" in gatewise("train", "lm", *words, "--epochs", 2).out
+    answer = gatewise("train", "lm", *words, "--set", "evaluation_batch_size=3", "--window", 9)
+    assert "started with another `--window`, `--set text.evaluation_batch_size`." in " ".join(answer.err.split())
 
 
 def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
@@ -194,13 +247,13 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         (["--window", 5000], "the training text has"),
         (["--kernel", "cudnn"], "the kernel 'cudnn' cannot train this model"),
         (["--kernel", "fastest"], "'eager'"),
-        (["--output", "/proc/run"], "`output` must be a folder that can be written"),
-        (["--output", "cats.txt/run"], "`output` must be a folder that can be written"),
+        (["--output", "/proc/run"], "`--output` must be a folder that can be written"),
+        (["--output", "cats.txt/run"], "`--output` must be a folder that can be written"),
         (["--dropout", 1.5], "must be a probability in [0, 1)"),
-        (["--device", "tpu"], "`device` must be cpu, cuda or cuda:N, got 'tpu'"),
-        (["--set", "sample.temperature=-1"], "`temperature` must be 0 or more"),
-        (["--tokens", "syllable"], "`tokens` must be one of"),
-        (["--batch-size", 0], "`batch_size` must be a positive integer"),
+        (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--set", "sample.temperature=-1"], "`--set sample.temperature` must be 0 or more"),
+        (["--tokens", "syllable"], "`--tokens` must be one of"),
+        (["--batch-size", 0], "`--batch-size` must be a positive integer"),
     ],
 )
 def test_bad_input_is_an_error_before_training(gatewise, small, words, message, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -69,6 +70,18 @@ def small(files):
     """The options of a run that takes a second."""
     words = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
     return ["--train-source", files[0], "--train-target", files[1], *words, "--set", "warmup_steps=0"]
+
+
+def test_empty_translations_are_counted_and_explained(gatewise, small, monkeypatch):
+    answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 20)
+    assert "note" not in answer.out
+    monkeypatch.setattr(Translator, "text", lambda *given: "")
+    answer = gatewise("train", "nmt", *small, "--output", "short", "--epochs", 1)
+    assert answer.status == 0
+    pattern = (
+        r"note (\d+) of the \1 translations of the test set are empty: \d+ steps are too few to learn\. Raise `--ep"
+    )
+    assert re.search(pattern, " ".join(answer.out.split()))
 
 
 def test_a_run_trains_scores_saves_and_shows_alignments(gatewise, drawn, small):
@@ -273,14 +286,14 @@ def test_a_pair_that_is_too_long_for_any_batch_is_named(gatewise, small, files, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--valid-source", "x"], "no valid_target"),
-        (["--tied", "all"], "`tied` must be none or target"),
-        (["--hidden-size", 7], "`hidden_size` must be even"),
+        (["--valid-source", "x"], "no `--valid-target`"),
+        (["--tied", "all"], "`--tied` must be none or target"),
+        (["--hidden-size", 7], "`--hidden-size` must be even"),
         (["--vocabulary", "both"], "one of joint, separate"),
-        (["--beam-size", 0], "`beam_size` must be"),
-        (["--set", "ratio=0.5"], "`ratio` must be"),
-        (["--set", "phrases=0"], "`phrases` must be"),
-        (["--set", "examples=-1"], "`examples` must be"),
+        (["--beam-size", 0], "`--beam-size` must be"),
+        (["--set", "ratio=0.5"], "`--ratio` must be"),
+        (["--set", "phrases=0"], "`--set data.phrases` must be"),
+        (["--set", "examples=-1"], "`--set translation.examples` must be"),
         (["--tokens", "bpe", "--vocabulary-size", 10], "at least 256"),
     ],
 )
@@ -344,7 +357,7 @@ def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
     assert "train.de: train 100, valid 10, test 12" in answer.out
     answer = gatewise("train", "nmt", "--data", folder, *small, "--epochs", 1)
     assert answer.status == 1
-    assert "`folder` must be given without train_source, train_target" in " ".join(answer.err.split())
+    assert "`--data` must be given without `--train-source`, `--train-target`" in " ".join(answer.err.split())
     answer = gatewise("train", "nmt", "--data", folder, *words, "--to", "fr")
     assert answer.status == 1
     assert "train.fr" in answer.err

@@ -117,6 +117,11 @@ def test_a_line_that_is_not_utf8_is_named_after_those_before_it(translate):
     assert answer.out == translate("eins\nzwei\n").out
 
 
+def test_a_file_in_utf16_is_told_how_to_convert(translate):
+    answer = translate("eins\n".encode("utf-16"))
+    assert "byte 0 is 0xff. Convert the input first, for example by: iconv -f utf-16 -t utf-8" in answer.err
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_the_alignment_of_the_first_line_is_drawn(translate, drawn, tmp_path, name):
     answer = translate("\neins zwei\nvier\n", "--attention", tmp_path / name)
@@ -151,8 +156,8 @@ def test_alignments_show_any_token_and_every_share(drawn, tmp_path):
     ("words", "message"),
     [
         (["--attention", "a.pdf"], "ends in .png or .html"),
-        (["--beam-size", 2, "--n-best", 3], "`n_best` must be from 1 to the beam size, 2"),
-        (["--device", "tpu"], "`device` must be"),
+        (["--beam-size", 2, "--n-best", 3], "`--n-best` must be from 1 to the beam size, 2"),
+        (["--device", "tpu"], "`--device` must be"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(translate, words, message):

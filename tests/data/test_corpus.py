@@ -9,6 +9,7 @@ import pytest
 from gatewise.contract.errors import ArgumentError, CorpusError
 from gatewise.data import corpus_from_file, corpus_from_files, python_topics, read_text
 from gatewise.data.corpus import divide
+from gatewise.data.encoding import HEAD, encoding_of
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -35,6 +36,22 @@ def test_the_first_byte_that_is_not_utf8_is_found(tmp_path, mark, offset):
     path.write_bytes(mark + "caf\u00e9 noir".encode("latin1"))
     with pytest.raises(CorpusError, match=f"is not UTF-8: byte {offset} is 0xe9.*iconv"):
         read_text(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16le", "utf-16be", "utf-32"])
+def test_the_advice_names_the_encoding(tmp_path, encoding):
+    path = tmp_path / "notes.txt"
+    path.write_bytes("caf\u00e9 noir\n".encode(encoding))
+    with pytest.raises(CorpusError) as error:
+        read_text(path)
+    command = f"iconv -f {encoding} -t utf-8 {path} > notes-utf8.txt"
+    assert str(error.value) == f"{path} is not UTF-8, but {encoding.upper()}. Convert it first, for example: {command}"
+
+
+def test_a_text_in_utf8_is_not_taken_for_another(tmp_path):
+    for text in ("caf\u00e9", "\u65e5\u672c", "a zero\0 here", "", "\u20ac" * HEAD):
+        assert encoding_of(text.encode()) == "utf-8"
+    assert encoding_of("caf\u00e9".encode("latin1")) == "latin1"
 
 
 def test_marks_and_line_ends_are_normalised(tmp_path):

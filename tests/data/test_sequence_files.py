@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +153,8 @@ BAD = {
     "a column twice": (GOOD.replace("x,y", "x,x"), "has two columns named 'x'. Rename one"),
     "no features": ("sequence,time,label\na,1,p\n", "has no columns beside sequence, time, label."),
     "not UTF-8": (GOOD.replace("up", "\xfc").encode("latin1"), "is not UTF-8. Convert it first"),
+    "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8, but UTF-16. Convert it first, for example: iconv -f utf-16 -t"),
+    "UTF-16 without a mark": (GOOD.encode("utf-16le"), "iconv -f utf-16le -t utf-8"),
     "a quote without end": (GOOD.replace("b,3", '"b,3'), "cannot be read as CSV"),
 }
 
@@ -163,6 +167,22 @@ def test_a_bad_table_is_refused_by_file_row_and_advice(read, case):
     assert message in said
     assert said.endswith((".", "> steps-utf8.csv"))
     assert read(GOOD).lengths.tolist() == [3, 2]  # the next call works
+
+
+@pytest.mark.parametrize(
+    ("separator", "command"),
+    [(";", "sed 's/,/./g; s/;/,/g' {}"), ("\t", "tr '\\t' , < {}"), ("|", "tr '|' , < {}")],
+)
+def test_another_separator_is_named_and_the_command_makes_a_table_that_can_be_read(read, tmp_path, separator, command):
+    text = GOOD.replace(",", separator)
+    if separator == ";":
+        text = text.replace(".", ",")
+    said = refusal(lambda: read(text))
+    assert "must have its columns separated by commas, got 'sequence" in said
+    command = f"{command.format(tmp_path / 'steps.csv')} > steps-commas.csv"
+    assert said.endswith(f"for example: {command}")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "steps-commas.csv").read_text() == GOOD
 
 
 def test_gaps_can_be_allowed(read):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gatewise.contract.errors import ArgumentError, CorpusError
 from gatewise.data import TOKENIZERS, build_tokenizer, load_tokenizer, stream_text
-from gatewise.data.tokenizers import decode
+from gatewise.data.tokenizers import decode, unknown_parts
 
 TEXT = "the cat sat on the mat .\nthe dog — über 3 cats 🙂 .\n" * 20
 
@@ -130,3 +130,13 @@ def test_a_foreign_document_is_refused(document):
 
 def test_the_words_are_plain_json():
     assert json.loads(built("word", "é\n").to_json())["words"] == ["<unk>", "<eos>", "é"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown"),
+    [("word", ["owl", "sat.", "é"]), ("character", ["w", "l", "é"]), ("byte", []), ("bpe", [])],
+)
+def test_what_a_tokenizer_does_not_know_of_a_text_is_named(kind, unknown):
+    assert unknown_parts(built(kind), "the owl owl sat. é on the cat") == unknown
+    assert unknown_parts(built(kind), TEXT) == []
+    assert unknown_parts(built("word"), "the <unk> cat") == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gatewise.cli.classifier_recipe import ClassifierRecipe
 from gatewise.cli.recipe import read_recipe
+from gatewise.cli.recipe_files import recipe_path
 from gatewise.data import divide_sequences, synthetic
 from gatewise.data.sequence_examples import noiseless
 
@@ -28,7 +29,7 @@ def test_the_page_shows_the_newest_records():
 
 def test_the_records_reach_what_their_recipes_expect():
     for record in NEWEST.values():
-        expect = read_recipe(ROOT / "recipes" / f"{record['recipe']}.toml", ClassifierRecipe()).expect
+        expect = read_recipe(recipe_path("classify", record["recipe"]), ClassifierRecipe()).expect
         assert record["test_accuracy"] >= expect.test_accuracy
         assert record["minutes"] <= expect.minutes
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gatewise.cli import COMMANDS
+from gatewise.cli.recipe_files import recipe_named
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,6 +50,8 @@ def test_a_shown_command_exists(line: str) -> None:
         known, rest = options_of(words)
         options = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert options <= known
+        if "--recipe" in rest:
+            recipe_named(rest[rest.index("--recipe") + 1])
     for word in words:
-        if word.startswith(("recipes/", "benchmarks/", "docs/", "examples/")):
+        if word.startswith(("benchmarks/", "docs/", "examples/")):
             assert (ROOT / word).exists()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "<!-- output: " in page.read_text("utf-8")]
@@ -31,6 +34,40 @@ def test_every_block_is_recorded_with_commit_and_date(page, record_output):
         assert re.search(r"\n\(Commit [0-9a-f]{7}, 20\d\d-\d\d-\d\d\.\)\n", shown)
         assert max(map(len, shown.splitlines()[1:-1])) <= 80
         assert "/root" not in shown
+
+
+def shown_here():
+    """Yield the commands of all blocks that a machine without a GPU prints, with the output on the page."""
+    block = re.compile(r"<!-- output: cpu: (gatewise .*?) -->\n```text\n\$ \1\n(.*?)\n```\n", re.DOTALL)
+    for page in PAGES:
+        for command, shown in block.findall(page.read_text("utf-8")):
+            yield pytest.param(command, shown, id=f"{page.stem}: {command}")
+
+
+def without_numbers(text):
+    """Return a text without the versions, sizes and times of a machine, and without line breaks."""
+    text = re.sub(r"\d[\d.,]*\S*( (ns|us|ms|s|[KMG]iB|threads?)\b)?", "N", text)
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("command", "shown"), list(shown_here()))
+def test_a_page_shows_what_the_command_prints(command, shown, monkeypatch, capsys):
+    pytest.importorskip("typer")
+    from gatewise.cli import environment, main
+
+    if command == "gatewise doctor" and any(extra.lacking for extra in environment.extras()):
+        pytest.skip("not all extras are installed")
+    if torch.cuda.is_available() and "--gpu" not in command:
+        pytest.skip("the page describes a machine without a GPU")
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert not leaving.value.code
+    printed = capsys.readouterr().out.rstrip()
+    if "--gpu" in command:
+        assert printed == shown  # the same on every machine
+    else:
+        assert without_numbers(printed) == without_numbers(shown)
 
 
 def test_a_block_of_the_machine_is_filled_and_others_stay(record_output, tmp_path, monkeypatch):

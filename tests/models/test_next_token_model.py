@@ -91,6 +91,20 @@ def test_dropout_is_a_probability(name, rate):
         model(**{name: rate})
 
 
-def test_tied_needs_equal_sizes():
-    with pytest.raises(ArgumentError, match="`embedding_size` 12 and `hidden_size` 13"):
-        model(hidden_size=13, tied=True)
+@pytest.mark.parametrize("sizes", [{"hidden_size": 13}, {"embedding_size": 13}])
+def test_tied_weights_of_other_sizes_are_reached_by_a_projection(sizes):
+    subject, batch = model(**sizes, tied=True), window()
+    assert subject.output.weight is subject.embedding.weight
+    assert subject.narrowed.weight.shape == (subject.embedding.embedding_dim, subject.lstm.hidden_size)
+    hidden, _ = subject.lstm(subject.embedding(batch.inputs))
+    logits = hidden @ subject.narrowed.weight.T @ subject.embedding.weight.T + subject.output.bias
+    assert torch.allclose(subject(batch.inputs)[0], logits, atol=1e-6)
+    loss, _ = subject.loss(batch)
+    assert torch.allclose(loss, -logits.log_softmax(-1).gather(-1, batch.targets.unsqueeze(-1)).mean(), atol=1e-6)
+    loss.backward()
+    assert subject.narrowed.weight.grad.count_nonzero()
+
+
+@pytest.mark.parametrize("options", [{"tied": True}, {"tied": False, "hidden_size": 13}])
+def test_there_is_no_projection_without_need(options):
+    assert model(**options).narrowed is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from echo_model import ALONE, Diary, Echoes, echo_model, train
 from gatewise.training import RunFolder, evaluate, read_tensors
 from gatewise.training import loop as loop_module
 from gatewise.training.curves import plot_curves
-from gatewise.training.history import Measure
+from gatewise.training.history import Evaluation, Measure
 from gatewise.training.loop import MODEL
 from gatewise.training.progress import evaluation_line, heading
 from gatewise.training.snapshot import load_weights
@@ -113,6 +114,39 @@ def test_the_curves_are_a_picture(tmp_path):
     for floor in (None, 5.0):
         plot_curves(tmp_path / "curves.png", outcome.history, "words", floor)
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("losses", "some"),
+    [
+        ([8.5, 4.0], {"100", "1,000", "2,000"}),
+        ([16.0, 0.2], {"1", "1,000", "1,000,000"}),
+        ([3.93, 3.91], {"50", "50.4"}),
+        ([0.0101], {"1.01"}),
+    ],
+)
+def test_ticks_of_the_curves_are_plain_numbers(monkeypatch, tmp_path, losses, some):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr("gatewise.training.curves.save_picture", lambda figure, path, **options: figures.append(figure))
+    history = [
+        Evaluation(epoch, epoch, loss, loss + 0.01, 1e-3, 1.7e6, 1.0, best=True) for epoch, loss in enumerate(losses, 1)
+    ]
+    plot_curves(tmp_path / "curves.png", history, "words")
+    (figure,) = figures
+    figure.canvas.draw()
+    left, right = figure.axes
+    texts = {name: [label.get_text() for label in axis.get_ticklabels()] for name, axis in named_axes(left, right)}
+    assert all(re.fullmatch(r"[\d,]+(\.\d+)?", text) for several in texts.values() for text in several), texts
+    assert some <= set(texts["loss"])
+    assert set(texts["epoch"]) >= {str(epoch) for epoch in range(1, len(losses) + 1)}
+    assert not {"1.5", "0.96"} & set(texts["epoch"])
+    assert "1,500,000" in texts["speed"]
+    assert all(axis.get_offset_text().get_text() == "" for _, axis in named_axes(left, right))
+
+
+def named_axes(left, right):
+    return ("loss", left.yaxis), ("epoch", left.xaxis), ("speed", right.yaxis)
 
 
 def test_scores_are_kept_beside_the_losses(tmp_path):

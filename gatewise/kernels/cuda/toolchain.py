@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import io
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -47,11 +48,12 @@ def compile_source(source: Path, architecture: str, macros: Mapping[str, int], c
     """
     fingerprint = _fingerprint(source, architecture, tuple(macros.items()), code.key if code else "")
     path = cache_folder() / "kernels" / f"{source.stem}-{architecture}-{fingerprint}.cubin"
-    try:
-        return path.read_bytes()
-    except OSError:
-        binary, _ = compile_afresh(source, architecture, macros, code)
-    _store(path, binary)
+    with _turns().setdefault(path, threading.Lock()):  # another thread may be compiling the same code
+        try:
+            return path.read_bytes()
+        except OSError:
+            binary, _ = compile_afresh(source, architecture, macros, code)
+        _store(path, binary)
     return binary
 
 
@@ -91,6 +93,12 @@ def _core() -> ModuleType:
     except ImportError as error:
         raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
     return core
+
+
+@functools.cache
+def _turns() -> dict[Path, threading.Lock]:
+    """Return the lock of each file of machine code, so that one thread compiles it and the others read it."""
+    return {}
 
 
 def _fingerprint(source: Path, architecture: str, macros: tuple[tuple[str, int], ...], code: str) -> str:

@@ -41,7 +41,7 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     page.write_text("<!-- benchmark: lstm_quick -->\n<!-- /benchmark: lstm_quick -->\n")
     assert call("report", "lstm_quick", "--into", "README.md", "--plot", "docs/lstm").exit_code == 0
     assert "| train step, eager |" in page.read_text()
-    assert "torch.nn.LSTM, by shape and precision](docs/lstm.svg)" in page.read_text()
+    assert "torch.nn.LSTM, by size](docs/lstm.svg)" in page.read_text()
     assert "## fp32, inference" in (tmp_path / "benchmarks" / "reports" / "lstm_quick.md").read_text()
     assert (tmp_path / "docs" / "lstm.svg").is_file()
     assert call("report", "lstm_quick", "--into", "README.md").exit_code == 0
@@ -59,7 +59,7 @@ def test_a_run_of_grus_and_its_report(tmp_path: Path) -> None:
     page.write_text("<!-- benchmark: gru_quick -->\n<!-- /benchmark: gru_quick -->\n")
     assert call("report", "gru_quick", "--into", "README.md", "--plot", "docs/gru").exit_code == 0
     assert "Times as fast as `torch.nn.GRU`" in page.read_text()
-    assert "torch.nn.GRU, by shape and precision](docs/gru.svg)" in page.read_text()
+    assert "torch.nn.GRU, by size](docs/gru.svg)" in page.read_text()
     report = (tmp_path / "benchmarks" / "reports" / "gru_quick.md").read_text()
     assert report.startswith("# `gatewise bench gru`")
     assert "| nn.GRU: eager |" in report

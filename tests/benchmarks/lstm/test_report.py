@@ -201,6 +201,24 @@ def test_picture(rows: list[LayerRecord], tmp_path: Path) -> None:
     assert picture.draw([faster(rows[0], 3), *rows[1:]], tmp_path / "new" / "lstm")[1].read_bytes() != first
 
 
+def test_a_picture_has_one_row_for_each_case_ordered_by_size(rows: list[LayerRecord]) -> None:
+    def sized(name: str, **sizes: object) -> LayerRecord:
+        return dataclasses.replace(rows[0], case=name, settings=rows[0].settings | {"name": name} | sizes)
+
+    measured = [
+        sized("decode_4_64", hidden_size=64, batch=4, time=1),
+        sized("wide", hidden_size=2000, num_layers=2, directions=2, batch=3, time=50, ragged=True),
+        sized("9-3-64", hidden_size=64, batch=3, time=9),
+    ]
+    lines = picture.by_size([*measured, dataclasses.replace(measured[1], dtype="fp32")])
+    assert [[record.dtype for record in line] for line in lines] == [["bf16"], ["bf16"], ["bf16", "fp32"]]
+    assert [picture.label(line[0].settings) for line in lines] == [
+        "64 units, batch 3, 9 steps",
+        "64 units, batch 4, 1 step",
+        "wide: 2000 units x 2 layers, bidirectional, batch 3, 50 steps at most",
+    ]
+
+
 def test_a_picture_shows_what_users_get(rows: list[LayerRecord]) -> None:
     named = dataclasses.replace(rows[0], kernel="cudnn")
     assert named not in picture.drawable([*rows, named])

@@ -1,13 +1,16 @@
 """What is built ahead of calls is what calls launch."""
 
+import dataclasses
+import threading
 import types
 
 import pytest
 import torch
 
 from gatewise.contract.device import Device
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.persistent import dry_run, launches
 from gatewise.kernels.persistent.launches import builds, forward_launch, launch_of
 
 PROBLEM = Problem(8, 4, 64, 64, dtype=torch.bfloat16, needs_grad=True)
@@ -47,3 +50,93 @@ def test_a_pass_is_compiled_when_it_is_first_launched(monkeypatch):
     assert launch.binary == launch.binary == b"code"
     assert compiled == ["forward"]
     launch_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"needs_grad": False},
+        {"num_layers": 2},
+        {"num_layers": 3, "dtype": torch.float32, "allow_tf32": True},
+        {"bidirectional": True, "layout": Layout.PACKED},
+        {"num_layers": 2, "bidirectional": True, "time": 50, "batch": 128, "hidden_size": 256, "input_size": 512},
+        {"lean": True, "time": 64, "batch": 32},
+        {"resets": True},
+    ],
+    ids=str,
+)
+def test_what_is_built_ahead_is_what_a_call_launches(monkeypatch, changes):
+    problem, device, asked = PROBLEM.replace(**changes), Device.named("h200"), []
+
+    def recorded(function):
+        def call(*given):
+            asked.append(function(*given))
+            return asked[-1]
+
+        return call
+
+    for name in ("forward_launch", "backward_launch", "pair_launch"):
+        monkeypatch.setattr(launches, name, recorded(getattr(launches, name)))
+    dry_run._memory_of.__wrapped__(problem, device)
+    assert {launch.source for launch in asked} == {launch.source for launch in builds.launches_of(problem, device)}
+
+
+def test_the_same_code_is_compiled_once_and_all_of_it_by_the_end():
+    compiled, gate = [], threading.Event()
+
+    def launch(source):
+        def compile_pass():
+            gate.wait(10)
+            compiled.append(source)
+            if source == "broken":
+                raise RuntimeError("the compiler failed")
+            return b""
+
+        of_another = forward_launch(PROBLEM, 4, 1, False, Device.named("h200"))
+        return dataclasses.replace(of_another, compile=compile_pass, source=(source,))
+
+    with builds.building([launch(name) for name in ("a", "broken", "b", "a")], workers=3) as count:
+        assert count == 3
+        assert not compiled, "compilation does not keep the caller waiting"
+        gate.set()
+        while len(compiled) < 3:
+            pass
+    assert sorted(compiled) == ["a", "b", "broken"]
+
+
+def test_compilations_that_have_not_begun_are_cancelled_at_the_end():
+    begun = threading.Event()
+    of_another = forward_launch(PROBLEM, 4, 1, False, Device.named("h200"))
+    many = [dataclasses.replace(of_another, compile=begun.set, source=(number,)) for number in range(1000)]
+    stop = threading.Event()
+    first = dataclasses.replace(of_another, compile=lambda: stop.wait(10), source=("first",))
+    with builds.building([first, *many], workers=1):
+        timer = threading.Timer(0.05, stop.set)
+        timer.start()
+    assert not begun.is_set()
+
+
+def test_two_threads_do_not_compile_the_same_code(monkeypatch, tmp_path):
+    monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path))
+    compiled, inside = [], threading.Barrier(2)
+
+    def slowly(source, *given):
+        compiled.append(source.stem)
+        threading.Event().wait(0.05)
+        return b"code", None
+
+    monkeypatch.setattr(toolchain, "compile_afresh", slowly)
+    found = []
+
+    def ask():
+        inside.wait(10)
+        found.append(toolchain.compile_source(launches.SOURCES / "forward.cu", "sm_90", {"SIZE": 8}))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"code", b"code"]
+    assert compiled == ["forward"]

@@ -1,23 +1,69 @@
-"""Compile the forward and backward kernels of a problem ahead of time, as benchmarks do for many problems."""
+"""Compile the forward and backward kernels of many problems ahead of time, several at once."""
 
 from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Protocol
 
 import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.persistent.launches import backward_launch, forward_launch, pair_launch
+from gatewise.kernels.persistent.launches import Launch, backward_launch, forward_launch, pair_launch
 from gatewise.kernels.persistent.sizes import layer_pairs
+
+
+class Compilation(Protocol):
+    """What can be compiled ahead of its first launch, such as a `Launch`."""
+
+    @property
+    def source(self) -> Hashable:
+        """What the machine code depends on."""
+        ...
+
+    @property
+    def compile(self) -> Callable[[], bytes]:
+        """A function that compiles the source, or takes it from the cache on the disk."""
+        ...
+
+
+def launches_of(problem: Problem, device: Device) -> list[Launch]:
+    """Return the passes that a call launches on a device."""
+    ragged, directions, needed = problem.layout is not Layout.DENSE, problem.num_directions, []
+    for name, launch in (("forward", forward_launch), ("backward", backward_launch))[: 1 + problem.needs_grad]:
+        in_pairs = layer_pairs.stacked_cut(problem, device, backward=name == "backward") is not None
+        if in_pairs:
+            needed.append(pair_launch(name, problem, problem.batch, ragged, device))
+        if problem.num_layers % 2 or not in_pairs:
+            needed.append(launch(problem, problem.batch, directions, ragged, device))
+    return needed
 
 
 def build_launches(problem: Problem, device: torch.device) -> None:
     """Compile the kernels of a layer's passes, or take them from the cache on the disk."""
-    numbers = Device.probe(device)
-    ragged, directions = problem.layout is not Layout.DENSE, problem.num_directions
-    for name, launch in (("forward", forward_launch), ("backward", backward_launch))[: 1 + problem.needs_grad]:
-        in_pairs = layer_pairs.stacked_cut(problem, numbers, backward=name == "backward") is not None
-        needed = [pair_launch(name, problem, problem.batch, ragged, numbers)] if in_pairs else []
-        if problem.num_layers % 2 or not in_pairs:
-            needed.append(launch(problem, problem.batch, directions, ragged, numbers))
-        for own in needed:
-            own.compile()
+    for launch in launches_of(problem, Device.probe(device)):
+        launch.compile()
+
+
+@contextlib.contextmanager
+def building(needed: Iterable[Compilation], workers: int | None = None) -> Iterator[int]:
+    """Compile kernels in other threads while the context runs, the same code once; yield the number of compilations.
+
+    A kernel that is launched before it is compiled waits for its compilation. An error is raised where the kernel is
+    launched, not here.
+
+    Args:
+        needed: The kernels, the most urgent first.
+        workers: The number of threads; None for one for each CPU.
+    """
+    distinct = list({each.source: each for each in needed}.values())
+    pool = concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count())
+    try:
+        for each in distinct:
+            pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
+        yield len(distinct)
+    finally:
+        pool.shutdown(cancel_futures=True)

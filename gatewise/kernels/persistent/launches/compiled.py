@@ -36,12 +36,14 @@ class Launch:
         entry: The kernel's name in the machine code.
         shape: The grid, the block size, the shared memory and the clusters.
         compile: A function that returns the machine code.
+        source: What the machine code depends on: the same for launches of the same code, such as of several batches.
     """
 
     tiling: Tiling
     entry: str
     shape: driver.Shape
     compile: Callable[[], bytes]
+    source: tuple[object, ...] = ()
 
     @functools.cached_property
     def binary(self) -> bytes:
@@ -101,14 +103,15 @@ def launch_of(
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
-    source, code_of = (name, device_code) if fused else (f"row_{name}", row_code)
+    file, code_of = (name, device_code) if fused else (f"row_{name}", row_code)
     if not fused:
         macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
 
     def compile_pass() -> bytes:
-        return toolchain.compile_source(SOURCES / f"{source}.cu", device.architecture, macros, code_of(cell))
+        return toolchain.compile_source(SOURCES / f"{file}.cu", device.architecture, macros, code_of(cell))
 
-    return Launch(chosen, f"recurrent_{source}", shape, compile_pass)
+    source = file, device.architecture, tuple(macros.items()), cell
+    return Launch(chosen, f"recurrent_{file}", shape, compile_pass, source)
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:

@@ -1,0 +1,87 @@
+"""The files of a release: the citation, the supported versions, and the program that tests what was built."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gatewise
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def release():
+    specification = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_citation_is_of_this_version():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == gatewise.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == PROJECT["authors"]
+    assert {"cff-version", "message", "title", "type"} <= citation.keys()
+
+
+def test_the_page_about_versions_names_what_the_project_supports():
+    page = (ROOT / "docs" / "versions.md").read_text("utf-8")
+    pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
+    (torch,) = [line for line in PROJECT["dependencies"] if line.startswith("torch")]
+    assert f"| PyTorch | {torch.removeprefix('torch>=')} or newer |" in page
+
+
+def test_every_version_is_tested_by_default_with_and_without_extras():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    pythons = " ".join(line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line))
+    assert f"PYTHONS ?= {pythons}\n" in makefile
+    assert re.search(r"TORCHES \?= 2\.6 ", makefile)
+
+
+def test_what_the_release_installs_is_declared(release):
+    assert {re.split("[>=]", line)[0] for line in release.tools()} == set(release.TOOLS)
+    for extras in filter(None, release.EXTRAS):
+        assert set(extras.split(",")) == PROJECT["optional-dependencies"].keys() - {"dev"}
+    assert all((ROOT / test).exists() for test in release.LIGHT)
+
+
+@pytest.mark.parametrize(
+    ("asked", "run"),
+    [(["tests"], True), (["tests/nn/"], False), (["tests/test_import.py", "tests/nn"], True), ([], False)],
+)
+def test_without_extras_some_of_the_tests_are_run(release, asked, run):
+    assert release._within("tests/test_import.py", asked) is run
+
+
+def test_a_version_that_cannot_be_had_is_skipped_with_a_sentence(release, monkeypatch, capsys, tmp_path):
+    wheel, sdist = tmp_path / "a.whl", tmp_path / "a.tar.gz"
+    checked = []
+    monkeypatch.setattr(release, "build", lambda pip: (wheel, sdist))
+    monkeypatch.setattr(release, "unpacked", lambda sdist, folder: folder)
+    monkeypatch.setattr(release.shutil, "which", lambda name: None if name == "python3.99" else name)
+    monkeypatch.setattr(release, "_runs", lambda interpreter: True)
+    monkeypatch.setattr(release, "available", lambda interpreter, torch, pip: torch == "2.6")
+    monkeypatch.setattr(release, "check", lambda interpreter, torch, extras, package, *rest: checked.append(package))
+    words = ["release", "--pythons", "3.99 3.11", "--torches", "2.6 9.9"]
+    monkeypatch.setattr(release.sys, "argv", words)
+    with pytest.raises(SystemExit) as leaving:
+        release.main()
+    assert leaving.value.code == 0
+    said = capsys.readouterr().out
+    assert "skipped: Python 3.99, PyTorch 2.6, no extras: python3.99 is not installed." in said
+    assert "skipped: Python 3.11, PyTorch 9.9, no extras: pip finds no PyTorch 9.9 for it." in said
+    assert said.count("passed: ") == 2
+    assert checked == [sdist, wheel]
+    monkeypatch.setattr(release.sys, "argv", ["release", "--pythons", "3.99"])
+    with pytest.raises(SystemExit) as leaving:
+        release.main()
+    assert leaving.value.code == 1
