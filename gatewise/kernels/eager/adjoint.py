@@ -22,9 +22,12 @@ from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
+from gatewise.derivation.stages import stages_of
 from gatewise.derivation.trace import before, refusal_of, traced
+from gatewise.kernels.eager.blocks import divided, is_swept
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
+from gatewise.kernels.eager.sweep import SweepLoop
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
 # The coefficients of the adjoint are computed for a block of steps at once, in a buffer that the next block overwrites.
@@ -88,7 +91,7 @@ def backward(
         masks: The masks of a regularised cell, as in `unroll.forward`.
     """
     order, over_tokens = ReadingOrder.of(x, lengths, reverse, resets), over_tokens or in_plain_torch
-    loop = _BackwardLoop(cell, order, weights, kept, y, h0, masks)
+    loop = (SweepLoop if is_swept(cell) else _BackwardLoop)(cell, order, weights, kept, y, h0, masks)
     dh = _hidden_gradient(order, y, dy, dh_n)
     dstates0 = loop.run([order.initial_state(state) for state in states0], dh, dstates_n)
     dsums = loop.of_inputs().to(x.dtype)
@@ -294,7 +297,7 @@ def _hidden_gradient(order: ReadingOrder, y: Tensor, dy: Tensor | None, dh_n: Te
     return dh + torch.where(order.is_last, dh_n, 0)
 
 
-def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
+def _initial_hidden_gradient(loop: _BackwardLoop | SweepLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
     if loop.first is None:
         return torch.zeros_like(h0) if dh_n is None else dh_n.clone()
     through_steps = loop.masks.dropped(torch.mm(loop.first, loop.weights.w_hh))
@@ -307,7 +310,7 @@ def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tenso
 
 def _weight_gradients(
     cell: Cell,
-    loop: _BackwardLoop,
+    loop: _BackwardLoop | SweepLoop,
     x: Tensor,
     states0: Sequence[Tensor],
     dsums: Tensor,
@@ -325,14 +328,26 @@ def _weight_gradients(
         of_bias = of_inputs.sum(0)
         gradients += [of_bias, of_hidden.sum(0) if cell.apart else of_bias.clone()]
     if weights.w_hr is not None:
-        inner = loop.rows.dtype
-        earlier = [
-            order.before_steps(history, order.initial_state(state0).to(inner), cell.initial_value(name))
-            for history, state0, name in zip(kept.states, states0, cell.states, strict=True)
-        ]
-        again = pointwise_of(cell).hidden
-        parameters = [parameter.to(inner) for parameter in weights.parameters]
-        unprojected = again(kept.sums.to(inner), loop.hidden, *earlier, *kept.states, *parameters).to(x.dtype)
+        unprojected = _unprojected(cell, loop, states0).to(x.dtype)
         gradients.append(over_tokens(dh.flatten(0, 1).t(), order.masked(unprojected).flatten(0, 1), None))
     own = zip(loop.of_parameters(), weights.parameters, strict=True)
     return (*gradients, *(gradient.to(parameter.dtype) for gradient, parameter in own))
+
+
+def _unprojected(cell: Cell, loop: _BackwardLoop | SweepLoop, states0: Sequence[Tensor]) -> Tensor:
+    """Return the hidden states of all steps before the projection [T, B, H], computed again."""
+    order, kept, masks = loop.order, loop.kept, loop.masks.in_reading_order(loop.order)
+    inner = state_dtype(kept.sums.dtype)
+    earlier = [
+        order.before_steps(history, order.initial_state(state0).to(inner), cell.initial_value(name))
+        for history, state0, name in zip(kept.states, states0, cell.states, strict=True)
+    ]
+    parameters = [parameter.to(inner) for parameter in loop.weights.parameters]
+    sums, changing = kept.sums.to(inner), [mask.to(inner) for mask in masks]
+    if not isinstance(loop, SweepLoop):
+        again = pointwise_of(step_cell(cell)).hidden
+        return again(sums, loop.hidden, *earlier, *kept.states, *parameters, *changing)
+    stages = stages_of(step_cell(cell), len(masks))
+    own, (inputs, recurrent) = stages.once(parameters), divided(cell, sums)
+    ahead = stages.ahead(inputs, own)
+    return stages.step(inputs, recurrent, [loop.hidden, *earlier], changing, ahead, own)[0]
