@@ -1,4 +1,4 @@
-"""The operations of a step with each normalization over hidden units as one operation.
+"""The operations of a step with each normalization over hidden units, and each log-sigmoid, as one operation.
 
 A trace has the mean and the deviation of a normalization, and the differences and products that apply them. PyTorch has
 one operator for all of them, and another one for its gradient.
@@ -33,6 +33,7 @@ class Normalization(NamedTuple):
 
 
 Computed = Operation | Normalization
+LOG_SIGMOID = "logsigmoid"
 
 
 @functools.lru_cache(maxsize=256)
@@ -63,7 +64,7 @@ def normalized(cell: Cell) -> tuple[Computed, ...]:
             found.append(Normalization(results, names, float(eps), not is_number(mean), len(names) > 1))
         elif operation.name not in applied and operation.function not in STATISTICS:
             found.append(operation)
-    return tuple(_alike(found, step.sums))
+    return tuple(_alike(_with_log_sigmoids(found), step.sums))
 
 
 def counted_twice(cell: Cell) -> bool:
@@ -82,6 +83,31 @@ def results_of(operation: Computed) -> tuple[str, ...]:
     return operation.results if isinstance(operation, Normalization) else (operation.name,)
 
 
+def _with_log_sigmoids(operations: list[Computed]) -> list[Computed]:
+    """Return the operations with the last one of each logarithm of a sigmoid, as a trace has it, replaced by it."""
+    made_by = {one.name: one for one in operations if isinstance(one, Operation)}
+
+    def operands(name: Operand, function: str) -> tuple[Operand, ...]:
+        found = made_by.get(str(name))
+        return found.operands if found is not None and found.function == function else (0.0, 0.0)
+
+    def argument(one: Operation) -> Operand | None:
+        # (x - |x|) / 2 - log(1 + exp(-|x|))
+        if one.function != "sub":
+            return None
+        (difference, two), (logarithm, *_) = operands(one.operands[0], "div"), operands(one.operands[1], "log")
+        (value, size), (one_more, exponential) = operands(difference, "sub"), operands(logarithm, "add")
+        (opposite, *_), (larger, other) = operands(exponential, "exp"), operands(size, "maximum")
+        fits = (two, one_more, larger) == (2.0, 1.0, value) and operands(opposite, "neg") == (size,)
+        return value if fits and operands(other, "neg") == (value,) else None
+
+    found: list[Computed] = []
+    for one in operations:
+        value = argument(one) if isinstance(one, Operation) else None
+        found.append(one if value is None else Operation(results_of(one)[0], LOG_SIGMOID, (value,)))
+    return found
+
+
 def _alike(operations: list[Computed], sums: tuple[str, ...]) -> Iterator[Computed]:
     """Yield the operations, with normalizations of single sums that are alike joined in the place of the first one."""
     alike: dict[tuple[float, bool], list[Normalization]] = {}
@@ -93,4 +119,5 @@ def _alike(operations: list[Computed], sums: tuple[str, ...]) -> Iterator[Comput
             yield one
         elif alike[one.eps, one.centered][0] is one:
             own = sorted(alike[one.eps, one.centered], key=lambda each: sums.index(each.values[0]))
-            yield one._replace(results=tuple(each.results[0] for each in own), values=tuple(each.values[0] for each in own))
+            results, values = tuple(each.results[0] for each in own), tuple(each.values[0] for each in own)
+            yield one._replace(results=results, values=values)

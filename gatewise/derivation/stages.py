@@ -18,7 +18,7 @@ from gatewise.cells.statement import before, learned
 from gatewise.derivation.normalized import normalized
 from gatewise.derivation.pointwise import at_least, larger
 from gatewise.derivation.trace import traced
-from gatewise.derivation.wide import Given, Stage, Writer, packed, standardized, standardized_backward
+from gatewise.derivation.wide import Given, Stage, Writer, standardized, standardized_backward
 
 Tensors = tuple[Tensor, ...]
 
@@ -28,8 +28,8 @@ class Stages(NamedTuple):
 
     Attributes:
         once: A function that computes from the parameters [H] what depends on nothing else.
-        ahead: A function that computes for steps [..., B] what depends on the input sums [..., B, G*H] and on the result
-            of `once`. Its result is empty if not all gates have separate sums.
+        ahead: A function that computes for steps what depends on the input sums [..., B, G*H] and on the result of
+            `once`. Its result is empty if not all gates have separate sums.
         step: A function that computes a step. Its arguments are the sums of the gates, or the input sums [B, G*H]; the
             recurrent sums of the gates in `apart`, or None; a sequence of the states before the step, the hidden state
             first [B, H]; the masks of the step; the results of `ahead` for the step, and of `once`. It returns the
@@ -139,9 +139,10 @@ def compiled(source: str) -> dict[str, Any]:
         "torch": torch,
         "larger": larger,
         "at_least": at_least,
+        "logsigmoid": torch.nn.functional.logsigmoid,
+        "sigmoid_of_opposite": lambda value: torch.sigmoid(-value),
         "standardized": standardized,
         "standardized_backward": standardized_backward,
-        "packed": packed,
     }
     exec(compile(source, "<functions of a recurrent cell>", "exec"), namespace)
     return namespace

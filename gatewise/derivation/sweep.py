@@ -5,12 +5,13 @@ coefficients of the graph (`gradient_graph`). The function of a step follows the
 the step and the recurrent sums. What the next step does not need is computed after the steps of a block, at once.
 
 The gradients of a step that are needed later are stored as a pack [n, H] with one row each: first the states before the
-step, then the recurrent sums, then the values at which gradients of parameters or input sums branch off.
+step, then the values at which gradients of parameters or input sums branch off, then the recurrent sums.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from gatewise.cells.cell import Cell
 from gatewise.derivation.gradient_graph import Edges, GradientGraph, gradient_graph
 from gatewise.derivation.normalized import Normalization, normalized
+from gatewise.derivation.pointwise import written
 from gatewise.derivation.printing import printer
 from gatewise.derivation.stages import (
     compiled,
@@ -87,26 +89,26 @@ class _Author:
     def __init__(self, cell: Cell, masks: int) -> None:
         import sympy
 
-        self._cell, self._masks, self._one = cell, masks, sympy.Integer(1)
+        self._cell, self._masks = cell, masks
         self._graph: GradientGraph = gradient_graph(cell, masks)
         graph, step = self._graph, traced(cell)
         self._operations = normalized(cell)
-        self._rows = (*graph.leaves, *graph.stored)
+        gates = len(cell.gates)
+        # A state after the step often hands its gradient to the state before it and to stored values.
+        self._rows = (*graph.leaves[:-gates], *graph.stored, *graph.leaves[-gates:])
         self._places = {name: row for row, name in enumerate(self._rows)}
         every = [edges for table in (graph.edges, graph.bulk_edges) for edges in table.values()]
         factors = list(dict.fromkeys(factor for edges in every for factor in edges.values()))
         shared: Any
-        shared, entries = sympy.cse(factors, symbols=sympy.numbered_symbols("shared"))
-        self._factors = dict(zip(factors, entries, strict=True))
+        shared, entries = sympy.cse(_compared_once(factors), symbols=sympy.numbered_symbols("shared"))
+        self._factors: dict[Any, Any] = dict(zip(factors, entries, strict=True))
         symbols = {str(symbol) for one in [*entries, *[one for _, one in shared]] for symbol in one.free_symbols}
         through = [own for own in graph.order if not isinstance(own, str)]
         results = [name for _, one in [*through, *graph.bulk] for name in one.results]
         # The statistics of a normalization are needed even where its result is a state after the step.
         self._after = tuple(name for name in step.after if name not in results)
         given = given_values(cell, masks, Stage.STEP, self._after)
-        self._writer = Writer(
-            self._operations, given, {*(symbols - {str(name) for name, _ in shared}), *results}
-        )
+        self._writer = Writer(self._operations, given, {*(symbols - {str(name) for name, _ in shared}), *results})
         self._printed = printer(self._writer.value)
         for name, expression in shared:
             self._writer.define(str(name), self._text(expression), self._stage(expression))
@@ -122,6 +124,7 @@ class _Author:
     def sweep(self) -> Sweep:
         """Return the functions."""
         steps = self._step_lines()
+        self._spans = {span: None for span in self._spans if re.search(rf"\b{_span(*span)}\b", "\n".join(steps))}
         bulk, inputs, parameters = self._bulk_lines()
         once, rows = self._writer.crossing(Stage.ONCE), self._rows
         given, apart, after = self._graph.given, self._cell.apart, traced(self._cell).after
@@ -225,7 +228,7 @@ class _Author:
         lanes = [self._edges(name) for name in one.results]
         rows = [self._places.get(source, -1) for edges in lanes for source in edges]
         singles = [next(iter(edges.values())) for edges in lanes if len(edges) == 1]
-        if len(singles) == len(lanes) > 1 and rows[0] >= 0 and rows == list(range(rows[0], rows[0] + len(rows))):
+        if len(singles) == len(lanes) > 1 and _are_consecutive(rows):
             above = self._span(rows[0], len(rows))
             if any(factor != 1 for factor in singles):
                 above = f"{above} * {self._packed(singles)}"
@@ -245,12 +248,11 @@ class _Author:
         rows = [self._places.get(name, -1) for name in one.values]
         is_plain = all(self._edges(name).get(source) == 1 for name, source in zip(one.values, sources, strict=True))
         states = {row in self._written for row in rows}
-        if len(rows) > 1 and is_plain and rows[0] >= 0 and rows == list(range(rows[0], rows[0] + len(rows))):
-            if len(states) == 1:
-                into = self._span(rows[0], len(rows))
-                self._lines.append(f"    {into}.{'add_' if states.pop() else 'copy_'}({variable})")
-                self._written.update(rows)
-                self._done.update(zip(sources, one.values, strict=True))
+        if len(rows) > 1 and is_plain and len(states) == 1 and _are_consecutive(rows):
+            into = self._span(rows[0], len(rows))
+            self._lines.append(f"    {into}.{'add_' if states.pop() else 'copy_'}({variable})")
+            self._written.update(rows)
+            self._done.update(zip(sources, one.values, strict=True))
 
     def _total(self, edges: Edges) -> str:
         total = ""
@@ -275,7 +277,9 @@ class _Author:
 
     def _value(self, factor: sympy.Expr) -> str:
         """Return the variable of a coefficient, which is computed where it has none."""
-        entry = self._factors[factor]
+        return self._value_of(self._factors[factor])
+
+    def _value_of(self, entry: sympy.Expr) -> str:
         if entry.is_Number:
             return repr(int(entry)) if entry == int(entry) else repr(float(entry))
         if entry.is_Symbol:
@@ -298,11 +302,25 @@ class _Author:
         """Return the variable of a pack of coefficients, with zeros for None, as a step reads it."""
         entries = [None if factor is None else self._factors[factor] for factor in factors]
         known = [entry for entry in entries if entry is not None]
-        if all(entry.is_Symbol for entry in entries if entry is not None) and len(known) == len(entries):
-            if all(self._stage(entry) is Stage.ONCE for entry in known):
-                return self._writer.stacked([str(entry) for entry in known])
-        values = [None if factor is None else self._value(factor) for factor in factors]
-        return self._read(self._writer.emit(Stage.STEP, f"packed([{', '.join(map(str, values))}], inputs)"))
+        are_own = all(entry.is_Symbol and self._stage(entry) is Stage.ONCE for entry in known)
+        if are_own and len(known) == len(entries):
+            return self._writer.stacked([str(entry) for entry in known])
+        return self._read(self._new_pack(entries))
+
+    def _new_pack(self, entries: Sequence[sympy.Expr | None]) -> str:
+        shape = f"(*inputs.shape[:-2], {len(entries)}, inputs.shape[-1])"
+        pack = self._writer.emit(Stage.STEP, f"inputs.new_empty({shape})")
+        for lane, entry in enumerate(entries):
+            into, name = f"{pack}.select(-2, {lane})", f"factor {entry}"
+            if entry is None:
+                self._writer.add(Stage.STEP, f"{into}.zero_()")
+            elif entry.is_Number or entry.is_Symbol or self._writer.knows(name) or self._stage(entry) is Stage.ONCE:
+                text = self._value_of(entry)
+                self._writer.add(Stage.STEP, f"{into}.{'fill_' if entry.is_Number else 'copy_'}({text})")
+            else:
+                self._writer.define(name, into, Stage.STEP)
+                self._writer.add(Stage.STEP, written(entry, self._writer.value(name), self._printed, ()))
+        return pack
 
     # The gradients of input sums and parameters.
 
@@ -323,7 +341,7 @@ class _Author:
             own = [edges.get(name, {}) for name in one.results]
             rows = [self._places.get(source, -1) for each in own for source in each]
             factors = [next(iter(each.values())) for each in own if len(each) == 1]
-            if len(factors) == len(own) and rows[0] >= 0 and rows == list(range(rows[0], rows[0] + len(rows))):
+            if len(factors) == len(own) and _are_consecutive(rows):
                 text = f"rows.narrow(-2, {rows[0]}, {len(rows)})"
                 if any(factor != 1 for factor in factors):
                     text = f"{text} * {self._pack_of_block(factors)}"
@@ -356,7 +374,7 @@ class _Author:
             if factor != 1:
                 lane = self._writer.lane(str(self._factors[factor]))
                 assert lane is not None  # for the type checker: `_alike` says so
-                text = f"({text} * {self._of_block(lane.pack)}.narrow(-2, {lane.index}, {len(names)}))"
+                text = f"({text} * {self._of_block(lane.pack)}.narrow(-2, {lane.lane}, {len(names)}))"
             variable = f"sums_{len(lines)}"
             lines.append(f"    {variable} = {text}.sum((0, 1)).unbind(0)")
             found |= {name: f"{variable}[{index}]" for index, name in enumerate(names)}
@@ -374,7 +392,7 @@ class _Author:
                 if row is not None and factor == 1:
                     here = row, "", 0
                 elif row is not None and lane is not None and self._writer.is_changing(lane.pack):
-                    here = row, lane.pack, lane.index
+                    here = row, lane.pack, lane.lane
             if here and previous and here == (previous[0] + 1, previous[1], previous[2] + bool(previous[1])):
                 runs[-1].append(name)
             else:
@@ -390,12 +408,30 @@ class _Author:
     def _pack_of_block(self, factors: Sequence[sympy.Expr]) -> str:
         if all(self._factors[one].is_Symbol and self._stage(self._factors[one]) is Stage.ONCE for one in factors):
             return self._writer.stacked([str(self._factors[one]) for one in factors])
-        each = ", ".join(self._value(factor) for factor in factors)
-        return self._of_block(self._writer.emit(Stage.STEP, f"packed([{each}], inputs)"))
+        return self._of_block(self._new_pack([self._factors[factor] for factor in factors]))
+
+
+def _compared_once(factors: Sequence[sympy.Expr]) -> list[sympy.Expr]:
+    """Return expressions in which of two comparisons of the same values, in both orders, one is 1 minus the other."""
+    from sympy.core.function import AppliedUndef
+
+    compared = {one for factor in factors for one in factor.atoms(AppliedUndef)}
+    known: set[Any] = set()
+    replaced: dict[Any, Any] = {}
+    for one in sorted((one for one in compared if one.func.__name__ == "larger"), key=str):
+        reverse = one.func(*one.args[::-1])
+        if reverse in known:
+            replaced[one] = 1 - reverse
+        known.add(one)
+    return [factor.xreplace(replaced) for factor in factors]  # type: ignore[misc]
 
 
 def _span(first: int, count: int) -> str:
     return f"row_{first}" if count == 1 else f"rows_{first}_{count}"
+
+
+def _are_consecutive(rows: Sequence[int]) -> bool:
+    return rows[0] >= 0 and list(rows) == list(range(rows[0], rows[0] + len(rows)))
 
 
 def _plus(total: str, above: str, coefficient: str, out: str = "") -> str:

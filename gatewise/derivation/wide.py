@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.derivation.normalized import Computed, Normalization, operands_of, results_of
+from gatewise.derivation.normalized import LOG_SIGMOID, Computed, Normalization, operands_of, results_of
 from gatewise.derivation.trace import Operand, Operation, is_number
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -33,10 +33,10 @@ class Stage(enum.IntEnum):
 
 
 class Lane(NamedTuple):
-    """The place of a value: a variable that is a pack, and the index of the lane."""
+    """The place of a value: a variable that is a pack, and a lane of it."""
 
     pack: str
-    index: int
+    lane: int
 
 
 class NormalizedPack(NamedTuple):
@@ -117,6 +117,10 @@ class Writer:
     def is_changing(self, variable: str) -> bool:
         """Return whether a variable changes from step to step."""
         return self._stages.get(variable, Stage.ONCE) is not Stage.ONCE
+
+    def add(self, stage: Stage, line: str) -> None:
+        """Add a line that changes a variable."""
+        self._lines[stage].append(line)
 
     def read(self, variable: str, stage: Stage = Stage.STEP) -> str:
         """Return a variable, or a number, as code of a stage reads it."""
@@ -200,7 +204,7 @@ class Writer:
             if isinstance(one, Normalization):
                 yield [one]
                 continue
-            lanes = {self._lanes[str(each)].index for each in one.operands if self._is_lane(each)}
+            lanes = {self._lanes[str(each)].lane for each in one.operands if self._is_lane(each)}
             if len(lanes) != 1:
                 yield [one]
                 continue
@@ -248,7 +252,7 @@ class Writer:
             self._single[first.name] = self.emit(stage, _expression(first.function, operands))
             return
         index = next(place for place, each in enumerate(first.operands) if self._is_lane(each))
-        lanes = [self._lanes[str(one.operands[index])].index for one in operations]
+        lanes = [self._lanes[str(one.operands[index])].lane for one in operations]
         count = lanes[-1] - lanes[0] + 1
         texts = []
         for operand, *others in zip(*(one.operands for one in operations), strict=True):
@@ -269,15 +273,16 @@ class Writer:
         stage = self.stage_of(one.values)
         places = [self._lanes.get(name) for name in one.values]
         start = places[0]
-        if start is not None and places == [Lane(start.pack, start.index + lane) for lane in range(len(places))]:
-            values = self.pack(start.pack, start.index, len(places), stage)
+        if start is not None and places == [Lane(start.pack, start.lane + lane) for lane in range(len(places))]:
+            values = self.pack(start.pack, start.lane, len(places), stage)
         elif len(places) == 1:
             values = f"{self.value(one.values[0], stage)}.unsqueeze(-2)"
         else:
             values = f"torch.stack([{', '.join(self.value(name, stage) for name in one.values)}], -2)"
         values = self.emit(stage, values)
         found = [self.emit(stage, "None") for _ in range(3)]
-        self._lines[stage][-3:] = [f"{', '.join(found)} = standardized({values}, {one.eps!r}, {one.centered}, {one.together})"]
+        arguments = f"{values}, {one.eps!r}, {one.centered}, {one.together}"
+        self._lines[stage][-3:] = [f"{', '.join(found)} = standardized({arguments})"]
         self._sizes |= {values: len(places), found[0]: len(places)}
         self._lanes |= {name: Lane(found[0], lane) for lane, name in enumerate(one.results)}
         self.normalizations[one.results[0]] = NormalizedPack(values, *found)
@@ -288,7 +293,7 @@ def _expression(function: str, operands: Sequence[str]) -> str:
         return f" {_SYMBOLS[function]} ".join(operands)
     if function in ("addcmul", "subcmul"):
         return f"torch.addcmul({', '.join(operands)}{', value=-1' if function == 'subcmul' else ''})"
-    return f"torch.{function}({', '.join(operands)})"
+    return f"{'' if function == LOG_SIGMOID else 'torch.'}{function}({', '.join(operands)})"
 
 
 def standardized(values: Tensor, eps: float, centered: bool, together: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -329,18 +334,8 @@ def standardized_backward(
         above, values, found = above.flatten(-2), values.flatten(-2), found.flatten(-2)
     if mean is not None and values.dtype != torch.float64:
         size, mask = above.shape[-1:], [True, False, False]
-        return torch.ops.aten.native_layer_norm_backward(above, values, size, mean, scale, None, None, mask)[0].view(shape)
+        arguments = above, values, size, mean, scale, None, None, mask
+        return torch.ops.aten.native_layer_norm_backward(*arguments)[0].view(shape)
     through = (above * found).mean(-1, keepdim=True)
     rest = above if mean is None else above - above.mean(-1, keepdim=True)
     return (torch.addcmul(rest, found, through, value=-1) * scale).view(shape)
-
-
-def packed(values: Sequence[Tensor | float | None], like: Tensor) -> Tensor:
-    """Return a pack [..., n, H] of values [..., H], [H], numbers, or None for zero, with the dimensions of a pack."""
-    found = like.new_empty((*like.shape[:-2], len(values), like.shape[-1]))
-    for lane, value in zip(found.unbind(-2), values, strict=True):
-        if isinstance(value, Tensor):
-            lane.copy_(value)
-        else:
-            lane.fill_(value or 0)
-    return found

@@ -3,8 +3,8 @@
 A loop over time computes the gradients of the gate sums of all steps. Each weight gradient is then one matrix product
 over all steps, and so is the gradient of the input. The step's adjoint is linear in the gradients, with coefficients
 that depend on the forward pass alone. The coefficients are computed for many steps at once, which leaves two pointwise
-operators per step in the loop. `backward` itself is not differentiable: double backward repeats the forward pass under
-autograd.
+operators per step in the loop. Cells that combine hidden units or have several states have a loop of their own, in
+`sweep`. `backward` itself is not differentiable: double backward repeats the forward pass under autograd.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.stages import stages_of
 from gatewise.derivation.trace import before, refusal_of, traced
-from gatewise.kernels.eager.blocks import divided, is_swept
+from gatewise.kernels.eager.blocks import block_of, divided, is_swept
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.sweep import SweepLoop
@@ -112,6 +112,8 @@ def backward(
 
 def block_steps(cell: Cell, batch: int, hidden_size: int, device: str) -> int:
     """Return the number of steps whose coefficients are computed at once on a kind of device ("cpu" or "cuda")."""
+    if is_swept(cell):
+        return block_of(device, batch, hidden_size)
     steps, elements = _BLOCKS.get(device, _BLOCKS["cuda"])
     return max(steps, elements // max(1, _columns(cell) * _rows(cell) * batch * hidden_size))
 
@@ -120,7 +122,8 @@ def backward_workspace(problem: Problem, device: str) -> int:
     """Return the workspace of one direction's backward pass in bytes: gradients, states and a block of coefficients."""
     tokens, cell = problem.time * problem.batch, problem.cell
     block = min(problem.time, block_steps(cell, problem.batch, problem.hidden_size, device)) * problem.batch
-    coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
+    values = 2 * len(traced(cell).operations) if is_swept(cell) else 2 * _columns(cell) * _rows(cell)
+    coefficients = values * block * problem.hidden_size
     rows = _rows(cell) * tokens * problem.hidden_size
     state_bytes = state_dtype(problem.dtype).itemsize
     copies = (2 + problem.resets) * tokens * problem.state_size + tokens * problem.input_size
@@ -317,7 +320,7 @@ def _weight_gradients(
     dh: Tensor,
     over_tokens: OverTokens,
 ) -> tuple[Tensor, ...]:
-    order, weights, kept = loop.order, loop.weights, loop.kept
+    order, weights = loop.order, loop.weights
     of_inputs = dsums.flatten(0, 1)
     of_hidden = loop.of_hidden().to(x.dtype).flatten(0, 1) if cell.apart else of_inputs
     gradients = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from gatewise.cells.cell import Cell
@@ -30,9 +29,9 @@ def has_adjoint(cell: Cell) -> bool:
     return is_swept(cell) or is_pointwise(cell)
 
 
-def block_of(device: torch.device, batch: int, hidden_size: int) -> int:
-    """Return the number of steps of a block."""
-    steps, elements = _BLOCKS.get(device.type, _BLOCKS["cuda"])
+def block_of(device: str, batch: int, hidden_size: int) -> int:
+    """Return the number of steps of a block on a kind of device ("cpu" or "cuda")."""
+    steps, elements = _BLOCKS.get(device, _BLOCKS["cuda"])
     return max(steps, elements // max(1, batch * hidden_size))
 
 

@@ -98,7 +98,7 @@ class StagedSteps:
     def _ahead_of(self, t: int, inner: torch.dtype) -> tuple[Tensor, ...]:
         if t == self._start + len(self._ahead):
             self._start = t
-            stop = t + block_of(self._inputs.device, self._inputs.shape[1], self._inputs.shape[2])
+            stop = t + block_of(self._inputs.device.type, self._inputs.shape[1], self._inputs.shape[2])
             values = self._stages.ahead(self._inputs[t:stop].to(inner), self._own)
             steps = min(stop, len(self._steps)) - t
             self._ahead = list(zip(*[value.unbind(0) for value in values], strict=True)) or [()] * steps

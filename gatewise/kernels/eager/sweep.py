@@ -58,7 +58,7 @@ class SweepLoop:
         names = self._sweep.rows
         self._of_states = [names.index(before(name)) for name in cell.states]
         self._of_hidden = names.index(before("h")) if before("h") in names else None
-        self._sums = len(cell.states) + (self._of_hidden is not None)
+        self._sums = len(names) - len(cell.gates)
         (time, batch, width), count = kept.sums.shape, len(cell.sums)
         size = width // count
         self._rows = kept.sums.new_empty(time, batch, len(names), size, dtype=self.inner)
@@ -77,9 +77,7 @@ class SweepLoop:
         initial = self.order.initial_state(self._h0)
         return self.order.before_steps(self.order.reordered(self._y), initial, self.cell.initial_value("h"))
 
-    def run(
-        self, states0: Sequence[Tensor], dh: Tensor, dstates_n: Sequence[Tensor | None]
-    ) -> list[Tensor]:
+    def run(self, states0: Sequence[Tensor], dh: Tensor, dstates_n: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute the gradients of all steps, and return those of the initial states other than the hidden state.
 
         Args:
@@ -94,7 +92,7 @@ class SweepLoop:
             self._rows.new_zeros(batch, size) if given is None else given.to(self.inner, copy=True)
             for given in dstates_n
         ]
-        block = block_of(self._rows.device, batch, size)
+        block = block_of(self._rows.device.type, batch, size)
         for stop in range(time, 0, -block):
             above = self._run_block(max(0, stop - block), stop, starts, dh, above)
         return [one.clone() for one in above]
@@ -154,9 +152,7 @@ class SweepLoop:
         self._finish(rows, for_block, start, stop)
         return above
 
-    def _values(
-        self, starts: Sequence[Tensor], start: int, stop: int
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _values(self, starts: Sequence[Tensor], start: int, stop: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         after = [history[start:stop] for history in self.kept.states]
         earlier = [
             history[start - 1 : stop - 1] if start else torch.cat([state0.unsqueeze(0), here[:-1]])
@@ -188,4 +184,3 @@ class SweepLoop:
             into[:, :, self.cell.sums.index(name)] = 0 if found is None else found
         if self.order.valid is not None:
             into.masked_fill_(~self.order.valid[start:stop].unsqueeze(2), 0)
-
