@@ -110,7 +110,7 @@ class _Eager:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
-        With `memory="lean"`, and for cells whose step combines hidden units, only the outputs are kept, and the
+        With `memory="lean"`, and for cells without an explicit backward pass, only the outputs are kept, and the
         backward pass repeats each layer's forward pass.
         """
         if not problem.needs_grad:

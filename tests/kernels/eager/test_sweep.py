@@ -7,7 +7,7 @@ import gatewise
 from gatewise import cells
 from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, Regularised, standardized
 from gatewise.derivation.trace import traced
-from gatewise.kernels.eager import unroll
+from gatewise.kernels.eager import blocks, unroll
 from gatewise.kernels.eager.blocks import has_adjoint, is_swept
 from gatewise.kernels.eager.masks import DirectionMasks
 from tests.derivation.random_cells import seeded
@@ -34,6 +34,12 @@ class Repeated(Cell):
     def step(self, gate, state):
         one, other, last = standardized(gate.a, gate.a, gate.b)
         return torch.tanh(one + other * last), {}
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+    """Make blocks of few steps, so that small sequences have several."""
+    monkeypatch.setitem(blocks._BLOCKS, "cpu", (4, 1))
 
 
 def random_numbers(seed):
