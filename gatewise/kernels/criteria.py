@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gatewise.cells import Cell, Regularised, stated
+from gatewise.cells import Cell, Regularised, stated, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -107,9 +107,9 @@ class _Branches(Cell):
 
 TRACES = Criterion(
     "cell",
-    allowed="a cell that can be traced, without masks",
+    allowed="a cell that can be traced",
     actual=lambda problem, device: _described(problem.cell),
-    holds=lambda problem, device: not isinstance(problem.cell, Regularised) and not refusal_of(problem.cell),
+    holds=lambda problem, device: not refusal_of(step_cell(problem.cell)),
     violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
 )
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
@@ -25,7 +26,7 @@ from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.stages import stages_of
 from gatewise.derivation.trace import before, refusal_of, traced
 from gatewise.kernels.eager.blocks import block_of, divided, is_swept
-from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.sweep import SweepLoop
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.cells.statement import before
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.sweep import sweep_of
 from gatewise.kernels.eager.blocks import block_of, divided
-from gatewise.kernels.eager.masks import DirectionMasks, step_cell
+from gatewise.kernels.eager.masks import DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.unroll import Kept, state_dtype
 

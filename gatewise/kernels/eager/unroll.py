@@ -21,12 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.eager.blocks import is_swept
-from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.staged import StagedSteps
 from gatewise.kernels.eager.statement import step_of

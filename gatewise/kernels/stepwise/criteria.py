@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gatewise.cells import PeepholeLSTM
+from gatewise.cells import Cell, PeepholeLSTM
 from gatewise.contract.criterion import Criterion
 from gatewise.kernels.criteria import (
     AMPERE,
@@ -18,6 +18,14 @@ from gatewise.kernels.criteria import (
 )
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.stepwise.product_layout import MOST_UNITS_OF_ROW
+
+
+def _resets(cell: Cell) -> bool:
+    """Return whether the passes reset the states of a cell to their initial values."""
+    begins = [cell.initial_value(name) for name in ("h", *cell.states)]
+    # At a reset, the recurrent product of the hidden state is left out.
+    return begins[0] == 0 and (not any(begins) or not is_fused(cell))
+
 
 ROW_FITS = Criterion(
     "hidden_size",
@@ -41,6 +49,16 @@ ROW_NOT_PROJECTED = Criterion(
     ),
 )
 
+RESETS_TO_INITIAL = Criterion(
+    "resets",
+    allowed="none for a cell whose hidden state does not begin at zero, or whose units are computed one by one and any"
+    " state does not",
+    actual=lambda problem, device: f"given for {problem.cell.name}" if problem.resets else "none",
+    holds=lambda problem, device: not problem.resets or _resets(problem.cell),
+    violation=RESETS_TO_ZERO.violation,
+    advice="the kernel `eager` computes them",
+)
+
 CRITERIA = (
     COMPILER,
     AMPERE,
@@ -56,6 +74,6 @@ CRITERIA = (
     ROW_NOT_PROJECTED,
     NOT_EMPTY,
     NOT_PROJECTED,
-    RESETS_TO_ZERO,
+    RESETS_TO_INITIAL,
     NOT_LEAN,
 )
