@@ -105,7 +105,7 @@ def _made(source: str) -> dict[str, Any]:
 def larger(first: Tensor | float, second: Tensor | float) -> Tensor:
     """Return 1 where the first value is larger, 1/2 where both values are equal, and 0 elsewhere."""
     difference = torch.as_tensor(first - second)
-    return torch.heaviside(difference, difference.new_full((), 0.5))
+    return (torch.sign(difference) + 1) / 2
 
 
 def at_least(first: Tensor | float, second: Tensor | float) -> Tensor:
