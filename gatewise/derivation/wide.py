@@ -83,6 +83,8 @@ class Writer:
         self._lines: dict[Stage, list[str]] = {stage: [] for stage in Stage}
         self._crossing: dict[Stage, dict[str, None]] = {stage: {} for stage in Stage}
         self._stacked: dict[tuple[str, ...], str] = {}
+        self._selections: dict[str, dict[int, str]] = {}
+        self._selecting: dict[str, int] = {}  # the line that selects lanes of a pack
         self.normalizations: dict[str, NormalizedPack] = {}
         remaining = self._fused(self._needed(operations, wanted), wanted)
         while remaining:
@@ -147,9 +149,21 @@ class Writer:
         if is_number(name):
             return repr(int(name)) if float(name).is_integer() else repr(name)
         if name not in self._single:
-            pack, index = self._lanes[str(name)]
-            self._single[str(name)] = self.emit(self._stages[pack], f"{pack}.select(-2, {index})")
+            self._single[str(name)] = self._selected(*self._lanes[str(name)])
         return self.read(self._single[str(name)], stage)
+
+    def _selected(self, pack: str, lane: int) -> str:
+        """Return the variable of a lane; one operator selects all lanes of a pack that are read by themselves."""
+        stage, known = self._stages[pack], self._selections.setdefault(pack, {})
+        if not known:
+            variable = self.emit(stage, f"{pack}.select(-2, {lane})")
+            known[lane], self._selecting[pack] = variable, len(self._lines[stage]) - 1
+            return variable
+        known[lane] = variable = f"x{len(self._stages)}"
+        self._stages[variable] = stage
+        names = ", ".join(known.get(place, "_") for place in range(self._sizes[pack]))
+        self._lines[stage][self._selecting[pack]] = f"{names} = {pack}.unbind(-2)"
+        return variable
 
     def stacked(self, names: Sequence[str], stage: Stage = Stage.STEP) -> str:
         """Return the variable of a pack of values that depend on parameters alone."""
