@@ -13,7 +13,16 @@ from gatewise.cells.lstm import LSTM
 from gatewise.cells.mgu import MGU
 from gatewise.cells.normalization import standardized
 from gatewise.cells.peephole_lstm import PeepholeLSTM
-from gatewise.cells.regularised import Averaged, Regularised, in_evaluation, in_training, named, stated
+from gatewise.cells.regularised import (
+    Averaged,
+    Regularised,
+    in_evaluation,
+    in_training,
+    masks_of_steps,
+    named,
+    stated,
+    step_cell,
+)
 from gatewise.cells.rnn import RNN
 from gatewise.cells.slstm import SLSTM
 from gatewise.cells.statement import StatementError, check_statement
@@ -74,6 +83,8 @@ __all__ = [
     "in_evaluation",
     "in_training",
     "is_shipped",
+    "masks_of_steps",
     "standardized",
     "stated",
+    "step_cell",
 ]

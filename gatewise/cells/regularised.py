@@ -121,6 +121,16 @@ def in_training(cell: Cell, recurrent_dropout: float, zoneout: Sequence[float], 
     return Regularised(cell, recurrent_dropout, zoneout, candidate_dropout)
 
 
+def step_cell(cell: Cell) -> Cell:
+    """Return the cell whose step computes a cell: for a regularised one, with the masks of steps as last parameters."""
+    return cell.masked if isinstance(cell, Regularised) else cell
+
+
+def masks_of_steps(cell: Cell) -> int:
+    """Return the number of masks that a cell reads at every step."""
+    return len(cell.of_steps) if isinstance(cell, Regularised) else 0
+
+
 def stated(cell: Cell) -> Cell:
     """Return the cell that its author stated, without what surrounds it."""
     while isinstance(cell, Regularised | Averaged | _Masked):

@@ -118,10 +118,17 @@ def _compared(function: str, first: Any, second: Any) -> Any:
     return sympy.Function(function)(first, second)
 
 
+def _function(name: str, *operands: Any) -> Any:
+    import sympy
+
+    return sympy.Function(name)(*operands)
+
+
 _SLOPES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "neg": lambda r, a: (-1,),
     "sigmoid": lambda r, a: (r * (1 - r),),
     "tanh": lambda r, a: (1 - r * r,),
+    "logsigmoid": lambda r, a: (_function("sigmoid_of_opposite", a),),
     "relu": lambda r, a: (1 - _compared("at_least", 0, a),),
     "exp": lambda r, a: (r,),
     "log": lambda r, a: (1 / a,),

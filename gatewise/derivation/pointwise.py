@@ -89,7 +89,7 @@ def coefficient_function(cell: Cell) -> Callable[..., None]:
     for row, (name, entries) in enumerate(zip(adjoint.rows, adjoint.table, strict=True)):
         lines.append(f"    # {name}")
         lines += [
-            f"    {_written(entry, f'columns[{column}].select(-2, {row})', printed, of_units)}"
+            f"    {written(entry, f'columns[{column}].select(-2, {row})', printed, of_units)}"
             for column, entry in enumerate(entries)
         ]
     source = "\n".join(lines)
@@ -211,7 +211,7 @@ class _Writer:
         return f"torch.{operation.function}({', '.join(names)})"
 
 
-def _written(entry: Any, into: str, printer: Any, of_units: Collection[str]) -> str:
+def written(entry: Any, into: str, printer: Any, of_units: Collection[str]) -> str:
     """Return the line that writes an expression to an existing tensor; values `of_units` have the shape [H]."""
     if entry.is_Number:
         return f"{into}.fill_({printer.doprint(entry)})"

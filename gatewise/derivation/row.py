@@ -11,7 +11,9 @@ hidden units (`gatewise.cells.standardized`). A thread computes N units, of one 
     CARRIED                           the number of carried states (`fused.carried_states`), of which h is the last one
     input_gate(sum)                   the gate whose rows of the input weights contribute to a sum; -1 for none
     recurrent_gate(sum)               the gate whose rows of the recurrent weights contribute to a sum; -1 for none
-    Given                             the inputs of the step of a unit: `sums`, `states` and `parameters`
+    MASKS                             the number of masks that change at every step
+    initial_state(index)              the value of a carried state before the first step of an episode
+    Given                             the inputs of the step of a unit: `sums`, `states`, `parameters` and `masks`
     Returned                          the results of the step: `hidden` and `states`
     step_of_row(given, returned, statistics, row)          the step, and its statistics
     adjoint_of_row(given, returned, to, statistics, row)   the gradients of the inputs from those of the results
@@ -38,9 +40,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from gatewise.cells import masks_of_steps, step_cell
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import slopes
 from gatewise.derivation.device import CUDA, DeviceCode, key_of, number, place
@@ -53,12 +57,14 @@ _LOOP = '    _Pragma("unroll") for (int u = 0; u < N; ++u) {'
 
 def row_code(cell: Cell) -> DeviceCode:
     """Return the code of a cell, without generating its text yet."""
-    return DeviceCode(cell, key_of(cell, "row"), _written)
+    initial = [cell.initial_value(name) for name in ("h", *cell.states)]
+    return DeviceCode(cell, key_of(step_cell(cell), f"row {masks_of_steps(cell)} {initial}"), _written)
 
 
 @functools.lru_cache(maxsize=64)
 def _written(cell: Cell) -> str:
-    return "\n".join([*_structure(cell), *_Row(cell).step(), *_Row(cell).adjoint()])
+    own, masks = step_cell(cell), masks_of_steps(cell)
+    return "\n".join([*_structure(own, masks), *_Row(own, masks).step(), *_Row(own, masks).adjoint()])
 
 
 class Combinations(NamedTuple):
@@ -112,17 +118,24 @@ def _moments_and_others(statistics: Sequence[Operation]) -> tuple[list[Operation
     return means, others
 
 
-def _structure(cell: Cell) -> list[str]:
+def _structure(cell: Cell, masks: int) -> list[str]:
     gates, recurrent = len(cell.gates), dict(zip(cell.recurrent_sums, range(len(cell.gates)), strict=True))
     carried = carried_states(cell)
-    numbers = {"SUMS": len(cell.sums), "GATES": gates, "STATES": len(cell.states), "PARAMETERS": len(cell.parameters)}
-    numbers |= {"CARRIED": len(carried), "STATISTICS": len(traced(cell).statistics)}
+    numbers = {"SUMS": len(cell.sums), "GATES": gates, "STATES": len(cell.states), "MASKS": masks}
+    numbers |= {"PARAMETERS": len(cell.parameters) - masks, "CARRIED": len(carried)}
+    numbers["STATISTICS"] = len(traced(cell).statistics)
     numbers |= dict(zip(("PLACES", "WIDEST"), combinations_of(cell), strict=True))
+    initial = [_initial(cell.initial_value(name)) for name in carried]
     return [
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in numbers.items())};",
         place("input_gate", [index if index < gates else -1 for index in range(len(cell.sums))]),
         place("recurrent_gate", [recurrent.get(index, -1) for index in range(len(cell.sums))]),
-        "struct Given { Real sums[SUMS]; Real states[CARRIED]; Real parameters[PARAMETERS + 1]; };",
+        "__device__ __forceinline__ Real initial_state(int index) {",
+        f"    return {''.join(f'index == {index} ? {value} : ' for index, value in enumerate(initial))}Real(0);",
+        "}",
+        "struct Given {",
+        "    Real sums[SUMS]; Real states[CARRIED]; Real parameters[PARAMETERS + 1]; Real masks[MASKS + 1];",
+        "};",
         "struct Returned { Real hidden; Real states[STATES + 1]; };",
     ]
 
@@ -132,15 +145,17 @@ class _Row:
 
     Args:
         cell: The cell.
+        masks: The number of parameters, the last ones, that are masks of steps.
     """
 
-    def __init__(self, cell: Cell) -> None:
-        step = traced(cell)
+    def __init__(self, cell: Cell, masks: int) -> None:
+        step, own = traced(cell), len(cell.parameters) - masks
         self._step = step
         self._places = itertools.count()
         self._given = {name: f"sums[{index}]" for index, name in enumerate(step.sums)}
         self._given |= {before(name): f"states[{index}]" for index, name in enumerate(carried_states(cell))}
-        self._given |= {learned(name): f"parameters[{index}]" for index, name in enumerate(cell.parameters)}
+        for index, name in enumerate(cell.parameters):
+            self._given[learned(name)] = f"parameters[{index}]" if index < own else f"masks[{index - own}]"
         self._returned = [("hidden", step.hidden)]
         self._returned += [(f"states[{index}]", name) for index, name in enumerate(step.after)]
         self._of_row = {operation.name: index for index, operation in enumerate(step.statistics)}
@@ -281,6 +296,12 @@ class _Row:
                     share = f"-{share} * ({self._text(value)} - {self._text(operation.operands[1])})"
                 yield f"        {self._gradient(value)} += {share};"
         yield "    }"
+
+
+def _initial(value: float) -> str:
+    if math.isinf(value):
+        return f"Real(__uint_as_float(0x{'7' if value > 0 else 'f'}f800000u))"
+    return number(value)
 
 
 def _averaged(operation: Operation) -> tuple[Operand, ...]:

@@ -32,7 +32,7 @@ from gatewise.selection import (
     Preference,
     choose,
     decide,
-    is_pointwise,
+    has_adjoint,
     kernel_named,
     predicted,
     refusal_of,
@@ -153,7 +153,7 @@ def plan_of(
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
     kernel = kernel_named(chosen or "")
-    if kernel is REFERENCE and not is_pointwise(cell):
+    if kernel is REFERENCE and not has_adjoint(cell):
         if refusal := refusal_of(stated(cell)):
             advice = f"Only {kernel.name} runs it, by its own operators under autograd."
             warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())

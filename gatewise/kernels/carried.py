@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.derivation.fused import carried_states
@@ -19,12 +20,12 @@ from gatewise.derivation.fused import carried_states
 
 def carried_size(problem: Problem) -> int:
     """Return the number of values of a sequence's carried states, C*H with C carried states."""
-    return len(carried_states(problem.cell)) * problem.hidden_size
+    return len(carried_states(step_cell(problem.cell))) * problem.hidden_size
 
 
 def carries_hidden(problem: Problem) -> bool:
     """Return whether the hidden state is one of the carried states."""
-    return "h" in carried_states(problem.cell)
+    return "h" in carried_states(step_cell(problem.cell))
 
 
 def as_carried(problem: Problem, inputs: Inputs) -> Inputs:

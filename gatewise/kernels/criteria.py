@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gatewise.cells import Cell, Regularised, stated
+from gatewise.cells import Cell, Regularised, stated, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -86,9 +86,9 @@ class _Branches(Cell):
 
 TRACES = Criterion(
     "cell",
-    allowed="a cell that can be traced, without masks",
+    allowed="a cell that can be traced",
     actual=lambda problem, device: _described(problem.cell),
-    holds=lambda problem, device: not isinstance(problem.cell, Regularised) and not refusal_of(problem.cell),
+    holds=lambda problem, device: not refusal_of(step_cell(problem.cell)),
     violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
 )
 
@@ -155,7 +155,7 @@ NO_RESETS = Criterion(
 
 
 class _BeginsAtOne(Cell):
-    """A cell whose states begin at one, for the violation of `RESETS_TO_ZERO`."""
+    """A cell whose states begin at one, for the violation of `RESETS_TO_INITIAL`."""
 
     name = "a cell with initial states"
     gates = ("a",)
@@ -165,11 +165,19 @@ class _BeginsAtOne(Cell):
         return torch.tanh(gate.a), {}
 
 
-RESETS_TO_ZERO = Criterion(
+def _resets(cell: Cell) -> bool:
+    """Return whether the passes reset the states of a cell to their initial values."""
+    begins = [cell.initial_value(name) for name in ("h", *cell.states)]
+    # At a reset, the recurrent product of the hidden state is left out.
+    return begins[0] == 0 and (not any(begins) or not is_fused(cell))
+
+
+RESETS_TO_INITIAL = Criterion(
     "resets",
-    allowed="none for a cell with `initial_states`, because the passes reset states to zero",
+    allowed="none for a cell whose hidden state does not begin at zero, or whose units are computed one by one and any"
+    " state does not",
     actual=lambda problem, device: f"given for {problem.cell.name}" if problem.resets else "none",
-    holds=lambda problem, device: not (problem.resets and problem.cell.initial_states),
+    holds=lambda problem, device: not problem.resets or _resets(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_BeginsAtOne(), proj_size=0, resets=True), device),
     advice="the kernel `eager` computes them",
 )

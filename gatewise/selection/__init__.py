@@ -5,7 +5,7 @@ from gatewise.selection.choose import choose, decide
 from gatewise.selection.explain import explain
 from gatewise.selection.predict import predicted
 from gatewise.selection.preference import AUTO, Preference, check_name, preference, use_kernel
-from gatewise.selection.reference import REFERENCE, differentiable, differentiable_steps, is_pointwise, refusal_of
+from gatewise.selection.reference import REFERENCE, differentiable, differentiable_steps, has_adjoint, refusal_of
 
 __all__ = [
     "AUTO",
@@ -17,7 +17,7 @@ __all__ = [
     "differentiable",
     "differentiable_steps",
     "explain",
-    "is_pointwise",
+    "has_adjoint",
     "kernel_named",
     "kernel_names",
     "predicted",

@@ -31,6 +31,7 @@ using std::exp; using std::log; using std::sqrt;
 using Real = double;
 inline double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 inline double tanh_of(double x) { return std::tanh(x); }
+inline float __uint_as_float(unsigned bits) { float x; __builtin_memcpy(&x, &bits, 4); return x; }
 inline double reciprocal_root(double x) { return 1 / std::sqrt(x); }
 #include "functions.cuh"
 #include "moments.cuh"

@@ -3,8 +3,8 @@
 A loop over time computes the gradients of the gate sums of all steps. Each weight gradient is then one matrix product
 over all steps, and so is the gradient of the input. The step's adjoint is linear in the gradients, with coefficients
 that depend on the forward pass alone. The coefficients are computed for many steps at once, which leaves two pointwise
-operators per step in the loop. `backward` itself is not differentiable: double backward repeats the forward pass under
-autograd.
+operators per step in the loop. Cells that combine hidden units or have several states have a loop of their own, in
+`sweep`. `backward` itself is not differentiable: double backward repeats the forward pass under autograd.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
+from gatewise.derivation.stages import stages_of
 from gatewise.derivation.trace import before, refusal_of, traced
-from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
+from gatewise.kernels.eager.blocks import block_of, divided, is_swept
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
+from gatewise.kernels.eager.sweep import SweepLoop
 from gatewise.kernels.eager.unroll import Kept, OverTokens, in_plain_torch, state_dtype
 
 # The coefficients of the adjoint are computed for a block of steps at once, in a buffer that the next block overwrites.
@@ -88,7 +92,7 @@ def backward(
         masks: The masks of a regularised cell, as in `unroll.forward`.
     """
     order, over_tokens = ReadingOrder.of(x, lengths, reverse, resets), over_tokens or in_plain_torch
-    loop = _BackwardLoop(cell, order, weights, kept, y, h0, masks)
+    loop = (SweepLoop if is_swept(cell) else _BackwardLoop)(cell, order, weights, kept, y, h0, masks)
     dh = _hidden_gradient(order, y, dy, dh_n)
     dstates0 = loop.run([order.initial_state(state) for state in states0], dh, dstates_n)
     dsums = loop.of_inputs().to(x.dtype)
@@ -109,6 +113,8 @@ def backward(
 
 def block_steps(cell: Cell, batch: int, hidden_size: int, device: str) -> int:
     """Return the number of steps whose coefficients are computed at once on a kind of device ("cpu" or "cuda")."""
+    if is_swept(cell):
+        return block_of(device, batch, hidden_size)
     steps, elements = _BLOCKS.get(device, _BLOCKS["cuda"])
     return max(steps, elements // max(1, _columns(cell) * _rows(cell) * batch * hidden_size))
 
@@ -117,7 +123,8 @@ def backward_workspace(problem: Problem, device: str) -> int:
     """Return the workspace of one direction's backward pass in bytes: gradients, states and a block of coefficients."""
     tokens, cell = problem.time * problem.batch, problem.cell
     block = min(problem.time, block_steps(cell, problem.batch, problem.hidden_size, device)) * problem.batch
-    coefficients = 2 * _columns(cell) * _rows(cell) * block * problem.hidden_size
+    values = 2 * len(traced(cell).operations) if is_swept(cell) else 2 * _columns(cell) * _rows(cell)
+    coefficients = values * block * problem.hidden_size
     rows = _rows(cell) * tokens * problem.hidden_size
     state_bytes = state_dtype(problem.dtype).itemsize
     copies = (2 + problem.resets) * tokens * problem.state_size + tokens * problem.input_size
@@ -294,7 +301,7 @@ def _hidden_gradient(order: ReadingOrder, y: Tensor, dy: Tensor | None, dh_n: Te
     return dh + torch.where(order.is_last, dh_n, 0)
 
 
-def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
+def _initial_hidden_gradient(loop: _BackwardLoop | SweepLoop, dh_n: Tensor | None, h0: Tensor) -> Tensor:
     if loop.first is None:
         return torch.zeros_like(h0) if dh_n is None else dh_n.clone()
     through_steps = loop.masks.dropped(torch.mm(loop.first, loop.weights.w_hh))
@@ -307,14 +314,14 @@ def _initial_hidden_gradient(loop: _BackwardLoop, dh_n: Tensor | None, h0: Tenso
 
 def _weight_gradients(
     cell: Cell,
-    loop: _BackwardLoop,
+    loop: _BackwardLoop | SweepLoop,
     x: Tensor,
     states0: Sequence[Tensor],
     dsums: Tensor,
     dh: Tensor,
     over_tokens: OverTokens,
 ) -> tuple[Tensor, ...]:
-    order, weights, kept = loop.order, loop.weights, loop.kept
+    order, weights = loop.order, loop.weights
     of_inputs = dsums.flatten(0, 1)
     of_hidden = loop.of_hidden().to(x.dtype).flatten(0, 1) if cell.apart else of_inputs
     gradients = [
@@ -325,14 +332,26 @@ def _weight_gradients(
         of_bias = of_inputs.sum(0)
         gradients += [of_bias, of_hidden.sum(0) if cell.apart else of_bias.clone()]
     if weights.w_hr is not None:
-        inner = loop.rows.dtype
-        earlier = [
-            order.before_steps(history, order.initial_state(state0).to(inner), cell.initial_value(name))
-            for history, state0, name in zip(kept.states, states0, cell.states, strict=True)
-        ]
-        again = pointwise_of(cell).hidden
-        parameters = [parameter.to(inner) for parameter in weights.parameters]
-        unprojected = again(kept.sums.to(inner), loop.hidden, *earlier, *kept.states, *parameters).to(x.dtype)
+        unprojected = _unprojected(cell, loop, states0).to(x.dtype)
         gradients.append(over_tokens(dh.flatten(0, 1).t(), order.masked(unprojected).flatten(0, 1), None))
     own = zip(loop.of_parameters(), weights.parameters, strict=True)
     return (*gradients, *(gradient.to(parameter.dtype) for gradient, parameter in own))
+
+
+def _unprojected(cell: Cell, loop: _BackwardLoop | SweepLoop, states0: Sequence[Tensor]) -> Tensor:
+    """Return the hidden states of all steps before the projection [T, B, H], computed again."""
+    order, kept, masks = loop.order, loop.kept, loop.masks.in_reading_order(loop.order)
+    inner = state_dtype(kept.sums.dtype)
+    earlier = [
+        order.before_steps(history, order.initial_state(state0).to(inner), cell.initial_value(name))
+        for history, state0, name in zip(kept.states, states0, cell.states, strict=True)
+    ]
+    parameters = [parameter.to(inner) for parameter in loop.weights.parameters]
+    sums, changing = kept.sums.to(inner), [mask.to(inner) for mask in masks]
+    if not isinstance(loop, SweepLoop):
+        again = pointwise_of(step_cell(cell)).hidden
+        return again(sums, loop.hidden, *earlier, *kept.states, *parameters, *changing)
+    stages = stages_of(step_cell(cell), len(masks))
+    own, (inputs, recurrent) = stages.once(parameters), divided(cell, sums)
+    ahead = stages.ahead(inputs, own)
+    return stages.step(inputs, recurrent, [loop.hidden, *earlier], changing, ahead, own)[0]

@@ -20,10 +20,11 @@ from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.steps import LayerSteps
-from gatewise.derivation.trace import is_pointwise, refusal_of
+from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.eager import adjoint, repetition, unroll
+from gatewise.kernels.eager.blocks import has_adjoint
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder
 
@@ -66,7 +67,7 @@ class _Eager:
         """Return a description of the algorithm: the derived operators, or the cell's own step."""
         if refusal := refusal_of(stated(problem.cell)):
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
-        if not is_pointwise(problem.cell):
+        if not has_adjoint(problem.cell):
             return "one product and the cell's own step, differentiated by autograd, which keeps all values"
         return "one product and a few pointwise operators a step"
 
@@ -109,7 +110,7 @@ class _Eager:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
-        With `memory="lean"`, and for cells whose step combines hidden units, only the outputs are kept, and the
+        With `memory="lean"`, and for cells without an explicit backward pass, only the outputs are kept, and the
         backward pass repeats each layer's forward pass.
         """
         if not problem.needs_grad:
@@ -163,7 +164,7 @@ def differentiable(problem: Problem, inputs: Inputs) -> Result:
     with _named(_FORWARD):
         result = stack.forward(problem.replace(needs_grad=False), inputs, _layer_forward)
     profiled = torch.autograd._profiler_enabled() and not torch._C._are_functorch_transforms_active()
-    if profiled and result.y.requires_grad and not is_pointwise(problem.cell):
+    if profiled and result.y.requires_grad and not has_adjoint(problem.cell):
         return Result(*_NamedInBackward.apply(*result[:3]))
     return result
 
@@ -207,7 +208,7 @@ class _NamedInBackward(torch.autograd.Function):
 
 def _repeats(problem: Problem) -> bool:
     """Return whether the backward pass repeats the forward pass, instead of reading values that it kept."""
-    return problem.needs_grad and (problem.lean or not is_pointwise(problem.cell))
+    return problem.needs_grad and (problem.lean or not has_adjoint(problem.cell))
 
 
 def _layer_forward(problem: Problem, layer: stack.Layer) -> Result:
@@ -297,7 +298,7 @@ def _kept(
 def _layer_backward(
     problem: Problem, layer: stack.Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> stack.LayerGradients:
-    if not is_pointwise(problem.cell):
+    if not has_adjoint(problem.cell):
         return repetition.backward(problem, layer, gradients, needs, _layer_forward)
     size = problem.state_size
     products = _projected(problem, layer)

@@ -55,8 +55,3 @@ class DirectionMasks:
 
 
 NO_MASKS = DirectionMasks()
-
-
-def step_cell(cell: Cell) -> Cell:
-    """Return the cell whose step computes a cell: for a regularised one, with the masks of steps as parameters."""
-    return cell.masked if isinstance(cell, Regularised) else cell

@@ -1,7 +1,7 @@
 """The backward pass of a layer that repeats its forward pass under autograd.
 
-Cells whose step combines hidden units have no adjoint in `adjoint.py`. A layer that autograd records as it runs does
-not come here; the explicit backward pass and `memory="lean"` do.
+Cells that cannot be traced, or that normalize a value twice at once, have no adjoint in `adjoint.py`. A layer that
+autograd records as it runs does not come here; the explicit backward pass and `memory="lean"` do.
 """
 
 from __future__ import annotations

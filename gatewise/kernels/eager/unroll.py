@@ -21,13 +21,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks, step_cell
+from gatewise.kernels.eager.blocks import is_swept
+from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.scan import is_variable, over_steps
+from gatewise.kernels.eager.staged import StagedSteps
 from gatewise.kernels.eager.statement import step_of
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -113,20 +116,26 @@ def forward(
     Returns:
         The output, the final states and the kept tensors. The final states of an empty sequence are its initial states.
     """
-    order, step = ReadingOrder.of(x, lengths, reverse, resets), step_of(step_cell(cell))
+    order = ReadingOrder.of(x, lengths, reverse, resets)
     x = order.read(x)
     bias = _Biases.of(cell, weights)
     inputs = _sums_given(x, bias) if projected else _projected(x, weights, bias, over_tokens or in_plain_torch)
     inner = state_dtype(x.dtype)
-    recurrence = _Recurrence(cell, weights, bias, inputs, keep=keep)
     rounded = order.initial_state(h0)
     h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
     parameters = [parameter.to(inner) for parameter in weights.parameters]
     of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
+    recorded = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    if is_swept(cell) and not recorded and not is_variable(x.shape[0]):
+        given = step_cell(cell), weights, bias.of_hidden, inputs, parameters, of_steps
+        step: StagedSteps | _Recurrence = StagedSteps(*given, keep=keep)
+    else:
+        step = _Recurrence(cell, weights, bias, inputs, parameters, of_steps, keep=keep)
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     everything = keep or lengths is not None
     of_hidden, *of_states = [cell.initial_value(name) for name in ("h", *cell.states)]
-    if is_variable(x.shape[0]):
+    if isinstance(step, _Recurrence) and is_variable(x.shape[0]):
+        recurrence = step
 
         def one(
             before: tuple[Tensor, ...], slices: tuple[Tensor, ...]
@@ -136,8 +145,8 @@ def forward(
             h, *states = before
             h = carried(h, carries, of_hidden)
             states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
-            sums = recurrence.of_step(of_input, masks.dropped(h.to(x.dtype))).to(inner)
-            h, *states = step(sums, h, *states, *parameters, *masks_of_step)
+            sums = recurrence.of_step(of_input, masks.dropped(h.to(x.dtype)))
+            h, *states = recurrence.after(sums, (h, *states), masks_of_step)
             # With a projection, which an LSTM alone has, the step itself does not read the hidden state.
             rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
             return (h if w_hr is None else rounded.to(inner), *states), (rounded, *(states if everything else ()))
@@ -153,8 +162,7 @@ def forward(
                 is_rounded, rounded = h is rounded, carried(rounded, carries, of_hidden)
                 h = rounded if is_rounded else carried(h, carries, of_hidden)
                 states = [carried(state, carries, value) for state, value in zip(states, of_states, strict=True)]
-            sums = recurrence.sums(t, masks.dropped(rounded)).to(inner)
-            h, *states = step(sums, h, *states, *parameters, *[mask[t] for mask in of_steps])
+            h, *states = step(t, masks.dropped(rounded), (h, *states))
             rounded = h.to(x.dtype) if w_hr is None else torch.mm(h.to(x.dtype), w_hr)
             hs.append(rounded)
             if everything:
@@ -172,7 +180,7 @@ def forward(
             order.final_state(history, state0.to(inner)).to(state0.dtype)
             for history, state0 in zip(last, states0, strict=True)
         ),
-        Kept(recurrence.kept(), tuple(last)) if keep else None,
+        Kept(step.kept(), tuple(last)) if keep else None,
     )
 
 
@@ -205,18 +213,31 @@ class _Biases(NamedTuple):
 
 
 class _Recurrence:
-    """The gate sums of each step, computed from the input products and the recurrent product of the step.
+    """The steps, each computed from the input products and the recurrent product of the step.
 
     Args:
         cell: The cell.
         weights: The weights of the direction.
         bias: The biases of the direction.
         inputs: The input products of all steps [T, B, G*H]; overwritten if autograd does not record.
+        parameters: The parameters [H], in the dtype of states.
+        masks: The masks of steps [T, B, H], in the dtype of states.
         keep: Whether `kept` will be called after the last step.
     """
 
-    def __init__(self, cell: Cell, weights: DirectionWeights, bias: _Biases, inputs: Tensor, *, keep: bool) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        weights: DirectionWeights,
+        bias: _Biases,
+        inputs: Tensor,
+        parameters: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        *,
+        keep: bool,
+    ) -> None:
         self._cell, self._inputs, self._bias = cell, inputs, bias.of_hidden
+        self._step, self._parameters, self._masks = step_of(step_cell(cell)), parameters, masks
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
         variable = is_variable(inputs.shape[0])
         self._in_place = not torch.is_grad_enabled() and not variable
@@ -224,8 +245,15 @@ class _Recurrence:
         self._steps = () if variable else inputs.unbind(0)
         self._kept = [] if keep and (cell.apart or not self._in_place) else None
 
-    def sums(self, t: int, h: Tensor) -> Tensor:
-        """Return the sums of step t [B, S*H], in the dtype of the products, given the hidden state before the step."""
+    def __call__(self, t: int, rounded: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the states after step t, as `StagedSteps` does."""
+        return self.after(self._sums(t, rounded), states, [mask[t] for mask in self._masks])
+
+    def after(self, sums: Tensor, states: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the states after a step, given its sums and masks."""
+        return self._step(sums.to(states[0].dtype), *states, *self._parameters, *masks)
+
+    def _sums(self, t: int, h: Tensor) -> Tensor:
         inputs = self._steps[t]
         if self._in_place and not self._cell.apart:
             return inputs.addmm_(h, self._w_hh)

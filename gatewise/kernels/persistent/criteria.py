@@ -7,7 +7,7 @@ import functools
 
 import torch
 
-from gatewise.cells import Cell, PeepholeLSTM
+from gatewise.cells import LSTM, Cell, PeepholeLSTM, Regularised
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -19,7 +19,7 @@ from gatewise.kernels.criteria import (
     FOUR_GATES,
     NOT_EMPTY,
     NOT_PROJECTED,
-    RESETS_TO_ZERO,
+    RESETS_TO_INITIAL,
     TRACES,
     is_fused,
 )
@@ -32,7 +32,7 @@ from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
 def _fits(problem: Problem, device: Device) -> bool:
     if device.kind != "cuda" or device.capability < (8, 0) or problem.dtype not in formats.TENSOR_CORE_DTYPES:
         return True
-    if refusal_of(problem.cell) or len(problem.cell.gates) > MOST_SUMS:
+    if isinstance(problem.cell, Regularised) or refusal_of(problem.cell) or len(problem.cell.gates) > MOST_SUMS:
         return True  # other criteria refuse it
     return _has_tilings(problem.hidden_size, device, *_number(problem))
 
@@ -104,6 +104,17 @@ CRITERIA = (
         ),
     ),
     TRACES,
+    Criterion(
+        "cell",
+        allowed="a cell without dropout or zoneout",
+        actual=lambda problem, device: problem.cell.name,
+        holds=lambda problem, device: not isinstance(problem.cell, Regularised),
+        violation=lambda problem, device: (
+            problem.replace(cell=Regularised(LSTM(), recurrent_dropout=0.5), proj_size=0),
+            device,
+        ),
+        advice="the kernel `stepwise` computes its masks",
+    ),
     FOUR_GATES,
     Criterion(
         "proj_size",
@@ -127,5 +138,5 @@ CRITERIA = (
     ),
     NOT_EMPTY,
     NOT_PROJECTED,
-    RESETS_TO_ZERO,
+    RESETS_TO_INITIAL,
 )

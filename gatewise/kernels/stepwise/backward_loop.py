@@ -14,7 +14,14 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.carried import carried_size, carries_hidden
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import parameter_sums, parameters_of, statistics_count
+from gatewise.kernels.stepwise.parameters import (
+    dropped,
+    factors_of,
+    masks_of,
+    parameter_sums,
+    parameters_of,
+    statistics_count,
+)
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
@@ -107,6 +114,9 @@ def run(
         parameters, dparameters = parameters_of(layer), parameter_sums(problem, gates)
         arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
         arguments.dparameters = address(dparameters)
+        masks, factors = masks_of(layer), factors_of(problem, layer)
+        arguments.masks, arguments.factors = address(masks), address(factors)
+        arguments.directions = directions
         if statistics_count(problem):
             arguments.statistics = address(result.kept[2])
         early = starts_early(problem, Device.probe(gates.device))
@@ -127,7 +137,7 @@ def run(
                 one_step(lambda number: launch(arguments, number), step)
         else:
             tape.play(key_of("backward", problem, layout), launch, arguments, one_step)
-        dh0 = _initial_gradient(problem, memory, written, lengths, dh_n, multiply) if state else None
+        dh0 = _initial_gradient(problem, memory, written, lengths, dh_n, multiply, factors) if state else None
         if dh0 is not None and carries_hidden(problem):
             dh0 += memory.dcell[..., -problem.hidden_size :]
         dc0 = memory.dcell.to(problem.dtype, memory_format=torch.contiguous_format, copy=True)
@@ -157,6 +167,7 @@ def _initial_gradient(
     lengths: Tensor | None,
     dh_n: Tensor | None,
     multiply: Callable[[], object],
+    factors: Tensor | None,
 ) -> Tensor:
     # The loop ends with the first step of each sequence, except in the reverse direction for sequences shorter than T,
     # whose first step in that direction is at an earlier iteration.
@@ -168,7 +179,7 @@ def _initial_gradient(
             into.copy_(recurrent[run.sums : run.sums + run.number])
         multiply()
     dh0 = memory.through.sum(1) if memory.through.shape[1] > 1 else memory.through[:, 0]
-    dh0 = dh0.clone(memory_format=torch.contiguous_format)
+    dh0 = dropped(dh0.clone(memory_format=torch.contiguous_format), factors)
     if lengths is None:
         return dh0
     return torch.where((lengths > 0).unsqueeze(1), dh0, 0 if dh_n is None else dh_n)

@@ -12,7 +12,7 @@ from gatewise.kernels.criteria import (
     NOT_EMPTY,
     NOT_LEAN,
     NOT_PROJECTED,
-    RESETS_TO_ZERO,
+    RESETS_TO_INITIAL,
     TRACES,
     is_fused,
 )
@@ -56,6 +56,6 @@ CRITERIA = (
     ROW_NOT_PROJECTED,
     NOT_EMPTY,
     NOT_PROJECTED,
-    RESETS_TO_ZERO,
+    RESETS_TO_INITIAL,
     NOT_LEAN,
 )

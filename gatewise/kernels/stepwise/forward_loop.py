@@ -13,7 +13,14 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.carried import carried_size
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
-from gatewise.kernels.stepwise.parameters import kept_dtype, parameters_of, statistics_of
+from gatewise.kernels.stepwise.parameters import (
+    dropped,
+    factors_of,
+    kept_dtype,
+    masks_of,
+    parameters_of,
+    statistics_of,
+)
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
 from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
@@ -45,7 +52,7 @@ class StepBuffers(NamedTuple):
     """The buffers that the products and launches of all steps share.
 
     Attributes:
-        hidden: The hidden state, an operand of the next product [D, B, R].
+        hidden: The hidden state, an operand of the next product [D, B, R], with recurrent dropout applied.
         cell: The carried states [D, B, C*H], in float32 for 16-bit dtypes.
         sums: The recurrent product of one step [D, B, G*H].
     """
@@ -87,9 +94,11 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
     unprojected = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
     bias = _launched_bias(problem, layout, layer)
     recurrent = [weights.w_hh for weights in layer.weights]
+    masks, factors = masks_of(layer), factors_of(problem, layer)
+    undropped = None if factors is None else layer.h0.clone(memory_format=torch.contiguous_format)
     with recorder(gates.device, 0 if projected else time, memory_bytes(problem)) as tape:
         memory = StepBuffers.empty(problem, layout, tape or gates)
-        memory.hidden.copy_(layer.h0)
+        memory.hidden.copy_(dropped(layer.h0, factors))
         memory.cell.copy_(layer.c0)
         multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums)
         early = starts_early(problem, Device.probe(gates.device))
@@ -106,7 +115,9 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
             project = None
         parameters = parameters_of(layer)
         arguments.resets, arguments.parameters = address(layer.resets), address(parameters)
-        arguments.statistics = address(statistics)
+        arguments.statistics, arguments.masks = address(statistics), address(masks)
+        arguments.factors, arguments.undropped = address(factors), address(undropped)
+        arguments.directions = directions
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             multiply()
@@ -120,7 +131,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         else:
             tape.play(key_of("forward", problem, layout), launch, arguments, one_step)
         # These are copies, because the next call overwrites the buffers.
-        h_n = memory.hidden.clone(memory_format=torch.contiguous_format)
+        h_n = memory.hidden.clone(memory_format=torch.contiguous_format) if undropped is None else undropped
         c_n = memory.cell.to(dtype, memory_format=torch.contiguous_format, copy=True)
     return LoopOutputs(y.flatten(2), h_n, c_n, cells, unprojected if statistics is None else statistics)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gatewise.cells import Regularised, masks_of_steps
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
@@ -94,7 +95,10 @@ class _Stepwise:
         between = problem.time * problem.batch * problem.output_size * problem.element_bytes
         # With resets: the outputs before each step, zero where an episode begins, for the gradient of the weights.
         before = problem.time * problem.batch * problem.state_size * problem.element_bytes
-        masked = before if problem.resets and problem.needs_grad else 0
+        dropout = isinstance(problem.cell, Regularised) and problem.cell.recurrent_dropout > 0
+        masked = before * (problem.resets + dropout) if problem.needs_grad else 0
+        tokens = problem.time * problem.batch * problem.num_directions
+        masked += masks_of_steps(problem.cell) * tokens * problem.hidden_size  # side by side, a byte each
         if problem.needs_grad:  # the gradients of the cell's parameters, for each sequence, in the dtype of states
             sequences = problem.num_directions * problem.batch * len(problem.cell.parameters)
             masked += sequences * problem.hidden_size * max(4, problem.element_bytes)

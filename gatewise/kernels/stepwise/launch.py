@@ -23,7 +23,7 @@ _ONE_THREAD = driver.Shape((1, 1, 1), 1, 0, cooperative=False)
 
 
 class Forward(ctypes.Structure):
-    """The struct `Forward` of forward.cu and of row_forward.cu; the former has no parameters."""
+    """The struct `Forward` of forward.cu and of row_forward.cu; the former has no parameters and no masks."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "product", "bias", "hidden", "cell", "output", "cells", "lengths")],
@@ -31,12 +31,14 @@ class Forward(ctypes.Structure):
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "outer", "gate")],
         *[(f"output_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(name, _SIZE) for name in ("time", "outer", "inner", "step")],
-        *[(name, _POINTER) for name in ("resets", "parameters", "statistics")],
+        *[(name, _POINTER) for name in ("resets", "parameters", "statistics", "masks", "factors")],
+        ("directions", _SIZE),
+        ("undropped", _POINTER),
     ]
 
 
 class Backward(ctypes.Structure):
-    """The struct `Backward` of backward.cu and of row_backward.cu; the former has no parameters."""
+    """The struct `Backward` of backward.cu and of row_backward.cu; the former has no parameters and no masks."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("gates", "written", "dgates", "cells", "c0", "dy", "dh_n", "product")],
@@ -46,7 +48,8 @@ class Backward(ctypes.Structure):
         *[(f"dy_{axis}", _STRIDE) for axis in ("direction", "time", "outer")],
         *[(f"product_{axis}", _STRIDE) for axis in ("direction", "part")],
         *[(name, _SIZE) for name in ("parts", "whole", "time", "outer", "inner", "step")],
-        *[(name, _POINTER) for name in ("resets", "parameters", "statistics", "dparameters")],
+        *[(name, _POINTER) for name in ("resets", "parameters", "statistics", "dparameters", "masks", "factors")],
+        ("directions", _SIZE),
     ]
 
 

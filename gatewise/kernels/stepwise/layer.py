@@ -15,6 +15,7 @@ from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.stepwise import backward_loop, forward_loop
+from gatewise.kernels.stepwise.parameters import dropped, factors_of
 from gatewise.kernels.stepwise.plan import product_layout_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import state_dtype
@@ -122,6 +123,8 @@ def _weight_gradients(
     if resets is not None:
         # The forward direction alone enters a sequence at its first step.
         h0 = torch.cat([torch.where(resets[0].unsqueeze(1), 0, h0[:1]), h0[1:]])
+    factors = factors_of(problem, layer)
+    h0 = dropped(h0, factors)
     gradients: list[Tensor | None] = []
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
@@ -132,6 +135,7 @@ def _weight_gradients(
         if resets is not None:
             # In both directions, a border is between the same steps.
             before = torch.where(resets[1:].unsqueeze(2), 0, before)
+        before = dropped(before, None if factors is None else factors[direction])
         w_hh = x.new_empty(problem.gate_rows, h0.shape[2])
         for run in recurrent_runs(problem.cell):
             rows = run.rows_of(w_hh, size)

@@ -1,10 +1,11 @@
-"""The tensors of cells with several carried states, parameters or statistics: their sizes, and operands of launches."""
+"""The tensors of cells with several carried states, parameters, statistics or masks, as operands of launches."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from gatewise.cells import Regularised
 from gatewise.contract.problem import Problem
 from gatewise.derivation.trace import traced
 from gatewise.kernels.criteria import is_fused
@@ -43,3 +44,21 @@ def parameter_sums(problem: Problem, like: Tensor) -> Tensor | None:
     count = len(problem.cell.parameters)
     shape = problem.num_directions, problem.batch, count, problem.hidden_size
     return like.new_zeros(shape, dtype=state_dtype(problem.dtype)) if count else None
+
+
+def masks_of(layer: Layer) -> Tensor | None:
+    """Return the masks of steps of a layer's cell [M, T, B, D*H]; None if it has none."""
+    each = layer.masks.of_steps
+    return torch.stack(each) if len(each) > 1 else each[0].contiguous() if each else None
+
+
+def factors_of(problem: Problem, layer: Layer) -> Tensor | None:
+    """Return the factors of the hidden states in the recurrent products [D, B, H]; None without recurrent dropout."""
+    if layer.masks.hidden is None or not isinstance(problem.cell, Regularised):
+        return None
+    return layer.masks.hidden.to(state_dtype(problem.dtype)) * (1.0 / (1.0 - problem.cell.recurrent_dropout))
+
+
+def dropped(hidden: Tensor, factors: Tensor | None) -> Tensor:
+    """Return hidden states, or gradients of them, with recurrent dropout applied."""
+    return hidden if factors is None else (hidden * factors).to(hidden.dtype)

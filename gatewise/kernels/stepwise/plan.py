@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
+from gatewise.cells import step_cell
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -90,7 +91,7 @@ def memory_bytes(problem: Problem) -> int:
     """Return the bytes of the buffers that all steps share: states, sums and a copy of the recurrent weights."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
     weights = problem.gate_rows * problem.state_size
-    carried = problem.batch * problem.hidden_size * len(carried_states(problem.cell))
+    carried = problem.batch * problem.hidden_size * len(carried_states(step_cell(problem.cell)))
     return problem.num_directions * (
         (states + weights) * problem.element_bytes + max(4, problem.element_bytes) * carried
     )

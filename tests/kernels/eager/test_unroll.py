@@ -11,7 +11,7 @@ from gatewise.contract.saved import Needs
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.pointwise import pointwise_of
 from gatewise.derivation.trace import traced
-from gatewise.kernels.eager import adjoint, unroll
+from gatewise.kernels.eager import adjoint, blocks, unroll
 from tests.derivation.statements import ALL, LIBRARY, name
 
 MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
@@ -181,7 +181,8 @@ def test_the_block_size_does_not_change_the_result(cell, lengths, with_resets, m
     above = [torch.randn_like(output) for output in outputs_of(run)]
     whole = gradients_of(cell, x, h0, states0, weights, run, above, **options)
     for steps in (1, 2, 4):
-        monkeypatch.setitem(adjoint._BLOCKS, "cpu", (steps, 1))
+        for module in (adjoint, blocks):
+            monkeypatch.setitem(module._BLOCKS, "cpu", (steps, 1))
         assert adjoint.block_steps(cell, 3, 5, "cpu") == steps
         assert_all_close(gradients_of(cell, x, h0, states0, weights, run, above, **options), whole)
 

@@ -7,8 +7,20 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM, standardized
+from gatewise.cells import (
+    GRU,
+    LSTM,
+    SLSTM,
+    Cell,
+    LayerNormGRU,
+    LayerNormLSTM,
+    PeepholeLSTM,
+    Regularised,
+    standardized,
+)
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.derivation.row import row_code
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import ROWS
 from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
@@ -29,6 +41,26 @@ class TwoLevels(Cell):
         return h, {"m": m, "n": n + h}
 
 
+class BeginsElsewhere(Cell):
+    """A cell with two states that begin at other numbers than zero."""
+
+    gates = ("a", "b")
+    states = ("m", "n")
+    initial_states: ClassVar = {"m": 0.5, "n": -1.0}
+
+    def step(self, gate, state):
+        m, n = state.m * torch.sigmoid(gate.a) + gate.b, torch.tanh(state.n + gate.b)
+        return torch.tanh(m) * n, {"m": m, "n": n}
+
+
+MASKED = [
+    Regularised(GRU(), 0.4),
+    Regularised(LSTM(), 0.3, (0.2, 0.1), 0.25),
+    Regularised(LayerNormGRU(), 0.3, (0.2,)),
+    Regularised(LayerNormLSTM(), candidate_dropout=0.4),
+]
+ENCODER = Problem(5, 3, 4, 7, num_layers=2, bidirectional=True, resets=True)
+RAGGED = Problem(7, 4, 3, 5, bidirectional=True, layout=Layout.HOST_LENGTHS)
 CELLS = [*ROWS, TwoLevels(), LayerNormGRU(gates="apart"), LayerNormGRU(centered=False), LayerNormLSTM(hidden=True)]
 PLAIN = [case for case in testing.CASES if not case.shape.proj_size and case.name != "long"]
 # Every size and cell is compiled by itself, so that other sizes than the usual one are tested with one cell.
@@ -46,9 +78,45 @@ def test_agrees_with_the_oracle(case, cell, on_cpu):
     parts = len(cell.gates)
     on_cpu(TURNED if case.shape.bidirectional else dataclasses.replace(TURNED, split_k=parts))
     problem = case.problem(dtype=torch.float64).replace(cell=cell)
-    if problem.resets and cell.initial_states:
-        pytest.skip("the passes reset states to zero")
     testing.check_kernel(Unrefused(), problem, "cpu")
+
+
+def assert_agrees(problem, on_cpu, layout):
+    on_cpu(layout)
+    testing.check_kernel(Unrefused(), problem.replace(dtype=torch.float64, needs_grad=True), "cpu")
+
+
+@pytest.mark.usefixtures("budgets_once")
+@pytest.mark.parametrize(("shape", "cell"), [*zip([ENCODER, RAGGED] * 2, MASKED, strict=True)], ids=str)
+def test_masks_agree_with_the_oracle(cell, shape, on_cpu):
+    assert_agrees(shape.replace(cell=cell), on_cpu, dataclasses.replace(TURNED, split_k=len(cell.gates)))
+
+
+@pytest.mark.parametrize(("shape", "cell"), [(ENCODER, SLSTM()), (RAGGED, BeginsElsewhere())], ids=str)
+def test_resets_to_initial_values_agree_with_the_oracle(cell, shape, on_cpu):
+    assert_agrees(shape.replace(cell=cell, resets=True), on_cpu, ProductLayout())
+
+
+def test_nan_does_not_pass_a_reset_to_initial_values(on_cpu):
+    on_cpu(ProductLayout())
+    problem = Problem(8, 2, 4, 5, dtype=torch.float64, needs_grad=True, resets=True, cell=SLSTM())
+    resets = torch.zeros(8, 2, dtype=torch.bool)
+    resets[3, 1] = True
+    inputs = testing.make_inputs(problem)._replace(resets=resets)
+    gradients = testing.make_gradients(problem, inputs)
+    inputs.x[1, 1, 0] = torch.nan
+    result, found = testing.run_kernel(Unrefused(), problem, inputs, gradients, Needs(weights=False))
+    assert result.y[1:3, 1].isnan().all()
+    assert not result.y[3:].isnan().any()
+    assert not found.x[3:].isnan().any()
+    assert not result.c_n.isnan().any()
+
+
+def test_cells_with_other_initial_values_are_compiled_separately():
+    other = BeginsElsewhere()
+    other.initial_states = {"m": 0.25, "n": -1.0}
+    assert row_code(other).key != row_code(BeginsElsewhere()).key
+    assert row_code(Regularised(LSTM(), 0.3)).key == row_code(Regularised(LSTM(), 0.2)).key  # the rate is an argument
 
 
 @pytest.mark.parametrize("form", ["lingvo", "returnn_joined"])

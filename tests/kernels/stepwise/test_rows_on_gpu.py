@@ -5,12 +5,12 @@ import torch
 
 import gatewise
 from gatewise import testing
-from gatewise.cells import LayerNormGRU, LayerNormLSTM
+from gatewise.cells import LSTM, SLSTM, LayerNormGRU, LayerNormLSTM
 from gatewise.contract.problem import Layout, Problem
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import stepwise
 from tests.kernels.cell_code import ROWS
-from tests.kernels.stepwise.test_rows_on_cpu import CELLS
+from tests.kernels.stepwise.test_rows_on_cpu import CELLS, MASKED, BeginsElsewhere
 from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
@@ -34,11 +34,55 @@ NUMBERS = {
 @pytest.mark.parametrize(("name", "numbers", "cell"), pairwise([*SHAPES], [*NUMBERS], CELLS), ids=str)
 def test_agrees_with_the_oracle(name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers])
-    if problem.resets and cell.initial_states:
-        problem = problem.replace(resets=False)
     if problem.hidden_size == 1 and not is_pointwise(cell):
         pytest.skip("the gradients through a normalization of one number are zero, which no relative error measures")
     testing.check_kernel(stepwise, problem, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "cell"), pairwise(["encoder", "odd", "ragged"], [*NUMBERS], MASKED), ids=str
+)
+def test_masks_agree_with_the_oracle(name, numbers, cell):
+    testing.check_kernel(stepwise, SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers]), "cuda")
+
+
+@pytest.mark.parametrize(("numbers", "cell"), pairwise([*NUMBERS], [SLSTM(), BeginsElsewhere()]), ids=str)
+@pytest.mark.parametrize("name", ["odd", "ragged"])
+def test_resets_to_initial_values_agree_with_the_oracle(name, numbers, cell):
+    problem = SHAPES[name].replace(needs_grad=True, cell=cell, resets=True, **NUMBERS[numbers])
+    testing.check_kernel(stepwise, problem, "cuda")
+
+
+@pytest.mark.parametrize("cell", MASKED, ids=lambda cell: cell.name)
+def test_recorded_steps_read_the_masks_of_the_call(cell):
+    """Calls of one shape replay the same graphs, with masks that differ from call to call."""
+    problem = Problem(40, 16, 32, 64, bidirectional=True, dtype=torch.float32, needs_grad=True, cell=cell)
+    for seed in range(3):
+        inputs = testing.make_inputs(problem, "cuda", seed=seed)
+        gradients = testing.make_gradients(problem, inputs)
+        exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+        found = testing.named(problem, *testing.run_kernel(stepwise, problem, inputs, gradients))
+        for name, value in exact.items():
+            assert testing.relative_error(found[name], value) < 1e-4, name
+
+
+@pytest.mark.parametrize("memory", ["normal", "lean"])
+def test_a_layer_with_dropout_and_zoneout_is_computed_by_stepwise(memory):
+    torch.manual_seed(0)
+    options = {"recurrent_dropout": 0.3, "zoneout": {"h": 0.1, "c": 0.2}, "candidate_dropout": 0.25, "memory": memory}
+    layer = gatewise.Recurrent(LSTM(), 32, 96, num_layers=2, device="cuda", **options)
+    x = torch.randn(20, 8, 32, device="cuda")
+    assert gatewise.explain(layer, x).chosen == ("eager" if memory == "lean" else "stepwise")
+    results = []
+    for kernel in ("auto", "eager"):
+        layer.kernel = kernel
+        layer.zero_grad()
+        torch.manual_seed(1)
+        y, (h, c) = layer(x)
+        (y.square().mean() + h.sum() + c.sum()).backward()
+        results.append([y.detach(), h.detach(), c.detach(), *(parameter.grad for parameter in layer.parameters())])
+    for mine, theirs in zip(*results, strict=True):
+        assert testing.relative_error(mine, theirs) < 1e-2
 
 
 @pytest.mark.parametrize("cell", ROWS, ids=lambda cell: cell.name)

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM
+from gatewise.cells import LSTM, LayerNormLSTM, Regularised
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
@@ -16,6 +16,7 @@ from tests.kernels.cell_code import FUSED, ROWS
 from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+MASKED = [Regularised(LSTM(), 0.3, (0.2, 0.1), 0.25), Regularised(LayerNormLSTM(), 0.3)]
 COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in NUMBERS}
 
 
@@ -64,7 +65,7 @@ def test_resets_are_compiled_separately(name, table, dtype, cell):
 
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell", "table"),
-    pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], ROWS, [0, 1]),
+    pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1]),
     ids=str,
 )
 def test_rows_compile(name, architecture, dtype, cell, table):

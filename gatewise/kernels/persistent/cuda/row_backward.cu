@@ -260,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const bool begins = episodes.begins(at, parity);
                 load_stored(given[cell].sums, {widened(in.first), APART ? widened(in.second) : Gates{0.f, 0.f, 0.f, 0.f}});
 #pragma unroll
-                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? 0.f : in.before[i];
+                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : in.before[i];
                 unit_values.load_parameters(given[cell], at.exists ? at.unit : 0);
 #pragma unroll
                 for (int i = 0; i < STATISTICS; ++i) found[cell][i] = statistics.of(row, i, parity);

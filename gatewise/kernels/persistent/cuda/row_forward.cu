@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                                             (input_column(sum) >= 0 ? element(part, input_column(sum)) : 0.f) + unit_values.bias(sum, unit);
                 }
 #pragma unroll
-                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? 0.f : state[cell][i];
+                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : state[cell][i];
                 unit_values.load_parameters(given[cell], unit);
             }
             Returned returned[CELLS];

@@ -88,7 +88,7 @@ struct Row {
 };
 
 // The place of a row in time: its step t, and whether it is active there, at its first or last step in the order of the
-// direction, and whether it reads the states before the step, which a reset replaces by zeros (see resets.cuh).
+// direction, and whether it reads the states before the step, which a reset replaces by their initial values (see resets.cuh).
 struct RowStep {
     int t;
     bool active, first, last, reads_state;
@@ -112,4 +112,17 @@ __device__ __forceinline__ void load_parameters(const Value* parameters, int dir
 #pragma unroll
         for (int i = 0; i < PARAMETERS; i++)
             given[u].parameters[i] = widened(own[i * row.units + row.near(u)]);
+}
+
+// Reads the masks of a step [MASKS, T, B, D * H] of a direction.
+__device__ __forceinline__ void load_masks(
+    const bool* masks, int directions, int direction, i64 t, i64 time, i64 b, i64 batch, const Row& row, Given (&given)[UNITS]) {
+    if (MASKS == 0) return;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int i = 0; i < MASKS; i++) {
+            const i64 token = (i * time + t) * batch + b;
+            given[u].masks[i] = masks[(token * directions + direction) * row.units + row.near(u)] ? Real(1) : Real(0);
+        }
 }

@@ -23,6 +23,9 @@ struct Backward {
     const Value* parameters;                     // the parameters of the cell [D, PARAMETERS, H]
     const Real* statistics;                      // the statistics of all steps [D, T, B, STATISTICS]
     Real* dparameters;                           // the gradients of the parameters for each row [D, B, PARAMETERS, H]
+    const bool* masks;                           // the masks of steps [MASKS, T, B, D * H]
+    const Real* factors;                         // the factors of the hidden state in the recurrent product [D, B, H], or null
+    int directions;                              // D
 };
 
 #if TABLE
@@ -66,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     Given given[UNITS];
     Returned above[UNITS];
     load_parameters(a.parameters, direction, row, given);
+    load_masks(a.masks, a.directions, direction, at.t, a.time, b, a.outer, row, given);
     const Value* const gates = a.gates + place_of_gates;
     const Value* const dy = a.dy ? a.dy + direction * a.dy_direction + at.t * a.dy_time + b * a.dy_outer : nullptr;
 #pragma unroll
@@ -75,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
         for (int sum = 0; sum < SUMS; sum++) given[u].sums[sum] = widened(gates[sum * a.gates_gate + unit]);
 #pragma unroll
         for (int i = 0; i < CARRIED; i++) {
-            given[u].states[i] = 0;
+            given[u].states[i] = initial_state(i);
             if (at.reads_state) given[u].states[i] = at.first ? widened(initial[i * a.inner + unit]) : earlier[i * a.inner + unit];
             const Real gradient = dcell[i * a.inner + unit];
             if (i < STATES)
@@ -91,9 +95,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_backward(const Backwa
     wait_for_preceding_kernel();
     const Value* const product = a.product + direction * a.product_direction + (i64)b * a.inner;
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
+        const Real factor = a.factors ? a.factors[plane * a.inner + row.near(u)] : Real(1);
         for (int part = 0; part < a.parts; part++)
-            if (!at.last) above[u].hidden += widened(product[part * a.product_part + row.near(u)]);
+            if (!at.last) above[u].hidden += factor * widened(product[part * a.product_part + row.near(u)]);
+    }
     Given found[UNITS];
     adjoint_of_row(given, above, found, statistics, row);
     Real* const dparameters = a.dparameters + plane * PARAMETERS * a.inner;

@@ -7,7 +7,7 @@ struct Forward {
     Value* gates;          // the input products of all steps; if `cells` is not null, overwritten by the sums of the steps
     const Value* product;  // the product of the hidden state before this step and the recurrent weights
     const Value* bias;     // the biases [D, SUMS * H] of the sums without an input product, or null
-    Value* hidden;         // the hidden state [D, B, H]; overwritten
+    Value* hidden;         // the hidden state [D, B, H], an operand of the next product; overwritten
     Real* cell;            // the carried states [D, B, CARRIED * H]; overwritten
     Value* output;         // the hidden states of all steps, zero after the end of a sequence; or null
     Real* cells;           // the carried states of all steps [D, T, B, CARRIED * H]; null if nothing is kept
@@ -19,6 +19,10 @@ struct Forward {
     const bool* resets;            // the steps at which episodes begin [T, B], or null
     const Value* parameters;       // the parameters of the cell [D, PARAMETERS, H]
     Real* statistics;              // the statistics of all steps [D, T, B, STATISTICS], kept with `cells`
+    const bool* masks;             // the masks of steps [MASKS, T, B, D * H]
+    const Real* factors;           // the factors of the hidden state in the recurrent product [D, B, H], or null
+    int directions;                // D
+    Value* undropped;              // the hidden state without the factors [D, B, H]; overwritten; null without factors
 };
 
 #if TABLE
@@ -47,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
     }
     Given given[UNITS];
     load_parameters(a.parameters, direction, row, given);
+    load_masks(a.masks, a.directions, direction, at.t, a.time, b, a.outer, row, given);
     const Value* const bias = a.bias ? a.bias + (i64)direction * SUMS * a.inner : nullptr;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -57,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
                                  : bias               ? widened(bias[sum * a.inner + unit])
                                                       : Real(0);
 #pragma unroll
-        for (int i = 0; i < CARRIED; i++) given[u].states[i] = at.reads_state ? cell[i * a.inner + unit] : Real(0);
+        for (int i = 0; i < CARRIED; i++) given[u].states[i] = at.reads_state ? cell[i * a.inner + unit] : initial_state(i);
     }
 
     wait_for_preceding_kernel();
@@ -83,7 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_forward(const Forward
         if (!row.exists(u)) continue;
         const int unit = row.unit(u);
         const Value hidden = narrowed(returned[u].hidden);
-        a.hidden[((i64)direction * a.outer + b) * a.inner + unit] = hidden;
+        const i64 place = ((i64)direction * a.outer + b) * a.inner + unit;
+        a.hidden[place] = a.factors ? narrowed(widened(hidden) * a.factors[place]) : hidden;
+        if (a.undropped) a.undropped[place] = hidden;
         if (output) output[unit] = hidden;
 #pragma unroll
         for (int i = 0; i < CARRIED; i++) {
