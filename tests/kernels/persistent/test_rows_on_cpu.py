@@ -61,7 +61,7 @@ def test_number_formats(monkeypatch, sources, numbers):
     [
         (LayerNormLSTM(), {"bidirectional": True, "num_layers": 2, "hidden_size": 13, **RAGGED}),
         (LayerNormGRU(), {"bidirectional": True, "resets": True, **RAGGED}),
-        (SLSTM(), {"bidirectional": True, "bias": False, "layout": Layout.PACKED}),
+        (SLSTM(), {"bidirectional": True, "bias": False, "resets": True}),
         (PeepholeLSTM(), {"batch": 1, "time": 9, "resets": True}),
         (LayerNormLSTM.of("icefall"), {"time": 1}),
         (LayerNormLSTM.of("returnn_joined"), {"needs_grad": False}),

@@ -35,8 +35,6 @@ NUMBERS = {
 @pytest.mark.parametrize(("name", "numbers", "cell"), pairwise([*SHAPES], [*NUMBERS], CELLS), ids=str)
 def test_agrees_with_the_oracle(name, numbers, cell):
     problem = SHAPES[name].replace(needs_grad=True, cell=cell, **NUMBERS[numbers])
-    if problem.resets and cell.initial_states:
-        problem = problem.replace(resets=False)
     if problem.hidden_size == 1 and not is_pointwise(cell):
         pytest.skip("the gradients through a normalization of one number are zero, which no relative error measures")
     refusals = testing.why_not(persistent, problem, "cuda")

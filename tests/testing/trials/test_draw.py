@@ -7,7 +7,6 @@ import pytest
 
 from gatewise.cells import SHIPPED
 from gatewise.contract.pytorch import LAYERS
-from gatewise.kernels.criteria import is_fused
 from gatewise.testing.trials import Setting, draw, sizes
 
 KERNELS = ["persistent", "cudnn", "stepwise", "aten", "eager"]
@@ -54,7 +53,7 @@ def test_every_mode_is_drawn_with_every_kernel(mode):
 def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
     found = {(one.cell, one.kernel) for one in drawn(6000)}
     wanted = {(cell.name, kernel) for cell in SHIPPED for kernel in ("auto", "stepwise", "eager")}
-    wanted |= {(cell.name, "persistent") for cell in SHIPPED if is_fused(cell)}
+    wanted |= {(cell.name, "persistent") for cell in SHIPPED}
     wanted |= {(layer.cell.name, kernel) for layer in LAYERS for kernel in ("cudnn", "aten")}
     assert wanted <= found
 
