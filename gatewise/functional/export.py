@@ -7,7 +7,6 @@ variable, PyTorch's operator `scan` repeats one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -28,8 +27,14 @@ from gatewise.selection import AUTO
 # Whether PyTorch's operator `scan` can be exported and compiled: an older one was not tried.
 _SCANS = torch.__version__ >= "2.13"
 
-# Whether `torch.export` traces a graph; older versions of PyTorch cannot tell.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+def is_exporting() -> bool:
+    """Return whether `torch.export` traces a graph; versions of PyTorch that cannot tell it return False."""
+    return getattr(torch.compiler, "is_exporting", lambda: False)()
+
+
+# Without this, `torch.compile` of PyTorch 2.11 takes the function of PyTorch as always true.
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def exported(

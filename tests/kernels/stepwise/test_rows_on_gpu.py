@@ -104,7 +104,7 @@ def test_calls_of_one_shape_replay_and_have_the_same_bits(cell):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_training_step_in_a_cuda_graph(cell, dtype):
     torch.manual_seed(0)
-    layer = gatewise.Recurrent(cell, 64, 96, bias=False, device="cuda", dtype=dtype)
+    layer = gatewise.Recurrent(cell, 64, 96, bias=False, device="cuda", dtype=dtype, kernel="stepwise")
     x = torch.randn(20, 8, 64, device="cuda", dtype=dtype)
 
     def step():
