@@ -99,7 +99,7 @@ def test_cells_of_tensorflow_1_of_any_name_and_forget_bias(gatewise, tmp_path):
     answer = gatewise(
         "convert", "lstm.safetensors", "x.npz", "--from", "torch", "--to", "keras", "--forget-bias", "0.5"
     )
-    assert "`forget_bias` must be given for a layout that has one" in answer.err
+    assert "`--forget-bias` must be given for a layout that has one" in answer.err
 
 
 def test_what_is_left_out_is_named(gatewise, tmp_path):
@@ -125,7 +125,7 @@ def test_the_layouts_are_listed(gatewise):
         (["none.npz", "x.npz", "--from", "keras"], "none.npz cannot be read: No such file"),
         (["lstm.safetensors", "x.onnx", "--from", "torch"], "`the file` must be one of .safetensors,"),
         (["lstm.safetensors", "x.npz", "--from", "keras"], "The names are those of the layout torch"),
-        (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`layer` must be one of"),
+        (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`--layer` must be one of"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "flax-gru"], "must be that of an LSTM as the source"),
         (["lstm.safetensors", "x.npz", "--from", "torch-gru"], "The names are those of the layout torch"),
     ],

@@ -31,9 +31,9 @@ def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gate
     assert answer.status == 1
     error = " ".join(answer.err.split())
     found = re.search(
-        r"`memory_budget` must be at least ([\d.]+) MiB for these batches \(S \d+, T \d+, B \d+\), "
+        r"`--memory-budget` must be at least ([\d.]+) MiB for these batches \(S \d+, T \d+, B \d+\), "
         r"got 977 KiB \(1MB\)\. "
-        r"Raise it, or lower `batch_tokens` from [\d,]+ to ([\d,]+), the most that fits\.",
+        r"Raise it, or lower `--batch-tokens` from [\d,]+ to ([\d,]+), the most that fits\.",
         error,
     )
     assert found, error
@@ -50,7 +50,7 @@ def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gate
 def test_what_is_no_budget_is_one_sentence(gatewise):
     answer = gatewise(*SMALL, "--memory-budget", "plenty")
     assert answer.status == 1
-    assert "`memory_budget` must be 'auto' or a size" in " ".join(answer.err.split())
+    assert "`--memory-budget` must be 'auto' or a size" in " ".join(answer.err.split())
 
 
 def test_weights_are_the_same_but_for_rounding(gatewise, tmp_path):

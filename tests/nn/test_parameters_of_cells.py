@@ -236,12 +236,10 @@ def test_dtypes_copies_and_state_dicts(cell):
 
 
 @each_cell
-def test_persistent_refuses_the_cell_by_name_and_stepwise_does_not(cell):
-    with pytest.raises(gatewise.KernelRefused) as refused:
-        layer_of(cell, kernel="persistent")(x_of())
-    after = " ".join(str(refused.value).split()).partition("persistent refused")[2]
-    assert f"sums, {len(cell.parameters)} parameters, allowed: a cell with one carried state" in after
-    assert gatewise.explain(layer_of(cell), (T, B, I), device="h200").chosen == "stepwise"
+def test_persistent_computes_the_cell_unless_memory_is_little(cell):
+    assert gatewise.explain(layer_of(cell, dtype=torch.float32), (T, B, I), device="h200").chosen == "persistent"
+    decision = gatewise.explain(layer_of(cell, memory="lean", dtype=torch.float32), (T, B, I), device="h200")
+    assert "a cell with several states, parameters" in " ".join(map(str, decision.verdict("persistent").refusals))
     with gatewise.use_kernel("eager"):
         assert gatewise.explain(layer_of(cell), (T, B, I)).chosen == "eager"
 
