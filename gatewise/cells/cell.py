@@ -17,7 +17,7 @@ Initial = float | Callable[[Any], object]
 
 
 class Values:
-    """The values that a step reads, as attributes; `torch.compile` can trace it, and `types.SimpleNamespace` not."""
+    """The values that a step reads, as attributes; `torch.compile` can trace it, unlike `types.SimpleNamespace`."""
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():

@@ -20,13 +20,12 @@ hidden units (`gatewise.cells.standardized`). A thread computes N units, of one 
 
 All arguments but `row` are arrays with an element for each of the N units. `row` provides
 
-    exists(u)              whether unit u of the thread belongs to the layer
     reciprocal             1 divided by the number of units
     merge<place>(moments)  replaces the moments (mean and variance) of units by those of their rows [N][...]
     add_up<place>(sums)    replaces numbers of units by their sums over the units of their rows [N][...]
 
-where each call in a function has its own index `place`. `reciprocal_root(x)` is 1 / sqrt(x), and `moments_of(x, ...)`
-returns the moments of the values of a unit.
+where units that do not belong to the layer are left out, and each call in a function has its own index `place`.
+`reciprocal_root(x)` is 1 / sqrt(x), and `moments_of(x, ...)` returns the moments of the values of a unit.
 
 The step is divided into levels. The operations of a level compute each unit by itself. Between two levels, the means
 and deviations that the next level reads are computed over all units. The adjoint computes the step again and then goes

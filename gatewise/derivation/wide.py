@@ -346,7 +346,8 @@ def standardized_backward(
     shape = above.shape
     if together:
         above, values, found = above.flatten(-2), values.flatten(-2), found.flatten(-2)
-    if mean is not None and values.dtype != torch.float64:
+    # The operator does not broadcast, as the values of a parameter would need it.
+    if mean is not None and values.dtype != torch.float64 and values.shape == above.shape:
         size, mask = above.shape[-1:], [True, False, False]
         arguments = above, values, size, mean, scale, None, None, mask
         return torch.ops.aten.native_layer_norm_backward(*arguments)[0].view(shape)

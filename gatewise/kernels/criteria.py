@@ -174,8 +174,8 @@ def _resets(cell: Cell) -> bool:
 
 RESETS_TO_INITIAL = Criterion(
     "resets",
-    allowed="none for a cell whose hidden state does not begin at zero, or whose units are computed one by one and any"
-    " state does not",
+    allowed="none for a cell whose hidden state does not begin at zero, nor for one without parameters, normalization"
+    " and several states if any state does not",
     actual=lambda problem, device: f"given for {problem.cell.name}" if problem.resets else "none",
     holds=lambda problem, device: not problem.resets or _resets(problem.cell),
     violation=lambda problem, device: (problem.replace(cell=_BeginsAtOne(), proj_size=0, resets=True), device),

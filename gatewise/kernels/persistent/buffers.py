@@ -32,7 +32,8 @@ def order_of(x: Tensor, problem: Problem) -> Tokens:
     if x.is_contiguous():
         return Tokens(time, batch, by_row=False)
     # What a compiled call keeps must have the strides that were predicted for it. Checkpointed layers slice the steps.
-    far = time * batch * 4 * hidden_of(problem.hidden_size) >= _LARGEST
+    values = max(4, carried_size(problem) // max(1, problem.hidden_size)) * hidden_of(problem.hidden_size)
+    far = time * batch * values >= _LARGEST
     if problem.traced or problem.rebuilds_gates or far:
         return Tokens(time, batch, by_row=False)
     return Tokens(time, batch, by_row=x.transpose(0, 1).is_contiguous())

@@ -1,5 +1,8 @@
 """Cells that combine hidden units or have several states: the generated steps and their gradients against autograd."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -141,3 +144,30 @@ def test_a_value_that_is_normalized_twice_has_the_gradients_of_autograd():
     layer = gatewise.Recurrent(cell, 3, 4, kernel="eager", dtype=torch.float64)
     x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda given: layer(given)[0], (x,), fast_mode=True)
+
+
+class NormalizedParameter(Cell):
+    """A cell that normalizes a parameter, which has no dimension of the batch."""
+
+    gates = ("a",)
+    parameters: ClassVar[Mapping[str, float]] = {"p": 1.0, "q": 0.5}
+
+    def step(self, gate, state, own):
+        return torch.tanh(standardized(gate.a) * standardized(own.p) + own.q * state.h), {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_parameter_can_be_normalized(dtype):
+    torch.manual_seed(0)
+    layer = gatewise.Recurrent(NormalizedParameter(), 3, 4, dtype=dtype)
+    torch.nn.init.normal_(layer.p_l0)
+    x = torch.randn(5, 2, 3, dtype=dtype)
+    y, _ = layer(x)
+    found = torch.autograd.grad(y.square().sum(), [*layer.parameters()])
+    h, expected = x.new_zeros(2, 4), []
+    for x_t in x:
+        total = x_t @ layer.weight_ih_l0.t() + layer.bias_ih_l0 + h @ layer.weight_hh_l0.t() + layer.bias_hh_l0
+        h = torch.tanh(standardized(total) * standardized(layer.p_l0) + layer.q_l0 * h)
+        expected.append(h)
+    theirs = torch.autograd.grad(torch.stack(expected).square().sum(), [*layer.parameters()])
+    torch.testing.assert_close(found, theirs)

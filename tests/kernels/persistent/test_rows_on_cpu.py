@@ -1,13 +1,16 @@
 """The CUDA sources for cells that are not fused, run on the CPU, agree with float64."""
 
+import functools
+
 import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import SLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
+from gatewise.cells import SLSTM, Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM, standardized
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.schedules import row_cell
 from gatewise.kernels.persistent.sizes import exactness, tilings
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
@@ -92,3 +95,35 @@ def test_nan_stays_in_its_row(sources):
     assert not y[:2].isnan().any()
     assert not y[:, others].isnan().any()
     assert h_n[0, 4].isnan().all()
+
+
+def test_rows_are_copied_to_neighbours_in_buffers_of_their_own():
+    memory = torch.zeros(8)
+    apart = [torch.frombuffer(memory.numpy().data, dtype=torch.float32, count=4, offset=16 * row) for row in range(2)]
+    assert apart[0].data_ptr() + apart[0].nbytes == apart[1].data_ptr()
+    row_cell._copy_rows(torch.arange(8.0).view(2, 4), apart)
+    assert memory.tolist() == list(range(8))
+
+
+class ManyStatistics(Cell):
+    """A cell with eleven normalizations."""
+
+    gates = ("a", "b", "c", "d")
+    apart = ("a", "b", "c", "d")
+    states = ("m", "n")
+
+    def step(self, gate, state):
+        sums = [standardized(sum) for each in vars(gate).values() for sum in (each.input, each.recurrent)]
+        states = [standardized(value) for value in (state.h, state.m, state.n)]
+        total = functools.reduce(torch.add, [*sums, *states])
+        return torch.tanh(total), {"m": total * state.m, "n": total + state.n}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_tilings_have_room_for_all_statistics(exact):
+    size = cell_size_of(ManyStatistics(), backward=True)
+    assert size is not None
+    assert size.widest == 11
+    for batch in (1, 16, 64):
+        cut = tilings.tiling(64, batch, 1, Device.named("h200"), True, 4 if exact else 2, exact, size)
+        assert cut is None or 11 * cut.units // 2 <= cut.warps * (cut.tiles * 16 + 4)

@@ -90,7 +90,7 @@ def test_a_training_step_in_a_cuda_graph(cell, dtype):
 @pytest.mark.parametrize("cell", [LayerNormLSTM(), PeepholeLSTM()], ids=lambda cell: cell.name)
 def test_compiled_calls_find_the_same(cell):
     torch.manual_seed(0)
-    layer = gatewise.Recurrent(cell, 32, 64, bias=False, device="cuda", kernel="persistent")
+    layer = gatewise.Recurrent(cell, 32, 128, bias=False, device="cuda", kernel="persistent")
     x = torch.randn(12, 8, 32, device="cuda", requires_grad=True)
     found = []
     for call in (layer, torch.compile(layer, fullgraph=True)):

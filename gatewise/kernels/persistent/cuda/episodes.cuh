@@ -1,5 +1,5 @@
 // The steps that begin an episode inside a sequence, which read the initial values of states in place of all states before
-// them: zeros, except for other states than h in row_forward.cu. Everything here does nothing without the macro RESETS.
+// them: zeros, except for other states than h in row_forward.cu and row_backward.cu. Everything here does nothing without the macro RESETS.
 //
 // A reset at step t is a border between the steps t - 1 and t. In the reverse direction, the state that would cross it is the
 // one that step t hands to step t - 1, so that step t - 1 begins an episode there. Behind the last step of a row is no border.

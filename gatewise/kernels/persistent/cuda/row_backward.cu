@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
     float* const totals = unit_values.values + UNITS * UNIT_FLOATS;  // [CELL_FLOATS, ROWS, UNITS]
     for (int i = threadIdx.x; i < CELL_FLOATS * ROWS * UNITS; i += THREADS) totals[i] = 0.f;
     Patience patience = {p.patience, 0, false};
-    RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (Pairs*)extra, first_unit, 0, nullptr, &patience};
+    RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (TwoNumbers*)extra, first_unit, 0, nullptr, &patience};
     int parity = 0;
 #if SPLIT > 1
     await_cluster_barrier();
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            units.quads = (Pairs*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            units.quads = (TwoNumbers*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1

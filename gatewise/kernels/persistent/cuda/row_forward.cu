@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
     const UnitValues unit_values = {extra + ROWS * ROW_FLOATS};
     unit_values.read(reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], reverse ? p.parameters[1] : p.parameters[0], first_unit);
     Patience patience = {p.patience, 0, false};
-    RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (Pairs*)extra, first_unit, 0, nullptr, &patience};
+    RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (TwoNumbers*)extra, first_unit, 0, nullptr, &patience};
     int parity = 0;
 
     for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
@@ -88,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
         Episodes episodes(p, 0, reverse);
         episodes.start(ends, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1, parity);
         bool inside[CELLS];
-        // The index of a cell's values at the first step: in tensors [tokens, H], [tokens, 4H] and in the outputs.
-        u32 own[CELLS], four_own[CELLS], y_own[CELLS];
+        // The index of a cell's values at the first step: in tensors [tokens, 4H], and in the outputs.
+        u32 four_own[CELLS], y_own[CELLS];
         float state[CELLS][CARRIED];
         FourGates input[CELLS], coming[CELLS];  // the input's part of the gate sums of the next step, and of the one after it, as loaded
         auto load = [&](int cell, int step) {
@@ -101,7 +101,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             const Place at = place_of(cell);
             const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
-            own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
 #pragma unroll
@@ -125,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            units.quads = (Pairs*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            units.quads = (TwoNumbers*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
             // First the step, then the stores that other blocks wait for, then those for the backward pass.

@@ -14,7 +14,8 @@ constexpr int BLOCKS = (HIDDEN + UNITS_TOGETHER - 1) / UNITS_TOGETHER * SPLIT;  
 constexpr int PAIRED_BLOCKS = (BLOCKS + 1) / 2;                               // a load has the pairs of two blocks
 constexpr int RING_PAIRS = 2 * PLACES * PAIRS * ROWS * PAIRED_BLOCKS * 2;     // the pairs of the memory of a row group
 
-struct Pairs {
+// A mean and a sum of squares about the mean, or two sums.
+struct TwoNumbers {
     float first, second;
 };
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ float over_lanes(float value) {
 // Combines pairs in COUNT registers of LANES neighbouring lanes: sums, or the means and the sums of squares about the means of
 // `units[i]` units each, with `share` = 1 / (the number of all units).
 template <bool MOMENTS, int LANES, int COUNT>
-__device__ __forceinline__ Pairs combined(const Pairs (&parts)[COUNT], const int (&units)[COUNT], float share) {
+__device__ __forceinline__ TwoNumbers combined(const TwoNumbers (&parts)[COUNT], const int (&units)[COUNT], float share) {
     float first = 0.f, second = 0.f;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) first += MOMENTS ? units[i] * parts[i].first : parts[i].first;
@@ -53,16 +54,16 @@ __device__ constexpr int lanes_of(int items) {
     return lanes;
 }
 
-// What the generated code of a cell calls for the cells of a thread.
+// What the generated code of a cell calls for the cells of a thread; units that do not exist are left out of all numbers.
 struct RowUnits {
     static constexpr float reciprocal = 1.f / SIZE;
     static constexpr int SHARED_PAIRS = PLACES * PAIRS * ROWS;
 
     u32* ring;           // [2, PLACES, PAIRS, ROWS, PAIRED_BLOCKS, 2] pairs, all bits 1 beforehand
-    Pairs* results;      // in shared memory: [PLACES, PAIRS, ROWS]
+    TwoNumbers* results;      // in shared memory: [PLACES, PAIRS, ROWS]
     int first_unit;
     u32 step;            // counts the steps of a block, of all groups
-    Pairs* quads;        // in shared memory: [PAIRS, ROWS, QUADS], unused between the first barrier of a step and its end
+    TwoNumbers* quads;        // in shared memory: [PAIRS, ROWS, QUADS], unused between the first barrier of a step and its end
     Patience* patience;
 
     __device__ __forceinline__ bool exists(int cell) const {
@@ -72,7 +73,7 @@ struct RowUnits {
 
     template <int PLACE, int COUNT>
     __device__ __forceinline__ void merge(Moments (&moments)[CELLS][COUNT]) {
-        Pairs pairs[CELLS][COUNT];
+        TwoNumbers pairs[CELLS][COUNT];
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
 #pragma unroll
@@ -86,7 +87,7 @@ struct RowUnits {
 
     template <int PLACE, int COUNT>
     __device__ __forceinline__ void add_up(float (&sums)[CELLS][COUNT]) {
-        Pairs pairs[CELLS][(COUNT + 1) / 2];
+        TwoNumbers pairs[CELLS][(COUNT + 1) / 2];
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
 #pragma unroll
@@ -100,7 +101,7 @@ struct RowUnits {
 
     // Replaces the pairs of units by those of their rows.
     template <int PLACE, bool MOMENTS, int COUNT>
-    __device__ __forceinline__ void exchange(Pairs (&pairs)[CELLS][COUNT]) {
+    __device__ __forceinline__ void exchange(TwoNumbers (&pairs)[CELLS][COUNT]) {
         constexpr int ITEMS = COUNT * ROWS, LANES = lanes_of(ITEMS), AT_ONCE = THREADS / LANES;
         constexpr int LOADS = (PAIRED_BLOCKS + LANES - 1) / LANES;
         static_assert(COUNT <= PAIRS && PLACE < PLACES, "as the cell's code states");
@@ -112,7 +113,7 @@ struct RowUnits {
         for (int first = 0; first < ITEMS; first += AT_ONCE) {
             const int item = first + (int)threadIdx.x / LANES;
             if (threadIdx.x % LANES || item >= ITEMS) continue;
-            const Pairs own = of_block<MOMENTS>(item);
+            const TwoNumbers own = of_block<MOMENTS>(item);
             store_exchanged((Value*)(slots + (item * PAIRED_BLOCKS * 2 + blockIdx.x) * 2), marked_words(own, mark));
         }
         pause();
@@ -139,7 +140,7 @@ struct RowUnits {
                 }
                 missing = __any_sync(EVERY_LANE, own) && patience->is_left();
             }
-            Pairs parts[2 * LOADS];
+            TwoNumbers parts[2 * LOADS];
             int units[2 * LOADS];
 #pragma unroll
             for (int i = 0; i < LOADS; ++i) {
@@ -148,8 +149,9 @@ struct RowUnits {
                 parts[2 * i] = pair_of(words[i].x, words[i].y, block < BLOCKS);
                 parts[2 * i + 1] = pair_of(words[i].z, words[i].w, block + 1 < BLOCKS);
             }
-            Pairs all = combined<MOMENTS, LANES>(parts, units, reciprocal);
-            if (patience->lost) all.first = Float32::not_a_number();  // other words than those of this step may have been loaded
+            TwoNumbers all = combined<MOMENTS, LANES>(parts, units, reciprocal);
+            // Other words than those of this step may have been loaded.
+            if (patience->lost) all = {Float32::not_a_number(), Float32::not_a_number()};
             if (wanted && lane == 0) results[PLACE * PAIRS * ROWS + item] = all;
         }
         __syncthreads();
@@ -170,7 +172,7 @@ struct RowUnits {
 
     // Stores the pairs of four neighbouring units, which four neighbouring lanes compute.
     template <bool MOMENTS, int COUNT>
-    __device__ __forceinline__ void in_quads(const Pairs (&pairs)[CELLS][COUNT]) const {
+    __device__ __forceinline__ void in_quads(const TwoNumbers (&pairs)[CELLS][COUNT]) const {
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             if (!warp_owns(cell)) continue;
@@ -180,8 +182,8 @@ struct RowUnits {
             const float share = SIZE % 4 == 0 ? 0.25f : 1.f / max(units_from(first_unit + (at.unit & ~3), 4), 1);
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                const Pairs own[1] = {{real ? pairs[cell][i].first : 0.f, real ? pairs[cell][i].second : 0.f}};
-                const Pairs four = combined<MOMENTS, 4>(own, units, share);
+                const TwoNumbers own[1] = {{real ? pairs[cell][i].first : 0.f, real ? pairs[cell][i].second : 0.f}};
+                const TwoNumbers four = combined<MOMENTS, 4>(own, units, share);
                 if (at.exists && threadIdx.x % 4 == 0) quads[(i * ROWS + at.row) * QUADS + at.unit / 4] = four;
             }
         }
@@ -189,8 +191,8 @@ struct RowUnits {
 
     // The pair of the block's units of a row.
     template <bool MOMENTS>
-    __device__ __forceinline__ Pairs of_block(int item) const {
-        Pairs parts[QUADS];
+    __device__ __forceinline__ TwoNumbers of_block(int item) const {
+        TwoNumbers parts[QUADS];
         int units[QUADS];
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) {
@@ -200,12 +202,12 @@ struct RowUnits {
         return combined<MOMENTS, 1>(parts, units, 1.f / max(units_from(first_unit, UNITS), 1));
     }
 
-    __device__ __forceinline__ static uint2 marked_words(Pairs pair, u32 mark) {
+    __device__ __forceinline__ static uint2 marked_words(TwoNumbers pair, u32 mark) {
         auto word = [&](float value) { return (Float32::canonical_bits(value) & ~1u) | mark; };
         return make_uint2(word(pair.first), word(pair.second));
     }
 
-    __device__ __forceinline__ static Pairs pair_of(u32 first, u32 second, bool exists) {
-        return exists ? Pairs{Float32::from_bits(first & ~1u), Float32::from_bits(second & ~1u)} : Pairs{0.f, 0.f};
+    __device__ __forceinline__ static TwoNumbers pair_of(u32 first, u32 second, bool exists) {
+        return exists ? TwoNumbers{Float32::from_bits(first & ~1u), Float32::from_bits(second & ~1u)} : TwoNumbers{0.f, 0.f};
     }
 };

@@ -180,7 +180,7 @@ def row_backward_pass(
         dgates: Memory for the gradients of the sums with a recurrent product [D, T, B, 4H], filled by `fill_unwritten`.
         dinput: Memory for the gradients of the sums of the first tensor [D, T, B, 4H]; None if there is one tensor.
         dvalues: Memory for partial sums of the gradients of the parameters, and after them of the gate sums
-            [groups at work, D, P + S, H], float32. Those of the sums are written only if there are biases.
+            [groups at work, D, P + S, H], float32. Without biases, those of the sums are zeros.
         c0: The carried states before the first step [D, B, C*H], H not padded, as in all states here.
         dh_n: The gradient of the hidden state after the last step, or None.
         dc_n: The gradient of the carried states after the last step, or None.

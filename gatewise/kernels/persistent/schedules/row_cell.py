@@ -177,10 +177,11 @@ def _weight_gradients(
 
 
 def _copy_rows(matrix: Tensor, into: Sequence[Tensor]) -> None:
-    """Copy each row of a matrix to a vector, all at once where the vectors lie one after the other in memory."""
+    """Copy each row of a matrix to a vector, all at once where the vectors follow one another in one buffer."""
     first, size = into[0], matrix.shape[1]
-    places = [own.data_ptr() - first.data_ptr() for own in into]
-    if places == [row * size * first.element_size() for row in range(len(into))]:
+    places = [own.storage_offset() - first.storage_offset() for own in into]
+    buffers = {own.untyped_storage().data_ptr() for own in into}  # buffers of their own can be neighbours, too
+    if len(buffers) == 1 and places == [row * size for row in range(len(into))]:
         first.as_strided(matrix.shape, (size, 1)).copy_(matrix)
         return
     for row, own in zip(matrix, into, strict=True):

@@ -31,6 +31,7 @@ def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
         registers=registers,
         places=places,
         exchanged=exchanged,
+        widest=widest,
     )
 
 

@@ -32,6 +32,7 @@ class CellSize:
         registers: The estimated registers for each hidden unit that a thread computes.
         places: The number of times in a step that blocks exchange statistics.
         exchanged: The number of pairs of numbers for each batch row in all these exchanges.
+        widest: The largest number of pairs in one of them.
     """
 
     unit: int
@@ -40,6 +41,7 @@ class CellSize:
     registers: int
     places: int
     exchanged: int
+    widest: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -392,6 +394,9 @@ def _register_limit(warps: int) -> int:
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
     if not (_whole_tiles(cut) and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)):
+        return False
+    # The pairs of four units each take the place of the partial sums of a step.
+    if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
         return False
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut._polls
