@@ -7,11 +7,13 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM
+from gatewise.cells import LSTM, SLSTM, LayerNormLSTM
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
+from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
@@ -137,3 +139,20 @@ def test_next_to_nothing_spills_with_exact_products(name, hidden, batch):
     _, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "value_bytes", "cell"),
+    pairwise(["forward", "backward"], ["sm_80", "sm_90", "sm_100"], [2, 4], [LayerNormLSTM(), SLSTM()]),
+    ids=str,
+)
+def test_rows_compile(name, architecture, value_bytes, cell):
+    size, device = cell_size_of(cell, backward=name == "backward"), Device.named(ARCHITECTURES[architecture])
+    cut = tiling(200, 20, 2, device, name == "backward", value_bytes, cell_size=size)
+    assert cut is not None
+    dtype = torch.float32 if value_bytes == 4 else torch.bfloat16
+    macros = {"SIZE": 199, "PAUSE": 250, **cut.macros(dtype, True, resets=True)}
+    binary, taken = toolchain.compile_afresh(SOURCES / f"row_{name}.cu", architecture, macros, row_code(cell))
+    assert binary[:4] == b"\x7fELF"
+    assert taken.registers <= 255
+    assert taken.spilled_bytes == 0
