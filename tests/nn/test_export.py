@@ -147,8 +147,8 @@ scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of
     ("layer", "extra"),
     [
         (lambda: LSTM(5, 4, bidirectional=True), "lengths"),
-        (lambda: LSTM(5, 4, proj_size=3), "resets"),
-        (lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing"),
+        pytest.param(lambda: LSTM(5, 4, proj_size=3), "resets", marks=pytest.mark.exhaustive),
+        pytest.param(lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing", marks=pytest.mark.exhaustive),
         (lambda: Recurrent(Own(), 5, 4), "lengths"),
     ],
     ids=["lstm", "projection", "layer_norm_gru", "own"],
@@ -295,7 +295,7 @@ def test_a_saved_program_loads_without_gatewise(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", ["fixed", "variable"])
+@pytest.mark.parametrize("sizes", ["fixed", pytest.param("variable", marks=pytest.mark.exhaustive)])
 def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
     if sizes == "variable" and not functional.export._SCANS:
         pytest.skip("this version of PyTorch cannot export its operator scan")
