@@ -16,6 +16,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.classes import OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
+from gatewise.nn.torchscript import OPTIONS_MARK
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -23,6 +24,9 @@ _COLUMNS = 80
 
 # The attribute of a layer that `accelerate` has changed. It is copied and saved with the layer, for `restore`.
 _MARK = "_accelerated"
+
+# The options of gatewise's layers that PyTorch's have not got.
+_OPTIONS = ("kernel", "memory", "weight_dropout")
 
 # What the forward pass of PyTorch's layers calls, and that of gatewise's does not.
 _CALLED = (
@@ -68,9 +72,10 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     `gatewise.restore` undoes it.
 
     The following are left as they are: subclasses with their own `forward` or with their own versions of the checks
-    that PyTorch's `forward` calls, modules to which a `forward` has been assigned, and TorchScript. One warning names
-    all of them with the reasons, and `planned_swaps` returns them. Layers that are not registered as submodules (for
-    example, in a plain list) are not found.
+    that PyTorch's `forward` calls, modules with attributes of their own that are named as options of gatewise's layers
+    are, modules to which a `forward` has been assigned, subclasses from which no class can be derived, and TorchScript.
+    One warning names all of them with the reasons, and `gatewise.nn.planned_swaps` returns them. Layers that are not
+    registered as submodules (for example, in a plain list) are not found.
 
     Args:
         model: Any module.
@@ -84,15 +89,15 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
         ArgumentError: `model` is not a `torch.nn.Module`.
     """
     swaps = planned_swaps(model)
+    classes = [(swap.module, accelerated_class(type(swap.module))) for swap in swaps if not swap.obstacle]
     left = [swap for swap in swaps if swap.obstacle]
     if left:
         warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} in place:", *map(str, left)]), stacklevel=2)
     if verbose:
         print(_report(model, swaps))
-    for swap in swaps:
-        if not swap.obstacle:
-            swap.module.__class__ = accelerated_class(type(swap.module))
-            setattr(swap.module, _MARK, True)
+    for module, kind in classes:
+        module.__class__ = kind
+        setattr(module, _MARK, True)
     return model
 
 
@@ -126,6 +131,8 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
         else:
             module.__class__ = original
             delattr(module, _MARK)
+            if any(name in vars(module) for name in _OPTIONS):  # they apply again after the next `accelerate`
+                setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
     if left:
         warnings.warn("\n  ".join(["restore leaves layers in place:", *left]), stacklevel=2)
@@ -207,7 +214,23 @@ def _obstacle(module: nn.Module) -> str:
     changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
     if changed:
         return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"
+    taken = _taken(module, OURS[THEIRS.index(theirs)])
+    if taken:
+        names, options = " and ".join(taken), "which are options" if len(taken) > 1 else "which is an option"
+        return f"has attributes of its own named {names}, {options} of gatewise's layers"
+    try:
+        accelerated_class(kind)
+    except Exception as error:  # noqa: BLE001 - whatever the program's metaclass or __init_subclass__ raises
+        return f"is a subclass, {kind.__qualname__}, that cannot be derived from: {error}"
     return ""
+
+
+def _taken(module: nn.Module, ours: type[nn.Module]) -> list[str]:
+    """Return the options of gatewise's class under whose names a module has attributes of its own."""
+    if OPTIONS_MARK in vars(module):
+        return []
+    options = [name for name in _OPTIONS if hasattr(ours, name)]
+    return [name for name in options if hasattr(type(module), name) or hasattr(module, name)]
 
 
 def _name(module: nn.Module) -> str:

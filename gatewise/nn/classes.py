@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import functools
 from typing import Any
 
 import torch
@@ -25,6 +24,9 @@ _BASES = (nn.RNNBase, nn.RNNCellBase)
 
 _ORIGINAL = "_accelerated_class"
 """The attribute of a class made by `accelerated_class` with the class of a program that it was made for."""
+
+_MADE = "_gatewise_class"
+"""The attribute of a class of a program with the class that was made for it, so that both are freed together."""
 
 
 def class_of_pytorch(module: nn.Module) -> type[nn.Module] | None:
@@ -77,9 +79,11 @@ def _parametrised_alike(kind: type, base: type[nn.Module]) -> type[nn.Module]:
     return type(kind)(kind.__name__, (base,), dict(vars(kind)))
 
 
-@functools.cache
 def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
     """Return a class like `kind`, with the class of gatewise between it and PyTorch's in the order of methods."""
+    known = vars(kind).get(_MADE)
+    if known is not None and issubclass(known, ours):
+        return known
 
     def reduced(self: Any, protocol: Any) -> Any:
         make, arguments, *rest = super(found, self).__reduce_ex__(protocol)
@@ -90,6 +94,7 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(kind, name) for name in names} | {_ORIGINAL: kind, "__reduce_ex__": reduced}
     found = type(kind)(kind.__name__, (kind, ours), attributes)
+    setattr(kind, _MADE, found)
     return found
 
 

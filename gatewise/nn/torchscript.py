@@ -10,6 +10,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.functional.operators import preference  # a layer asks the calls, which choose
+
+OPTIONS_MARK = "_has_options_of_gatewise"
+"""The attribute of a layer of PyTorch's that has attributes which are options of gatewise's layers."""
 
 
 def scriptable(self: Any) -> Any:
@@ -33,6 +37,8 @@ def scriptable(self: Any) -> Any:
     )
     found = theirs.__new__(theirs)
     vars(found).update(vars(self))
+    vars(found).pop("_accelerated", None)  # nothing is left for `restore` to do
+    vars(found)[OPTIONS_MARK] = True
     return found
 
 
@@ -63,9 +69,11 @@ def _classes(layer: nn.Module) -> tuple[type[nn.Module], type[nn.Module]]:
 
 def _check(layer: nn.Module, ours: type[nn.Module], way: str) -> None:
     name = f"gatewise.{ours.__name__}"
-    kernel = getattr(layer, "kernel", "auto")
-    if kernel != "auto":
-        advice = 'Set kernel="auto"; TorchScript runs PyTorch\'s own operators.'
+    own = getattr(layer, "kernel", None)  # None for a cell, whose single steps PyTorch's own operator computes
+    kernel, _, source = preference(own or "auto")
+    if own is not None and kernel != "auto":
+        advice = 'Set kernel="auto"' if own != "auto" else f"It is {source}"
+        advice = f"{advice}; TorchScript runs PyTorch's own operators."
         raise ArgumentError(sentence("kernel", f"'auto' for {name} in torch.jit.{way}", repr(kernel), advice))
     if layer.training and getattr(layer, "weight_dropout", 0.0):
         advice = "Call .eval() before, or use torch.compile."

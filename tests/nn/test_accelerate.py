@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -174,6 +176,17 @@ class Checking(nn.LSTM):
         pass
 
 
+class WithProperty(nn.GRU):
+    @property
+    def kernel(self):
+        raise RuntimeError("is not read")
+
+
+class Registered(nn.LSTM):
+    def __init_subclass__(cls, *, key, **options):
+        super().__init_subclass__(**options)
+
+
 class Base(nn.RNNBase):
     def __init__(self):
         super().__init__("LSTM", 3, 4)
@@ -213,6 +226,62 @@ def test_what_is_left_alone_is_said_once_with_its_reason(case):
     assert caught[0].filename == __file__
     assert model["odd"] is layer
     assert type(model["plain"]) is LSTM
+
+
+def with_buffer():
+    layer = nn.RNN(3, 4)
+    layer.register_buffer("memory", torch.zeros(4))
+    layer.weight_dropout = 0.5
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: WithProperty(3, 4), "has attributes of its own named kernel, which is an option of gatewise's layers"),
+        (with_buffer, "has attributes of its own named memory and weight_dropout, which are options of gatewise's"),
+    ],
+)
+def test_attributes_that_are_named_as_options_are_left_alone(make, reason):
+    layer = make()
+    kind = type(layer)
+    with pytest.warns(UserWarning, match="leaves") as caught:
+        accelerate(layer)
+    assert f"stays: it {reason}" in str(caught[0].message)
+    assert type(layer) is kind
+
+
+def test_a_cell_may_have_attributes_that_are_options_of_layers_only():
+    cell = nn.GRUCell(3, 4)
+    cell.memory = "its own"
+    assert type(accelerate(cell, verbose=False)) is GRUCell
+
+
+def test_options_that_were_set_stay_with_a_layer_that_is_restored():
+    layer = accelerate(nn.LSTM(3, 4), verbose=False)
+    layer.kernel = "eager"
+    assert type(restore(layer, verbose=False)) is nn.LSTM
+    assert accelerate(layer, verbose=False).kernel == "eager"
+    assert type(layer) is LSTM
+
+
+def test_a_class_that_cannot_be_derived_from_is_left_alone_and_the_others_change():
+    model = nn.Sequential(nn.LSTM(3, 4), Registered(3, 4), nn.GRU(3, 4))
+    with pytest.warns(UserWarning, match=r"1: stays: it is a subclass, Registered, that cannot be derived from: .*key"):
+        accelerate(model, verbose=False)
+    assert [type(layer) for layer in model] == [LSTM, Registered, GRU]
+
+
+def test_a_class_of_a_program_is_freed_with_the_one_made_for_it():
+    class Local(nn.LSTM):
+        pass
+
+    layer, other = accelerate(Local(3, 4), verbose=False), accelerate(Local(3, 4), verbose=False)
+    assert type(layer) is type(other)
+    freed = weakref.ref(Local)
+    del layer, other, Local
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_root_that_is_left_alone_is_returned():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
+import zipfile
 
 import pytest
 import torch
 from torch import nn
 
 import gatewise
+from gatewise.nn import registration
 
 # What Opacus and thop have in these modules: functions by the exact class of a layer.
 OPACUS = """
@@ -69,3 +72,48 @@ def test_dynamo_traces_the_layers_and_goes_on_to_refuse_those_of_pytorch():
         torch.compile(nn.GRU(3, 4), backend="eager", fullgraph=True)(x)
     assert torch._dynamo.config.allow_rnn is False
     torch.compiler.reset()
+
+
+def test_other_modules_of_a_zip_archive_are_left_alone(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "found.zip", "w") as archive:
+        for name in ("one", "other"):
+            archive.writestr(f"gatewise_zipped/{name}.py", "")
+        archive.writestr("gatewise_zipped/__init__.py", "")
+    called = []
+    finder = registration._AfterImport({"gatewise_zipped.one": lambda module: called.append(module.__name__)}, {})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path / "found.zip")
+    import gatewise_zipped.one  # type: ignore[import-not-found]
+    import gatewise_zipped.other  # type: ignore[import-not-found]
+
+    assert gatewise_zipped.one.__loader__ is gatewise_zipped.other.__loader__
+    assert called == ["gatewise_zipped.one"]
+
+
+def test_a_module_whose_import_has_begun_is_looked_at_when_it_has_ended(monkeypatch):
+    module = types.ModuleType("thop.profile")
+    module.__spec__ = types.SimpleNamespace(_initializing=True)  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "thop.profile", module)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    registration.register()
+    module.register_hooks = {nn.LSTM: "counts"}  # type: ignore[attr-defined]
+    module.__spec__._initializing = False  # type: ignore[union-attr]
+    with pytest.raises(ImportError):
+        import gatewise_has_no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    assert module.register_hooks == {nn.LSTM: "counts", gatewise.LSTM: "counts"}
+
+
+def test_registering_again_changes_nothing(monkeypatch):
+    import torch._dynamo.variables.builder as builder
+
+    before = builder.VariableBuilder.wrap_module, torch.fx.Tracer.is_leaf_module
+    finders = [type(finder) for finder in sys.meta_path]
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    registration.register()
+    assert (builder.VariableBuilder.wrap_module, torch.fx.Tracer.is_leaf_module) == before
+    assert [type(finder) for finder in sys.meta_path] == finders
+
+
+def test_a_dynamo_without_the_function_that_is_replaced_is_said():
+    with pytest.warns(UserWarning, match=r"torch\.compile will not trace gatewise's layers with PyTorch"):
+        registration._with_dynamo(types.SimpleNamespace())

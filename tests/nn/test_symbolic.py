@@ -45,3 +45,40 @@ def test_each_call_of_a_layer_is_one_node_and_the_numbers_are_the_same():
 def test_the_layer_itself_is_not_traced():
     with pytest.raises(gatewise.ArgumentError, match=r"got a torch\.fx\.Proxy\. torch\.fx traces a model"):
         fx.symbolic_trace(gatewise.LSTM(4, 6))
+
+
+def test_hooks_run_once_when_the_graph_does():
+    model, seen = nn.Sequential(gatewise.GRU(4, 6)), []
+    model[0].register_forward_pre_hook(lambda layer, given: seen.append("before") or (2 * given[0],))
+    model[0].register_forward_hook(lambda layer, given, result: seen.append("after"))
+    traced = fx.symbolic_trace(model)
+    assert not seen
+    torch.testing.assert_close(traced(X), model(X))
+    assert seen == ["before", "after"] * 2
+
+
+class Everything(fx.Tracer):
+    def is_leaf_module(self, m, module_qualified_name):
+        return False
+
+
+class Doubled(gatewise.GRU):
+    def forward(self, x):  # type: ignore[override]
+        return 2 * super().forward(x)[0]
+
+
+def test_a_tracer_that_would_run_hooks_or_a_forward_twice_is_refused():
+    model = nn.Sequential(gatewise.GRU(4, 6))
+    assert [node.op for node in Everything().trace(model).nodes] == ["placeholder", "call_module", "output"]
+    model[0].register_forward_hook(lambda layer, given, result: None)
+    with pytest.raises(gatewise.ArgumentError, match=r"`layer` must be a layer without .*, got forward hooks\. This"):
+        Everything().trace(model)
+    with pytest.raises(gatewise.ArgumentError, match=r"got the forward of Doubled\. This tracer"):
+        Everything().trace(nn.Sequential(Doubled(4, 6)))
+
+
+def test_a_subclass_with_its_own_forward_is_one_node():
+    model = nn.Sequential(Doubled(4, 6))
+    traced = fx.symbolic_trace(model)
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+    torch.testing.assert_close(traced(X), model(X))

@@ -119,6 +119,29 @@ def test_what_pytorchs_layer_would_not_compute_is_refused(way, options, message)
     assert isinstance(model[0], gatewise.LSTM)
 
 
+@pytest.mark.parametrize("way", [script, trace])
+def test_a_kernel_named_by_use_kernel_is_refused_except_for_cells(way):
+    with gatewise.use_kernel("eager"):
+        with pytest.raises(
+            gatewise.ArgumentError, match=r"torch\.jit\.\w+, got 'eager'\. It is named by `use_kernel`;"
+        ):
+            way(nn.Sequential(gatewise.GRU(4, 6)))
+        way(nn.Sequential(nn.Flatten(0, 1), gatewise.GRUCell(4, 6)))
+
+
+def test_a_scripted_layer_keeps_its_options_and_is_not_one_to_restore():
+    model = gatewise.accelerate(nn.Sequential(nn.LSTM(4, 6)), verbose=False)
+    model[0].memory = "lean"
+    torch.jit.script(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gatewise.restore(model, verbose=False)
+        assert type(model[0]) is nn.LSTM
+        gatewise.accelerate(model, verbose=False)
+    assert type(model[0]) is gatewise.LSTM
+    assert model[0].memory == "lean"
+
+
 @pytest.mark.parametrize("given", [{"lengths": torch.tensor([1, 2, 3])}, {"resets": torch.zeros(5, 3)}])
 def test_inputs_that_pytorchs_layer_has_not_are_refused_in_a_trace(given):
     layer = gatewise.LSTM(4, 6)
