@@ -111,8 +111,8 @@ outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output wit
 		$(RUN) docs/record_output.py $$page $(MACHINE) || exit 1; done
 
 release: ## build wheel and sdist, and test both in empty environments (PYTHONS, TORCHES, TESTS); uploads nothing
-	$(PYTHON) .ci/release.py --pythons "$(PYTHONS)" --torches "$(TORCHES)" --tests "$(TESTS)" --workers "$(WORKERS)" \
-		--pip "$(PIP_OPTIONS)"
+	$(PYTHON) .ci/release.py --pythons="$(PYTHONS)" --torches="$(TORCHES)" --tests="$(TESTS)" --workers="$(WORKERS)" \
+		--pip="$(PIP_OPTIONS)"
 
 docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict

@@ -4,7 +4,7 @@
     make release PYTHONS=3.11 TORCHES=2.13 TESTS=tests/nn    one of each, and some of the tests
 
 Nothing is uploaded. What cannot be had, such as an interpreter that is not installed, is skipped with a sentence; the
-exit status is 1 if anything failed or nothing was tested.
+exit status is 1 if anything failed or nothing was tested. dist/ is replaced only when both files have been built.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     """Build, and test every combination that can be had."""
     options = _options()
     wheel, sdist = build(options.pip)
-    done, failed = [], []
+    done, failed, skipped = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         source = unpacked(sdist, Path(folder))
         for python, torch, extras in combinations(options):
@@ -49,13 +49,14 @@ def main() -> None:
             interpreter = shutil.which(f"python{python}")
             if interpreter is None or not _runs(interpreter):
                 print(f"skipped: {name}: python{python} is not installed. Add it to the PATH.", flush=True)
-                continue
-            if not available(interpreter, torch, options.pip):
-                print(
-                    f"skipped: {name}: pip finds no PyTorch {torch} for it. Name its index: PIP_OPTIONS=...", flush=True
-                )
+                skipped.append(name)
                 continue
             try:
+                if not available(interpreter, torch, options.pip):
+                    advice = "Name its index: PIP_OPTIONS=..."
+                    print(f"skipped: {name}: pip finds no PyTorch {torch} for it. {advice}", flush=True)
+                    skipped.append(name)
+                    continue
                 # Without extras the sdist is installed, so that both are.
                 check(interpreter, torch, extras, wheel if extras else sdist, source, options)
             except Failed as failure:
@@ -64,19 +65,22 @@ def main() -> None:
             else:
                 print(f"passed: {name}", flush=True)
                 done.append(name)
-    print(f"\n{len(done)} combinations passed, {len(failed)} failed. In {DIST}: {wheel.name}, {sdist.name}")
+    counts = f"{len(done)} combinations passed, {len(failed)} failed, {len(skipped)} skipped"
+    print(f"\n{counts}. In {DIST}: {wheel.name}, {sdist.name}")
     sys.exit(0 if done and not failed else 1)
 
 
 def build(pip: Sequence[str]) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from it, and return the wheel and the sdist."""
-    shutil.rmtree(DIST, ignore_errors=True)
+    """Build the sdist, and the wheel from it, into dist/, and return the wheel and the sdist."""
     with tempfile.TemporaryDirectory() as folder:
         python = environment(sys.executable, Path(folder))
         run(python, "-m", "pip", "install", "--quiet", *pip, "build")
-        run(python, "-m", "build", "--outdir", DIST, ROOT)
-    (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
-    return wheel, sdist
+        built = Path(folder) / "dist"
+        run(python, "-m", "build", "--outdir", built, ROOT)
+        (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+        shutil.rmtree(DIST, ignore_errors=True)  # what an earlier release left must not be uploaded with this one
+        DIST.mkdir()
+        return Path(shutil.move(wheel, DIST)), Path(shutil.move(sdist, DIST))
 
 
 def unpacked(sdist: Path, folder: Path) -> Path:
@@ -97,11 +101,16 @@ def combinations(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
 
 
 def available(interpreter: str, torch: str, pip: Sequence[str]) -> bool:
-    """Return whether pip finds a version of PyTorch for an interpreter."""
+    """Return whether pip finds a version of PyTorch for an interpreter; raise `Failed` if it cannot say."""
     with tempfile.TemporaryDirectory() as folder:
         python = environment(interpreter, Path(folder))
         words = ["install", "--dry-run", "--quiet", "--no-deps", "--only-binary", ":all:", *pip, f"torch=={torch}.*"]
-        return not subprocess.run([python, "-m", "pip", *words], capture_output=True, cwd=folder).returncode
+        command = [python, "-m", "pip", *words]
+        answer = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if answer.returncode and not _none_is_offered(answer.stdout):
+        print(answer.stdout, flush=True)
+        raise Failed(shlex.join(command))
+    return not answer.returncode
 
 
 def check(interpreter: str, torch: str, extras: str, package: Path, source: Path, options: argparse.Namespace) -> None:
@@ -144,6 +153,12 @@ def run(*words: object, cwd: Path | str | None = None) -> None:
     if answer.returncode:
         print(answer.stdout, flush=True)
         raise Failed(shlex.join(command))
+
+
+def _none_is_offered(said: str) -> bool:
+    """Return whether pip says that the index has no such version; it says so without any index, too."""
+    unreachable = "(from versions: none)" in said and ("connection broken" in said or "Could not fetch URL" in said)
+    return "No matching distribution" in said and not unreachable
 
 
 def _runs(interpreter: str) -> bool:

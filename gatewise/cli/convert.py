@@ -29,11 +29,12 @@ def _print_layouts(wanted: bool) -> None:
 
 @app.command(no_args_is_help=True)
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="The file to read.", show_default=False)],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The file to write.", show_default=False)],
-    source_layout: Annotated[str, typer.Option("--from", help="Layout of SRC.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file to read.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The file to write.", show_default=False)],
+    source_layout: Annotated[str, typer.Option("--from", help="Layout of SOURCE.", show_default=False)],
     target_layout: Annotated[
-        str | None, typer.Option("--to", help="Layout of DST. Default: PyTorch's for the cell of SRC, or gatewise.")
+        str | None,
+        typer.Option("--to", help="Layout of TARGET. Default: PyTorch's for the cell of SOURCE, or gatewise."),
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
@@ -51,6 +52,7 @@ def convert(
     heads: Annotated[
         int | None, typer.Option(min=1, help="Heads of the blocks that xLSTM is written in.", show_default="1")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
     ] = False,
@@ -59,7 +61,7 @@ def convert(
 
     The suffixes of the files give their formats: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
-    there is a file .index). If the conversion fails, DST is not changed.
+    there is a file .index). If the conversion fails, TARGET is not changed.
 
     \b
     Examples:
@@ -77,13 +79,17 @@ def convert(
     del layouts
     from rich.console import Console
 
+    from gatewise.cli.option_names import naming
     from gatewise.interop.files.formats import convert_file
     from gatewise.interop.layouts import default_target, layouts_of_conversion
 
     target_layout = target_layout or default_target(source_layout)
     known, _ = layouts_of_conversion(source_layout, target_layout)
     options = {"pair": pair, "stack": stack, "forget_bias": forget_bias, "heads": heads}
-    done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
+    if not overwrite:
+        _refuse_existing(source, target)
+    with naming({"the target": "TARGET", "the source": "SOURCE"}):
+        done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
         name = f"{found.name}: " if found.name else ""
@@ -97,3 +103,15 @@ def convert(
     if len(done.stacks) > 1 and known.in_stacks:
         console.print(f"These are separate {known.layer}s. --stack combines them into one.")
     console.print(f"Wrote {target} in the layout {target_layout}.")
+
+
+def _refuse_existing(source: Path, target: Path) -> None:
+    """Raise if the target is an existing file or checkpoint; the source itself is refused elsewhere."""
+    from gatewise.contract.errors import ArgumentError, sentence
+    from gatewise.files import same_file
+    from gatewise.interop.files.tensorflow import checkpoint_files
+
+    written = checkpoint_files(target) if target.suffix == ".ckpt" else (target,)
+    if any(file.is_file() for file in written) and not same_file(source, target):
+        advice = "Replace it by `--overwrite`, or choose another name."
+        raise ArgumentError(sentence("TARGET", "a file that does not exist yet", str(target), advice))

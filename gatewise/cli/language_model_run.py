@@ -97,8 +97,8 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     decision = _decision(recipe, material, model, processes)
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
+        write_bytes(folder.recipe, to_toml(recipe).encode())  # first, because no run can be resumed without it
         write_bytes(folder.tokenizer, material.tokenizer.to_json().encode())
-        write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
     outcome = _train(model, material, sizes, recipe, folder, processes, console, decision)
     if outcome.interrupted:

@@ -244,7 +244,7 @@ def _newest_run(name: str) -> RunFolder:
     """Return the run with the highest number, or the first folder if there is none."""
     newest = RunFolder(RUNS / name)
     for folder in _numbered(name):
-        if folder.exists():
+        if folder.exists() and (folder.recipe.exists() or folder.checkpoint.exists()):
             newest = folder
         elif not folder.path.exists():
             break
@@ -261,6 +261,12 @@ def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
         raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
     if not folder.exists() or request.overwrite:
         return request.asked
+    lacking = " and ".join(file.name for file in folder.lacking())
+    if lacking:
+        raise ArgumentError(
+            f"{folder.path} holds files of a run that cannot be resumed without {lacking}. Replace them by "
+            "`--overwrite`, or choose another `--output`."
+        )
     if not request.resume:
         raise ArgumentError(
             f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "

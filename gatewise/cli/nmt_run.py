@@ -85,8 +85,8 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
     facts = translation_facts(sizes, material.source, material.target)
     if processes.first:
         folder.prepare(bytes_of_run(model, recipe.training))
+        write_bytes(folder.recipe, to_toml(recipe).encode())  # first, because no run can be resumed without it
         write_bytes(folder.tokenizer, to_json(facts["vocabularies"]).encode())
-        write_bytes(folder.recipe, to_toml(recipe).encode())
     _describe(console, recipe, material, model, processes, folder, decision)
     console.print(f"{escape(str(plan))}\n", soft_wrap=True)
     outcome = _train(model, material, sizes, facts, recipe, folder, processes, console, decision)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gatewise.contract.errors import GatewiseError
 
-_NAMES = re.compile(r"`(\w+(?:, \w+)*)`")
+_NAMES = re.compile(r"`(\w[\w ]*(?:, \w[\w ]*)*)`")
 
 
 @contextlib.contextmanager

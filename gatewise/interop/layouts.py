@@ -321,10 +321,9 @@ def adding_to_forget(
     if constant is None:
         return source, target
     if not (source.adds_to_forget or target.adds_to_forget) or GATEWISE == source.name == target.name:
-        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
-        raise ArgumentError(
-            sentence("forget_bias", f"given for a layout that has one, {known}", constant, "Leave it out.")
-        )
+        known = " and ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
+        expectation = f"left out for the target {target.name} and the source {source.name}"
+        raise ArgumentError(sentence("forget_bias", expectation, constant, f"Only the layouts {known} have one."))
     source, target = (
         layout.adding_to_forget(constant) if layout.name != GATEWISE and layout.adds_to_forget else layout
         for layout in (source, target)
@@ -344,9 +343,12 @@ def with_heads(target: WeightLayout, heads: int | None) -> WeightLayout:
     """
     if heads is None:
         return target
-    if not target.input.form.in_blocks or heads < 1:
-        known = ", ".join(name for name, layout in LAYOUTS.items() if layout.input.form.in_blocks)
-        raise ArgumentError(sentence("heads", f"a positive number for the target {known}", heads, "Leave it out."))
+    if not target.input.form.in_blocks:
+        known = " and ".join(name for name, layout in LAYOUTS.items() if layout.input.form.in_blocks)
+        advice = f"Only the targets {known} have heads."
+        raise ArgumentError(sentence("heads", f"left out for the target {target.name}", heads, advice))
+    if heads < 1:
+        raise ArgumentError(sentence("heads", "a positive number", heads))
     return dataclasses.replace(target, heads=heads)
 
 

@@ -46,9 +46,15 @@ class RunFolder:
         self._discarded = path / ".gatewise-discarded"
 
     def exists(self) -> bool:
-        """Whether a run was started in this folder."""
+        """Whether any file of a run is in this folder, such as a model whose checkpoint was deleted."""
+        return any(file.exists() or file.is_symlink() for file in self.manifest.files())
+
+    def lacking(self) -> list[Path]:
+        """Return the files that are missing in this folder, and without which its run cannot be resumed."""
+        # A run writes a checkpoint before its first model; without it the run would begin anew and replace the model.
+        needed = (self.recipe, self.checkpoint) if self.model.exists() else (self.recipe,)
         own = self.manifest.files()
-        return any(file in own and file.exists() for file in (self.recipe, self.checkpoint))
+        return [file for file in needed if file not in own or not file.exists()]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,7 +86,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Release the lock, and remove the folders that the lock created if nothing was written to them."""
         with contextlib.suppress(OSError, CheckpointError):
-            if not any(file.exists() for file in self.manifest.files()):
+            if not self.exists():
                 self.manifest.path.unlink(missing_ok=True)
         self._lock.release()
         with contextlib.suppress(OSError):
@@ -88,7 +94,11 @@ class RunFolder:
                 folder.rmdir()
 
     def discard(self) -> None:
-        """Delete the files of the run, and the folders in it that are empty then."""
+        """Delete the files of the run, and the folders in it that are empty then.
+
+        Call it only for a run that began where there was none, see `exists`: the files of an earlier run would be
+        deleted as well.
+        """
         files = self.manifest.files()
         for file in (*files, self.manifest.path):
             file.unlink(missing_ok=True)

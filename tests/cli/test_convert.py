@@ -99,7 +99,7 @@ def test_cells_of_tensorflow_1_of_any_name_and_forget_bias(gatewise, tmp_path):
     answer = gatewise(
         "convert", "lstm.safetensors", "x.npz", "--from", "torch", "--to", "keras", "--forget-bias", "0.5"
     )
-    assert "`--forget-bias` must be given for a layout that has one" in answer.err
+    assert "`--forget-bias` must be left out for the target keras and the source torch, got 0.5." in answer.err
 
 
 def test_what_is_left_out_is_named(gatewise, tmp_path):
@@ -142,8 +142,34 @@ def test_the_source_is_not_overwritten(gatewise, model):
     before = model.read_bytes()
     answer = gatewise("convert", model, "lstm.safetensors", "--from", "torch", "--to", "keras")
     assert answer.status == 1
-    assert "`the target` must be a file of its own, got lstm.safetensors." in answer.err
+    assert "`TARGET` must be a file of its own, got lstm.safetensors. That is the file of `SOURCE`," in answer.err
     assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["there.npz", "there.ckpt.index", "there.ckpt.data-00000-of-00001"])
+def test_a_file_that_exists_is_replaced_on_request_only(gatewise, model, name):
+    there = model.with_name(name)
+    there.write_bytes(b"mine")
+    target = "there.npz" if name == "there.npz" else "there.ckpt"
+    words = ("convert", model, target, "--from", "torch", "--to", "keras")
+    answer = gatewise(*words)
+    assert answer.status == 1
+    assert "`TARGET` must be a file that does not exist yet, got there." in answer.err
+    assert "Replace it by `--overwrite`" in " ".join(answer.err.split())
+    assert there.read_bytes() == b"mine"
+    if name == target:  # a checkpoint needs TensorFlow
+        assert gatewise(*words, "--overwrite").status == 0
+        assert there.read_bytes() != b"mine"
+
+
+def test_a_stream_is_no_file_that_exists(gatewise, model):
+    model.with_name("nowhere.npz").symlink_to("/dev/null")
+    assert gatewise("convert", model, "nowhere.npz", "--from", "torch", "--to", "keras").status == 0
+
+
+def test_heads_are_refused_by_a_target_without_them(gatewise, model):
+    answer = gatewise("convert", model, "x.npz", "--from", "torch", "--to", "keras", "--heads", 2)
+    assert "`--heads` must be left out for the target keras, got 2." in answer.err
 
 
 def test_the_layout_of_the_source_must_be_given(gatewise, model):

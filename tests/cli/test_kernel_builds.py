@@ -72,3 +72,18 @@ def test_nothing_is_decided_for_a_cpu(monkeypatch):
     monkeypatch.setattr(kernel_builds, "decided", lambda *given: pytest.fail("decided"))
     with kernels_ahead([LayerCall(translation_model().encoder[0], (5, 3, 64))], "float32", torch.device("cpu")):
         pass
+
+
+@pytest.mark.parametrize(("cpus", "processes", "threads"), [(8, None, 8), (8, "4", 2), (2, "8", 1)])
+@pytest.mark.parametrize("bound", [True, False])
+def test_the_processes_of_a_machine_share_its_cpus(monkeypatch, cpus, processes, threads, bound):
+    if bound:
+        monkeypatch.setattr(builds.os, "sched_getaffinity", lambda process: set(range(cpus)), raising=False)
+        monkeypatch.setattr(builds.os, "cpu_count", lambda: 1000)
+    else:
+        monkeypatch.delattr(builds.os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(builds.os, "cpu_count", lambda: cpus)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert builds._share_of_cpus() == threads

@@ -111,6 +111,26 @@ def test_an_error_before_training_leaves_the_run_that_was_to_be_replaced(gatewis
     assert content("run") == before
 
 
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_a_model_whose_checkpoint_was_deleted_is_replaced_on_request_only(gatewise, small, option):
+    folder = RunFolder("old")
+    folder.path.mkdir()
+    folder.manifest.claim([folder.recipe, folder.checkpoint, folder.model, folder.result])
+    folder.model.write_bytes(b"trained")
+    before = content("old")
+    for words in (["classify", "--data", "absent.csv"], ["lm", *small, "--epochs", 1]):
+        answer = gatewise("train", *words, "--output", "old", *option)
+        assert answer.status == 1
+        said = " ".join(answer.err.split())
+        assert "old holds files of a run that cannot be resumed without recipe.toml and checkpoint.safetensors." in said
+        assert "Replace them by `--overwrite`, or choose another `--output`." in said
+        assert content("old") == before
+    assert gatewise("train", "classify", "--data", "absent.csv", "--output", "old", "--overwrite").status == 1
+    assert content("old") == before
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "old", "--overwrite").status == 0
+    assert folder.model.read_bytes() != b"trained"
+
+
 def test_a_name_that_is_taken_by_others_is_passed_over(gatewise, small, mine):
     (mine.parent / "runs").mkdir()
     mine.rename(mine.parent / "runs" / "lm")

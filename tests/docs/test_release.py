@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -80,8 +82,71 @@ def test_a_version_that_cannot_be_had_is_skipped_with_a_sentence(release, monkey
     assert "skipped: Python 3.99, PyTorch 2.6, no extras: python3.99 is not installed." in said
     assert "skipped: Python 3.11, PyTorch 9.9, no extras: pip finds no PyTorch 9.9 for it." in said
     assert said.count("passed: ") == 2
+    assert "2 combinations passed, 0 failed, 6 skipped. In " in said.splitlines()[-1]
     assert checked == [sdist, wheel]
     monkeypatch.setattr(release.sys, "argv", ["release", "--pythons", "3.99"])
     with pytest.raises(SystemExit) as leaving:
         release.main()
     assert leaving.value.code == 1
+
+
+NONE = "ERROR: Could not find a version that satisfies the requirement torch==9.9.* (from versions: {})\n"
+NONE += "ERROR: No matching distribution found for torch==9.9.*\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        (NONE.format("2.10.0, 2.11.0"), True),
+        (NONE.format("none"), True),
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n"
+            + NONE.format("none"),
+            False,
+        ),
+        ("no such option: --index", False),
+    ],
+)
+def test_only_a_version_that_no_index_has_is_skipped(release, monkeypatch, said, known):
+    monkeypatch.setattr(release, "environment", lambda interpreter, folder: interpreter)
+    answer = subprocess.CompletedProcess([], 1, said)
+    monkeypatch.setattr(release.subprocess, "run", lambda *words, **options: answer)
+    if known:
+        assert not release.available("python3", "9.9", [])
+    else:
+        with pytest.raises(release.Failed, match="pip install --dry-run"):
+            release.available("python3", "9.9", [])
+
+
+def test_a_build_that_fails_keeps_what_was_built_before(release, monkeypatch, tmp_path):
+    monkeypatch.setattr(release, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(release, "environment", lambda interpreter, folder: interpreter)
+    written = ["gatewise.whl", "gatewise.tar.gz"]
+
+    def run(*words, cwd=None):
+        if "--outdir" in words:
+            folder = words[words.index("--outdir") + 1]
+            folder.mkdir()
+            for name in written:
+                (folder / name).write_text(name)
+            if len(written) < 2:
+                raise release.Failed("the build")
+
+    monkeypatch.setattr(release, "run", run)
+    built = release.build([])
+    assert built == (tmp_path / "dist" / "gatewise.whl", tmp_path / "dist" / "gatewise.tar.gz")
+    del written[1]
+    with pytest.raises(release.Failed):
+        release.build([])
+    assert all(file.exists() for file in built)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_options_of_pip_reach_the_release(release, monkeypatch):
+    given = ["PYTHON=python3", "TESTS=tests/nn tests/cells", "PIP_OPTIONS=--no-cache-dir --index-url here"]
+    words = ["make", "--dry-run", "release", *given]
+    command = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    monkeypatch.setattr(release.sys, "argv", release.shlex.split(command.replace("\\\n", " "))[1:])
+    options = release._options()
+    assert options.pip == ["--no-cache-dir", "--index-url", "here"]
+    assert options.tests == ["tests/nn", "tests/cells"]

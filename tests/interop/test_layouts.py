@@ -326,7 +326,10 @@ def test_the_forget_bias_of_cells_made_with_another_one(constant):
 
 
 def test_a_forget_bias_is_refused_where_no_cell_adds_one():
-    message = "`forget_bias` must be given for a layout that has one, tf1-basic, tf1-layer-norm, got 0.5. Leave it out."
+    message = (
+        "`forget_bias` must be left out for the target keras and the source torch, got 0.5. "
+        "Only the layouts tf1-basic and tf1-layer-norm have one."
+    )
     with pytest.raises(ArgumentError, match=message):
         convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "keras", forget_bias=0.5)
 

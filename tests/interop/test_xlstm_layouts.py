@@ -121,7 +121,8 @@ def test_the_weights_of_the_other_backend_are_named():
 
 
 def test_heads_are_of_these_layouts_only():
-    with pytest.raises(ArgumentError, match="`heads` must be a positive number for the target xlstm-slstm, xlstm-sl"):
+    message = r"`heads` must be left out for the target keras, got 2\. Only the targets .*xlstm-slstm"
+    with pytest.raises(ArgumentError, match=message):
         convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "keras", heads=2)
-    with pytest.raises(ArgumentError, match="`heads` must be a positive number"):
+    with pytest.raises(ArgumentError, match="`heads` must be a positive number, got 0"):
         convert(layer_in_blocks(2).state_dict(), "gatewise", "xlstm-slstm", heads=0)

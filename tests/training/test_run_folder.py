@@ -203,3 +203,21 @@ def test_the_list_says_what_it_is(tmp_path):
     assert written["files"] == [
         *("checkpoint.safetensors", "model.safetensors", "fault.safetensors", "recipe.toml", "tensorboard/events.1"),
     ]
+
+
+def test_a_folder_with_any_file_of_a_run_holds_a_run_which_may_lack_what_resuming_needs(tmp_path):
+    folder = begun(tmp_path)
+    assert folder.lacking() == []
+    folder.checkpoint.unlink()
+    assert folder.lacking() == [folder.checkpoint], "the run would begin anew and replace the model"
+    folder.model.unlink()
+    assert folder.lacking() == []
+    for file in folder.manifest.files():
+        file.unlink(missing_ok=True)
+    assert not folder.exists()
+    folder.model.write_bytes(b"trained")
+    assert folder.exists()
+    assert folder.lacking() == [folder.recipe, folder.checkpoint]
+    with folder.locked():
+        pass
+    assert folder.manifest.path.exists()

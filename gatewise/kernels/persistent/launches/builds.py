@@ -57,13 +57,21 @@ def building(needed: Iterable[Compilation], workers: int | None = None) -> Itera
 
     Args:
         needed: The kernels, the most urgent first.
-        workers: The number of threads; None for one for each CPU.
+        workers: The number of threads; None for this process's share of the CPUs.
     """
     distinct = list({each.source: each for each in needed}.values())
-    pool = concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count())
+    pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus())
     try:
         for each in distinct:
             pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
         yield len(distinct)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _share_of_cpus() -> int:
+    """Return how many CPUs this process may use, divided among the processes that torchrun started on this machine."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cpus // max(1, int(processes) if processes.isdecimal() else 1))
