@@ -77,7 +77,7 @@ def kernels_ahead(
 
 
 def decoder_compilations(calls: DecoderCalls, precision: str, device: Device) -> list[Compilation]:
-    """Return what a decoder with input feeding compiles for its batches."""
+    """Return the kernels that a decoder with input feeding compiles for its batches."""
     # Imported with the toolchain for CUDA.
     from gatewise.feeding.builds import compilations
 

@@ -145,7 +145,7 @@ def note_unlearned(console: Console, outcome: Outcome, options: TrainingOptions,
         console: The console.
         outcome: The outcome of the training.
         options: The training options.
-        finding: What shows that the model learned nothing, as the end of a sentence; empty if it learned something.
+        finding: The evidence that the model learned nothing, as the end of a sentence; empty if it learned something.
     """
     if not finding:
         return

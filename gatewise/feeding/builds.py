@@ -33,7 +33,7 @@ class Compilation(NamedTuple):
 
     @property
     def source(self) -> Compilation:
-        """What the machine code depends on."""
+        """The key of the machine code."""
         return self
 
     def compile(self) -> bytes:
@@ -42,7 +42,7 @@ class Compilation(NamedTuple):
 
 
 def compilations(problem: Problem, device: Device) -> list[Compilation]:
-    """Return what a call compiles whose keys and values are contiguous; nothing if it runs on PyTorch's operators."""
+    """Return the kernels that a call with contiguous keys and values compiles; none if it runs PyTorch's operators."""
     kernel = choose(problem, device)
     if kernel.name != "fused":
         return []

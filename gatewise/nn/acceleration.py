@@ -143,7 +143,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
 
 
 def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:
-    """Return what `accelerate` would do with the layers of PyTorch in a model, without changing anything.
+    """Return the changes that `accelerate` would make to the layers of PyTorch in a model, without making them.
 
     Args:
         model: Any module.

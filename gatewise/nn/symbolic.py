@@ -15,7 +15,7 @@ def recorded(layer: nn.Module, input: object, **options: Any) -> Any:
 
     Args:
         layer: The layer.
-        input: What is given as its input, which is no tensor.
+        input: The input, a value that records operations instead of a tensor.
         options: The other arguments of the call; those that are None are left out.
 
     Returns:

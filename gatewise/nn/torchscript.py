@@ -17,7 +17,7 @@ OPTIONS_MARK = "_has_options_of_gatewise"
 
 
 def scriptable(self: Any) -> Any:
-    """Return what `torch.jit.script` compiles for a layer: PyTorch's layer with the same parameters and attributes.
+    """Return the layer of PyTorch with the same parameters and attributes, which `torch.jit.script` compiles.
 
     Raises:
         ArgumentError: PyTorch's layer would not compute the same.

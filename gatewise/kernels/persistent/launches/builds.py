@@ -21,7 +21,7 @@ class Compilation(Protocol):
 
     @property
     def source(self) -> Hashable:
-        """What the machine code depends on."""
+        """The key of the machine code."""
         ...
 
     @property

@@ -36,7 +36,7 @@ class Launch:
         entry: The kernel's name in the machine code.
         shape: The grid, the block size, the shared memory and the clusters.
         compile: A function that returns the machine code.
-        source: What the machine code depends on: the same for launches of the same code, such as of several batches.
+        source: The key of the machine code, equal for launches of the same code, such as those of several batches.
     """
 
     tiling: Tiling

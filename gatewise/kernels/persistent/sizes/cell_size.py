@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from gatewise.cells import Cell
@@ -10,7 +11,29 @@ from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import combinations_of
 from gatewise.derivation.trace import traced
 from gatewise.kernels.criteria import is_fused
-from gatewise.kernels.persistent.sizes.tilings import CellSize
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellSize:
+    """The memory that a pass needs for a cell that is not fused, in numbers of 32 bits.
+
+    Attributes:
+        unit: The shared memory for each hidden unit of a block.
+        row: The shared memory for each batch row of a block.
+        value: The shared memory for each hidden unit of each batch row.
+        registers: The estimated registers for each hidden unit that a thread computes.
+        places: The number of times in a step that blocks exchange statistics.
+        exchanged: The number of pairs of numbers for each batch row in all these exchanges.
+        widest: The largest number of pairs in one of them.
+    """
+
+    unit: int
+    row: int
+    value: int
+    registers: int
+    places: int
+    exchanged: int
+    widest: int
 
 
 @functools.lru_cache(maxsize=256)

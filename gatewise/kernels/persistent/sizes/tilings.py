@@ -12,6 +12,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as measured_weights
 from gatewise.kernels.cuda import formats
+from gatewise.kernels.persistent.sizes.cell_size import CellSize
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
@@ -19,29 +20,6 @@ _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CellSize:
-    """The memory that a pass needs for a cell that is not fused, in numbers of 32 bits.
-
-    Attributes:
-        unit: The shared memory for each hidden unit of a block.
-        row: The shared memory for each batch row of a block.
-        value: The shared memory for each hidden unit of each batch row.
-        registers: The estimated registers for each hidden unit that a thread computes.
-        places: The number of times in a step that blocks exchange statistics.
-        exchanged: The number of pairs of numbers for each batch row in all these exchanges.
-        widest: The largest number of pairs in one of them.
-    """
-
-    unit: int
-    row: int
-    value: int
-    registers: int
-    places: int
-    exchanged: int
-    widest: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
