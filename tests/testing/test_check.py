@@ -129,3 +129,15 @@ def test_tf32_is_on_only_where_the_problem_allows_it(allowed):
     testing.check_kernel(Wrong("y", look), PROBLEM.replace(allow_tf32=allowed))
     assert seen == [allowed]
     assert torch.backends.cudnn.allow_tf32 == before
+
+
+def test_the_budget_of_float64_includes_the_error_of_the_oracle_itself():
+    def budgets(dtype):
+        problem = PROBLEM.replace(dtype=dtype)
+        inputs = testing.make_inputs(PROBLEM)
+        exact = testing.named(problem, *testing.oracle(problem, inputs))
+        found = testing.budgets(problem, inputs, None, exact, "cpu")
+        return {name: budget / torch.finfo(dtype).eps for name, budget in found.items()}
+
+    single, double = budgets(torch.float32), budgets(torch.float64)
+    assert all(1.05 * single[name] < double[name] < 1.5 * single[name] for name in single)
