@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import time
 from typing import Any
 
 import torch
@@ -105,12 +106,14 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     if outcome.interrupted:
         return outcome
     processes.barrier()
+    begun = time.perf_counter()
     best, _ = load_model(folder.path, processes.device)
     reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
     streams, options = material.streams, recipe.training
     test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
-        _finish(console, recipe, folder, outcome, best, material, test_loss)
+        seconds = outcome.history[-1].seconds + time.perf_counter() - begun
+        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds)
     return outcome
 
 
@@ -298,6 +301,7 @@ def _finish(
     model: LanguageModel,
     material: Material,
     test_loss: float,
+    seconds: float,
 ) -> None:
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     valid, test = perplexity(best.valid_loss), perplexity(test_loss)
@@ -307,14 +311,14 @@ def _finish(
         "test_perplexity": test,
         "unigram_perplexity": unigram,
         "share_of_unigram": valid / unigram,
-        "minutes": outcome.history[-1].seconds / 60,
+        "minutes": seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
-    field(console, "test", f"perplexity {test:,.2f}")
+    field(console, "test", f"perplexity {test:,.2f}, after {seconds / 60:.2f} minutes of training and evaluation")
     field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {compared(valid, unigram)}")
     limits = ("valid_perplexity", "test_perplexity", "share_of_unigram")
     compare(console, recipe.expect, result, at_most=limits)
