@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import time
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 
 from gatewise.cli.failures import print_warning
 from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
@@ -104,12 +106,14 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     if outcome.interrupted:
         return outcome
     processes.barrier()
+    begun = time.perf_counter()
     best, _ = load_model(folder.path, processes.device)
     reference, facts = reference_of("lm", best, decision, folder, processes), model_facts(sizes, material.tokenizer)
     streams, options = material.streams, recipe.training
     test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
-        _finish(console, recipe, folder, outcome, best, material, test_loss)
+        seconds = outcome.history[-1].seconds + time.perf_counter() - begun
+        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds)
     return outcome
 
 
@@ -168,11 +172,12 @@ def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Materi
         split: TokenStream(
             tokens[split],
             text.batch_size if split == "train" else evaluation_columns,
-            text.window,
+            text.window if split == "train" else text.evaluation_window or text.window,
             device=processes.device,
             rank=processes.rank,
             processes=processes.count,
             rotate=text.rotate and split == "train",
+            jitter=text.jitter if split == "train" else 0.0,
             seed=recipe.training.seed,
             name=f"the {_long(split)} text",
         )
@@ -209,9 +214,18 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
     """Return the decision about the kernel that trains the model."""
-    time = min(recipe.text.window, material.streams["train"].steps)
-    shape = (time, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
-    return decide(model.lstm, shape, recipe.training.precision)
+    largest = max(_calls(recipe, material, model, processes), key=lambda call: _weights(call.layer))
+    return decide(largest.layer, largest.shape, recipe.training.precision)
+
+
+def _calls(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> list[LayerCall]:
+    """Return the calls of LSTM layers in a step."""
+    time, columns = min(recipe.text.window, material.streams["train"].steps), recipe.text.batch_size // processes.count
+    return [LayerCall(layer, (time, columns, layer.input_size)) for layer in model.layers]
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _train(
@@ -229,9 +243,7 @@ def _train(
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     epochs, unit = recipe.training.epochs, material.tokenizer.unit
-    steps = min(recipe.text.window, material.streams["train"].steps)
-    batch = (steps, recipe.text.batch_size // processes.count, recipe.model.embedding_size)
-    calls = [LayerCall(model.lstm, batch)]
+    calls = _calls(recipe, material, model, processes)
     with (
         kernels_ahead(calls, recipe.training.precision, processes.device),
         watching(console, folder, processes, epochs, unit) as observers,
@@ -262,16 +274,18 @@ def _describe(
     corpus, tokenizer = material.corpus, material.tokenizer
     characters = sum(len(getattr(corpus, split)) for split in _SPLITS)
     parts = ", ".join(f"{split} {len(material.tokens[split]):,}" for split in _SPLITS)
-    weights = sum(parameter.numel() for parameter in model.parameters())
     options = recipe.model
     tied = ", tied softmax" if options.tied else ""
     projected = f" after a projection to {options.embedding_size}" if model.narrowed is not None else ""
-    shape = f"{options.num_layers} x {options.hidden_size} LSTM{tied}{projected}"
+    different = len({layer.hidden_size for layer in model.layers}) > 1
+    sizes = "-".join(str(layer.hidden_size) for layer in model.layers)
+    layers = sizes if different else f"{options.num_layers} x {options.hidden_size}"
+    shape = f"{layers} LSTM{tied}{projected}"
     columns = recipe.text.batch_size // processes.count
     lines = {
         "text": f"{corpus.name}, {characters:,} characters",
         "tokens": f"{len(tokenizer):,} different {tokenizer.unit}; {parts}",
-        "model": f"{shape}, {weights:,} weights",
+        "model": f"{shape}, {_weights(model):,} weights",
         "steps": steps_in_all(recipe.training, len(material.streams["train"])),
         "folder": str(folder.path),
         "workers": f"{processes.count} processes, {columns} columns each" if processes.count > 1 else "",
@@ -287,6 +301,7 @@ def _finish(
     model: LanguageModel,
     material: Material,
     test_loss: float,
+    seconds: float,
 ) -> None:
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     valid, test = perplexity(best.valid_loss), perplexity(test_loss)
@@ -296,14 +311,14 @@ def _finish(
         "test_perplexity": test,
         "unigram_perplexity": unigram,
         "share_of_unigram": valid / unigram,
-        "minutes": outcome.history[-1].seconds / 60,
+        "minutes": seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)
     plot_curves(folder.curves, outcome.history, material.tokenizer.unit, unigram)
     console.print()
     field(console, "valid", f"perplexity {valid:,.2f} (epoch {best.epoch:g})")
-    field(console, "test", f"perplexity {test:,.2f}")
+    field(console, "test", f"perplexity {test:,.2f}, after {seconds / 60:.2f} minutes of training and evaluation")
     field(console, "unigram", f"perplexity {unigram:,.2f}; the model's is {compared(valid, unigram)}")
     limits = ("valid_perplexity", "test_perplexity", "share_of_unigram")
     compare(console, recipe.expect, result, at_most=limits)

@@ -24,6 +24,7 @@ from gatewise.contract.ranges import (
     SHARE,
     SIZE,
     THREADS,
+    Range,
     check_ranges,
 )
 from gatewise.data.corpus import SHARES
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PYTHON_TOPICS = "python-topics"
+
+_SIZE_OR_NONE = Range("0 or more", 0, SIZE.most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,11 @@ class TextOptions:
         batch_size: The number of columns of text that are read in parallel, over all processes.
         window: The number of time steps between two updates of the weights.
         evaluation_batch_size: The number of columns for validation and test.
+        evaluation_window: The number of time steps of a call for validation and test, which the result does not depend
+            on; 0 for `window`.
         rotate: Whether each epoch starts at a different place in the text.
+        jitter: The standard deviation of the lengths of windows in training, as in `gatewise.data.TokenStream`; 0 for
+            windows of equal lengths.
     """
 
     source: Annotated[str, Option("One UTF-8 file, which is split 90/5/5.", name="--text")] = PYTHON_TOPICS
@@ -64,7 +71,9 @@ class TextOptions:
     batch_size: Annotated[int, COUNT, Option("Columns of text that are read in parallel.")] = 20
     window: Annotated[int, COUNT, Option("Time steps between two updates.")] = 35
     evaluation_batch_size: Annotated[int, COUNT] = 10
+    evaluation_window: Annotated[int, COUNT_OR_NONE] = 0
     rotate: bool = False
+    jitter: Annotated[float, AMOUNT] = 0.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -82,6 +91,12 @@ class ModelOptions:
         dropout: The dropout probability before the softmax.
         embedding_dropout: The dropout probability after the embedding.
         layer_dropout: The dropout probability between LSTM layers.
+        last_hidden_size: The number of hidden units of the last layer; 0 for `hidden_size`.
+        locked: Whether a dropout mask is the same at all time steps of a window.
+        word_dropout: The probability of dropping all embeddings of a word in a window.
+        weight_dropout: The probability of dropping an element of a recurrent matrix in a window.
+        activation_penalty: The factor of the mean square of the last layer's output after dropout.
+        change_penalty: The factor of the mean square of its change from one step to the next.
         tied: Whether embedding and softmax share their weights; if their sizes differ, a projection connects them.
         kernel: The kernel of the LSTM; ``"auto"`` chooses the fastest.
     """
@@ -94,6 +109,12 @@ class ModelOptions:
     ] = 0.2
     embedding_dropout: Annotated[float, PROBABILITY] = 0.2
     layer_dropout: Annotated[float, PROBABILITY] = 0.2
+    last_hidden_size: Annotated[int, _SIZE_OR_NONE] = 0
+    locked: bool = False
+    word_dropout: Annotated[float, PROBABILITY] = 0.0
+    weight_dropout: Annotated[float, PROBABILITY] = 0.0
+    activation_penalty: Annotated[float, AMOUNT] = 0.0
+    change_penalty: Annotated[float, AMOUNT] = 0.0
     tied: Annotated[bool, Option("Share the weights of embedding and softmax.")] = True
     kernel: Annotated[str, Option("auto, or the name of a kernel.")] = "auto"
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
+
+GRAIN = 5
+"""The number whose multiples random lengths of windows are, so that few different lengths occur."""
+
+_HALVED = 0.05
+"""The share of windows whose mean length is half of the others'."""
 
 
 class Window(NamedTuple):
@@ -43,12 +51,19 @@ class TokenStream:
         rotate: Whether each epoch starts at a different position of the text, drawn from `seed` and the number of the
             epoch, so that an epoch can be repeated without any state. The columns then begin and end elsewhere in each
             epoch.
-        seed: The seed of the starting positions.
+        jitter: The standard deviation of the lengths of windows, multiples of `GRAIN` that are drawn from `seed` and
+            the number of the epoch: 95% of them around `window`, the others around half of it. The number of windows is
+            the same in every epoch. 0 makes all windows equally long.
+        seed: The seed of the starting positions and of the lengths.
         name: The name of the text in error messages.
 
     Raises:
         CorpusError: The text has fewer than `batch_size * (window + 1)` tokens.
-        ArgumentError: `batch_size` or `window` is not positive, or there are fewer columns than processes.
+        ArgumentError: `batch_size` or `window` is not positive, `jitter` is negative or too large for the window, or
+            there are fewer columns than processes.
+
+    References:
+        Merity, Keskar, Socher: Regularizing and Optimizing LSTM Language Models, 2018, section 5.1 (random lengths).
     """
 
     def __init__(
@@ -61,12 +76,17 @@ class TokenStream:
         rank: int = 0,
         processes: int = 1,
         rotate: bool = False,
+        jitter: float = 0.0,
         seed: int = 0,
         name: str = "the text",
     ) -> None:
         for option, value in (("batch_size", batch_size), ("window", window)):
             if value < 1:
                 raise ArgumentError(sentence(option, "a positive integer", value))
+        most = window / 4 if window >= 2 * GRAIN else 0
+        if not 0 <= jitter <= most:
+            expectation = f"from 0 to {most:g} for windows of {window} steps"
+            raise ArgumentError(sentence("jitter", expectation, jitter, "Lower it, or raise `window`."))
         if batch_size < processes:
             expectation = f"at least {processes}, one column a process"
             raise ArgumentError(sentence("batch_size", expectation, batch_size, "Start fewer processes."))
@@ -81,6 +101,7 @@ class TokenStream:
         self._window = window
         self._columns = slice(batch_size * rank // processes, batch_size * (rank + 1) // processes)
         self._rotate = rotate
+        self._jitter = jitter
         self._seed = seed
 
     @property
@@ -94,7 +115,8 @@ class TokenStream:
         return self.steps * self._batch_size
 
     def __len__(self) -> int:
-        return -(-self.steps // self._window)
+        mean = self._window * (1 - _HALVED / 2) if self._jitter else self._window
+        return math.ceil(self.steps / mean)
 
     def windows(self, epoch: int = 0, start: int = 0) -> Iterator[Window]:
         """Iterate over the windows of one epoch.
@@ -112,6 +134,23 @@ class TokenStream:
             tokens = tokens.roll(-int(torch.randint(len(tokens), (), generator=beginning)))
         height = self.steps + 1
         columns = tokens[: height * self._batch_size].view(self._batch_size, height).t()[:, self._columns].contiguous()
-        for row in range(start * self._window, self.steps, self._window):
-            end = min(row + self._window, self.steps)
+        ends = self._ends(epoch)
+        for row, end in itertools.islice(itertools.pairwise([0, *ends]), start, None):
             yield Window(columns[row:end], columns[row + 1 : end + 1])
+
+    def _ends(self, epoch: int) -> list[int]:
+        """Return the steps after which the windows of an epoch end."""
+        if not self._jitter:
+            return [min(end, self.steps) for end in range(self._window, self.steps + self._window, self._window)]
+        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        count = len(self)
+        means = self._window * torch.where(torch.rand(count, generator=chance) < _HALVED, 0.5, 1.0)
+        drawn = torch.normal(means, self._jitter, generator=chance) / GRAIN
+        lengths = drawn.round().clamp(min=1).long() * GRAIN
+        # Some windows, chosen at random, become longer or shorter by one grain until the lengths add up to the epoch.
+        while grains := int((self.steps - lengths.sum()) / GRAIN):
+            changeable = (lengths > GRAIN).nonzero().squeeze(1) if grains < 0 else torch.arange(count)
+            chosen = changeable[torch.randperm(len(changeable), generator=chance)[: abs(grains)]]
+            lengths[chosen] += GRAIN if grains > 0 else -GRAIN
+        lengths[-1] += self.steps - lengths.sum()
+        return lengths.cumsum(0).tolist()

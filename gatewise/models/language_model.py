@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
+from gatewise.models.lstm_stack import LSTMStack, StackState
 from gatewise.models.softmax import token_losses
 from gatewise.nn import LSTM
 
-LanguageState = tuple[torch.Tensor, torch.Tensor]
-"""The hidden and the cell state, each [L, B, H]."""
+LanguageState = tuple[torch.Tensor, torch.Tensor] | StackState
+"""The hidden and the cell state, each [L, B, H]; for an `LSTMStack` a pair of them for each layer."""
 
 
 class LanguageModel(nn.Module):
@@ -34,16 +37,28 @@ class LanguageModel(nn.Module):
         dropout: The dropout probability of the last layer's output.
         embedding_dropout: The dropout probability of the embeddings.
         layer_dropout: The dropout probability between two LSTM layers.
+        last_hidden_size: The number of units of the last LSTM layer; 0 for `hidden_size`.
+        locked: Whether these dropouts draw one mask for all steps of a call instead of one for each step.
+        word_dropout: The probability of dropping all embeddings of a word in a call.
+        weight_dropout: The probability of dropping an element of a recurrent matrix in a call.
+        activation_penalty: The factor of the mean square of the last layer's output after dropout.
+        change_penalty: The factor of the mean square of the difference between the last layer's outputs at one step and
+            the next, before dropout.
         tied: Whether W is the embedding matrix E itself.
         kernel: The kernel of the LSTM; ``"auto"`` lets gatewise choose.
         device: The device of the parameters.
 
+    Dropout and penalties act in training mode only. The attribute `lstm` is an `LSTMStack` if the sizes of the layers
+    differ or locked dropout is between them, otherwise one `LSTM`.
+
     Raises:
-        ArgumentError: A size is not positive, or a probability is outside [0, 1).
+        ArgumentError: A size is not positive, a penalty is negative, a probability is outside [0, 1), or one layer has
+            a `last_hidden_size`.
 
     References:
         Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014 (the positions of dropout).
         Press, Wolf: Using the Output Embedding to Improve Language Models, 2017 (the tied softmax).
+        Merity, Keskar, Socher: Regularizing and Optimizing LSTM Language Models, 2018 (all other options).
     """
 
     def __init__(
@@ -56,6 +71,12 @@ class LanguageModel(nn.Module):
         dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         layer_dropout: float = 0.0,
+        last_hidden_size: int = 0,
+        locked: bool = False,
+        word_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        activation_penalty: float = 0.0,
+        change_penalty: float = 0.0,
         tied: bool = False,
         kernel: str = "auto",
         device: torch.device | str | None = None,
@@ -70,18 +91,48 @@ class LanguageModel(nn.Module):
         for name, size in sizes.items():
             if size < 1:
                 raise ArgumentError(sentence(name, "a positive integer", size))
-        rates = {"dropout": dropout, "embedding_dropout": embedding_dropout, "layer_dropout": layer_dropout}
+        if last_hidden_size and num_layers == 1:
+            advice = "Set `hidden_size`."
+            raise ArgumentError(sentence("last_hidden_size", "0 for one layer", last_hidden_size, advice))
+        rates = {
+            "dropout": dropout,
+            "embedding_dropout": embedding_dropout,
+            "layer_dropout": layer_dropout,
+            "word_dropout": word_dropout,
+            "weight_dropout": weight_dropout,
+        }
         for name, rate in rates.items():
             if not 0 <= rate < 1:
                 raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        amounts = {"last_hidden_size": last_hidden_size, "activation_penalty": activation_penalty}
+        for name, amount in (amounts | {"change_penalty": change_penalty}).items():
+            if not amount >= 0:
+                raise ArgumentError(sentence(name, "0 or more", amount))
+        self.word_dropout = word_dropout
+        self.activation_penalty, self.change_penalty = activation_penalty, change_penalty
+        dropped = LockedDropout if locked else nn.Dropout
+        last = last_hidden_size or hidden_size
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, device=device)
-        self.embedding_dropout = nn.Dropout(embedding_dropout)
+        self.embedding_dropout = dropped(embedding_dropout)
         between = layer_dropout if num_layers > 1 else 0.0
-        self.lstm = LSTM(embedding_size, hidden_size, num_layers, dropout=between, kernel=kernel, device=device)
-        self.output_dropout = nn.Dropout(dropout)
-        narrowed = tied and embedding_size != hidden_size
-        self.narrowed = nn.Linear(hidden_size, embedding_size, bias=False, device=device) if narrowed else None
-        self.output = nn.Linear(embedding_size if narrowed else hidden_size, vocabulary_size, device=device)
+        if last != hidden_size or (locked and between):
+            sizes_of_layers = [embedding_size, *[hidden_size] * (num_layers - 1), last]
+            options = {"weight_dropout": weight_dropout, "kernel": kernel, "device": device}
+            self.lstm = LSTMStack(sizes_of_layers, dropped(between), **options)
+        else:
+            self.lstm = LSTM(
+                embedding_size,
+                hidden_size,
+                num_layers,
+                dropout=between,
+                weight_dropout=weight_dropout,
+                kernel=kernel,
+                device=device,
+            )
+        self.output_dropout = dropped(dropout)
+        narrowed = tied and embedding_size != last
+        self.narrowed = nn.Linear(last, embedding_size, bias=False, device=device) if narrowed else None
+        self.output = nn.Linear(embedding_size if narrowed else last, vocabulary_size, device=device)
         if tied:
             self.output.weight = self.embedding.weight
         self.reset_parameters()
@@ -105,11 +156,13 @@ class LanguageModel(nn.Module):
         Returns:
             The logits [T, B, V], and the state after the last step.
         """
-        hidden, state = self._hidden(tokens, state)
-        return self.output(hidden), state
+        _, hidden, state = self._outputs(tokens, state)
+        return self.output(self._narrow(hidden)), state
 
     def loss(self, batch: Any, state: LanguageState | None = None) -> tuple[torch.Tensor, LanguageState]:
         """Return the mean negative log-likelihood of `batch.targets` after `batch.inputs`, and the state.
+
+        In training mode its gradient is that of the loss with the penalties; its value is that without them.
 
         Args:
             batch: An object with `inputs` and `targets`, both int64 [T, B].
@@ -118,12 +171,34 @@ class LanguageModel(nn.Module):
         Returns:
             The loss in nats per token, a scalar; and the state after the last step, still attached to the graph.
         """
-        hidden, state = self._hidden(batch.inputs, state)
-        rows, targets = hidden.flatten(0, 1), batch.targets.flatten()
-        return token_losses(rows, self.output.weight, self.output.bias, targets).mean(), state
+        plain, dropped, state = self._outputs(batch.inputs, state)
+        rows, targets = self._narrow(dropped).flatten(0, 1), batch.targets.flatten()
+        loss = token_losses(rows, self.output.weight, self.output.bias, targets).mean()
+        if self.training:
+            for penalty in self._penalties(plain, dropped):
+                loss = loss + (penalty - penalty.detach())
+        return loss, state
 
-    def _hidden(self, tokens: torch.Tensor, state: LanguageState | None) -> tuple[torch.Tensor, LanguageState]:
-        inputs = self.embedding_dropout(self.embedding(tokens))
-        hidden, after = self.lstm(inputs, state)
-        hidden = self.output_dropout(hidden)
-        return hidden if self.narrowed is None else self.narrowed(hidden), after
+    @property
+    def layers(self) -> list[LSTM]:
+        """The calls of LSTMs that a step makes, in this order."""
+        return [self.lstm] if isinstance(self.lstm, LSTM) else [*self.lstm.layers]  # type: ignore[list-item]
+
+    def _outputs(
+        self, tokens: torch.Tensor, state: LanguageState | None
+    ) -> tuple[torch.Tensor, torch.Tensor, LanguageState]:
+        """Return the output of the last LSTM layer without and with dropout, and the state."""
+        inputs = self.embedding(tokens)
+        if self.training and self.word_dropout:
+            inputs = with_dropped_words(inputs, tokens, self.embedding.num_embeddings, self.word_dropout)
+        plain, after = self.lstm(self.embedding_dropout(inputs), state)
+        return plain, self.output_dropout(plain), after
+
+    def _narrow(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if self.narrowed is None else self.narrowed(hidden)
+
+    def _penalties(self, plain: torch.Tensor, dropped: torch.Tensor) -> Iterator[torch.Tensor]:
+        if self.activation_penalty:
+            yield self.activation_penalty * dropped.float().square().mean()
+        if self.change_penalty and len(plain) > 1:
+            yield self.change_penalty * plain.float().diff(dim=0).square().mean()

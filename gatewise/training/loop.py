@@ -158,6 +158,7 @@ class _Fitting:
         self._inquiry = Inquiry(run.model, processes, options, reference, folder.fault, facts)
         parts = options.evaluations_per_epoch
         self._evaluation_due = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
+        self._best: dict[str, torch.Tensor] | None = None
         self._saved_at, self._saved_step = time.perf_counter(), run.step
         self._clock = time.perf_counter()
         self._reported = (self._clock, 0.0, 0)
@@ -175,7 +176,8 @@ class _Fitting:
                     self._report()
                     if run.batch in self._evaluation_due:
                         self._evaluate()
-                        self.save()
+                        if self._save_after_evaluation():
+                            self.save()
                         self._restart_clock()
                     elif self._agreed(self._checkpoint_due()):
                         self.save()
@@ -191,8 +193,13 @@ class _Fitting:
         self._require_finite()
         self._tick()
         tensors, facts = capture(self._run, self._processes, self._identity)
+        if self._best:
+            # First, because a run that is resumed from the checkpoint does not evaluate these weights again.
+            write_tensors(self._folder.model, self._best, MODEL, self._model_facts)
+            self._best = None
         if self._processes.first:
             write_tensors(self._folder.checkpoint, tensors, CHECKPOINT, facts)
+        self._tick(training=False)
         self._saved_at, self._saved_step = time.perf_counter(), self._run.step
 
     @contextlib.contextmanager
@@ -217,7 +224,7 @@ class _Fitting:
 
     def _step(self, train_batch: TrainBatch, batch: Batch) -> None:
         run, before = self._run, self._run.carried
-        run.schedule.prepare(run.step)
+        run.schedule.prepare(run.step, batch.count * self._processes.count)
         self._watch.begin()
         loss, run.carried = train_batch(batch, before)
         run.average.update()
@@ -243,7 +250,7 @@ class _Fitting:
             scores = dict(self._score()) if self._score else {}
             best = valid_loss < run.best_loss
             if best and self._processes.first:
-                write_tensors(self._folder.model, weights_of(run.model), MODEL, self._model_facts)
+                self._best = {name: each.to("cpu", copy=True) for name, each in weights_of(run.model).items()}
         self._tick()
         evaluation = Evaluation(
             epoch=run.epoch + run.batch / len(self._train),
@@ -334,6 +341,11 @@ class _Fitting:
             return wish
         return self._run.step % _AGREE_EVERY == 0 and self._processes.any(wish)
 
+    def _save_after_evaluation(self) -> bool:
+        run, options = self._run, self._options
+        last = run.epoch + 1 == options.epochs and run.batch == len(self._train)
+        return last or self._out_of_patience() or len(run.history) % options.checkpoint_evaluations == 0
+
     def _checkpoint_due(self) -> bool:
         steps = self._options.checkpoint_steps
         return (
@@ -345,11 +357,12 @@ class _Fitting:
         patience, history = self._options.patience, self._run.history
         return 0 < patience <= len(history) and not any(evaluation.best for evaluation in history[-patience:])
 
-    def _tick(self) -> None:
+    def _tick(self, *, training: bool = True) -> None:
         """Add the time since the last call to the time of the run."""
         now = time.perf_counter()
         self._run.seconds += now - self._clock
-        self._run.segment_seconds += now - self._clock
+        if training:
+            self._run.segment_seconds += now - self._clock
         self._clock = now
 
     def _restart_clock(self) -> None:

@@ -19,7 +19,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], options: TrainingOptions
 
     Args:
         parameters: The parameters to train; floating point, all on one device.
-        options: The options; `optimizer`, `learning_rate`, `momentum` and `weight_decay` are read.
+        options: The options; `optimizer`, `learning_rate`, `momentum`, `beta2` and `weight_decay` are read.
 
     Returns:
         The optimizer, with two parameter groups: matrices and all others.
@@ -35,7 +35,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], options: TrainingOptions
     fused = all(parameter.is_cuda or parameter.dtype.itemsize >= 4 for parameter in trained)
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, fused=fused)
-    betas = (options.momentum, 0.999)
+    betas = (options.momentum, options.beta2)
     kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=rate, betas=betas, fused=fused, capturable=fused)
 

@@ -27,6 +27,7 @@ class TrainingOptions:
         optimizer: The optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         learning_rate: The largest learning rate of the run.
         momentum: The momentum of SGD; the first beta of Adam and AdamW.
+        beta2: The second beta of Adam and AdamW.
         weight_decay: The decay of weights (not of biases): added to the gradient by SGD and Adam, decoupled in AdamW.
         clip: The largest norm of all gradients together; 0 for no clipping.
         clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
@@ -34,6 +35,8 @@ class TrainingOptions:
             ``"plateau"``, which multiplies by `plateau_factor` when the validation loss has not improved for more than
             `plateau_patience` evaluations.
         warmup_steps: The number of steps in which the learning rate rises linearly from zero, under any schedule.
+        rate_tokens: The number of tokens of a batch, over all processes, for which the learning rate is that of the
+            schedule; for others it is multiplied by their number divided by this. 0 does not multiply.
         plateau_factor: The factor of ``"plateau"``.
         plateau_patience: The number of evaluations of ``"plateau"``.
         average: The weights that are evaluated and saved: ``"none"`` for those of the last step; ``"ema"`` for an
@@ -50,7 +53,9 @@ class TrainingOptions:
         seed: The seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
         patience: The number of evaluations without improvement after which training stops; 0 never stops early.
-        checkpoint_seconds: The largest time between checkpoints, which are also written at every evaluation.
+        checkpoint_seconds: The largest time between checkpoints.
+        checkpoint_evaluations: The number of evaluations after which a checkpoint is written; one is always written at
+            the end.
         checkpoint_steps: The largest number of steps between checkpoints; 0 for no limit on steps.
     """
 
@@ -58,11 +63,13 @@ class TrainingOptions:
     optimizer: Annotated[str, Option("sgd, adam or adamw.")] = "adamw"
     learning_rate: Annotated[float, POSITIVE, Option("The largest learning rate.")] = 2e-3
     momentum: Annotated[float, _DECAY] = 0.9
+    beta2: Annotated[float, _DECAY] = 0.999
     weight_decay: Annotated[float, AMOUNT] = 0.0
     clip: Annotated[float, AMOUNT, Option("Largest norm of all gradients; 0: no clipping.")] = 1.0
     clip_value: Annotated[float, AMOUNT, Option("Largest absolute value of a gradient; 0: no clipping.")] = 0.0
     schedule: Annotated[str, Option("constant, cosine or plateau.")] = "cosine"
     warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
+    rate_tokens: Annotated[int, COUNT_OR_NONE] = 0
     plateau_factor: Annotated[float, POSITIVE] = 0.25
     plateau_patience: Annotated[int, COUNT_OR_NONE] = 0
     average: Annotated[str, Option("Average of weights: none, ema, tail or last.")] = "none"
@@ -75,6 +82,7 @@ class TrainingOptions:
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
     patience: Annotated[int, COUNT_OR_NONE, Option("Stop after this many evaluations without gain; 0: never.")] = 0
     checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
+    checkpoint_evaluations: Annotated[int, _MORE_THAN_NONE] = 1
     checkpoint_steps: Annotated[int, COUNT_OR_NONE] = 0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ class Schedule:
     """A schedule that sets the learning rate of an optimizer before each step.
 
     ``rate = learning_rate * min(1, (step + 1) / warmup_steps) * shape(step)``, where the shape is 1 if constant; ``(1 +
-    cos(pi * progress)) / 2`` after the warm-up for cosine; `plateau_factor` to the power of the number of plateaus.
+    cos(pi * progress)) / 2`` after the warm-up for cosine; `plateau_factor` to the power of the number of plateaus. The
+    rate of a step is also multiplied by the number of tokens in its batch divided by `rate_tokens`, if that is set.
 
     Args:
         optimizer: The optimizer; its learning rate is a tensor, as `build_optimizer` makes it.
@@ -31,6 +32,7 @@ class Schedule:
         self._peak = options.learning_rate
         self._warmup = options.warmup_steps
         self._total = total_steps
+        self._rate_tokens = options.rate_tokens
         self._factor = options.plateau_factor
         self._patience = options.plateau_patience
         self._best = math.inf
@@ -39,7 +41,7 @@ class Schedule:
         self._written = math.nan
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0, for a batch of `rate_tokens` tokens."""
         rate = self._peak * self._factor**self._reductions
         if step < self._warmup:
             return rate * (step + 1) / self._warmup
@@ -48,9 +50,14 @@ class Schedule:
             rate *= (1 + math.cos(math.pi * min(1.0, progress))) / 2
         return rate
 
-    def prepare(self, step: int) -> None:
-        """Set the optimizer's learning rate for this step, in its tensors."""
-        rate = self.rate(step)
+    def prepare(self, step: int, tokens: int) -> None:
+        """Set the optimizer's learning rate for this step, in its tensors.
+
+        Args:
+            step: The number of the step, counted from 0.
+            tokens: The number of tokens of its batch, over all processes.
+        """
+        rate = self.rate(step) * (tokens / self._rate_tokens if self._rate_tokens else 1.0)
         if rate == self._written:
             return
         self._written = rate

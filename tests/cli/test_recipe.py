@@ -161,7 +161,7 @@ def test_a_file_comes_before_a_recipe_of_its_name(tmp_path, monkeypatch):
         ),
         (
             "recipes/demo.toml",
-            "must be a TOML file or one of demo, wikitext2-medium, got 'recipes/demo.toml'. Did you mean",
+            "must be a TOML file or one of demo, wikitext2-awd-lstm, wikitext2-medium, got 'recipes/demo.toml'. Did",
         ),
         ("absent.toml", "Check the path. The command `gatewise recipes` lists the names."),
     ],

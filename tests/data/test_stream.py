@@ -9,6 +9,7 @@ import torch
 
 from gatewise.contract.errors import ArgumentError, CorpusError
 from gatewise.data import TokenStream, unigram_perplexity
+from gatewise.data.stream import GRAIN
 
 TOKENS = torch.arange(1003)
 
@@ -56,6 +57,44 @@ def test_rotation_begins_elsewhere_in_every_epoch_and_reads_the_same_text():
     assert len(set(targets.flatten().tolist())) == len(TOKENS) - 1
     other = TokenStream(TOKENS, 1, 35, rotate=True, seed=1)
     assert next(other.windows(0)).inputs[0].item() != starts[0]
+
+
+@pytest.mark.parametrize(("batch", "window", "jitter"), [(1, 70, 5.0), (3, 35, 5.0), (7, 20, 5.0), (2, 10, 2.5)])
+def test_windows_of_random_lengths_read_the_same_columns(batch, window, jitter):
+    tokens = torch.arange(12_345)
+    stream, plain = TokenStream(tokens, batch, window, jitter=jitter), TokenStream(tokens, batch, window)
+    ways = set()
+    for epoch in range(3):
+        windows = list(stream.windows(epoch))
+        assert len(windows) == len(stream)
+        for found, expected in zip(columns_of(windows), columns_of(plain.windows()), strict=True):
+            assert torch.equal(found, expected)
+        lengths = [len(each.inputs) for each in windows]
+        assert all(length % GRAIN == 0 for length in lengths[:-1])
+        ways.add(tuple(lengths))
+        rest = list(stream.windows(epoch, start=4))
+        assert [len(each.inputs) for each in rest] == lengths[4:]
+    assert len(ways) == 3
+    other = TokenStream(tokens, batch, window, jitter=jitter, seed=1)
+    assert tuple(len(each.inputs) for each in other.windows()) not in ways
+
+
+def test_most_lengths_are_near_the_window_and_some_near_its_half():
+    stream = TokenStream(torch.arange(2_000_000), 10, 70, jitter=5.0)
+    lengths = torch.tensor([len(each.inputs) for each in stream.windows()])[:-1].double()
+    short = lengths < 52
+    assert abs(short.double().mean() - 0.05) < 0.02
+    assert abs(lengths[~short].mean() - 70) < 1
+    assert abs(lengths[short].mean() - 35) < 2
+    assert abs(lengths[~short].std() - 5) < 1
+    assert len(lengths.unique()) < 20
+
+
+@pytest.mark.parametrize(("window", "jitter", "most"), [(70, 18.0, "17.5"), (70, -1.0, "17.5"), (9, 1.0, "0")])
+def test_too_much_jitter_is_refused(window, jitter, most):
+    message = f"`jitter` must be from 0 to {most} for windows of {window} steps, got {jitter}"
+    with pytest.raises(ArgumentError, match=message):
+        TokenStream(TOKENS, 4, window, jitter=jitter)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

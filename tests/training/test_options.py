@@ -20,11 +20,13 @@ CHANGES = {
     "optimizer": ("sgd", "adamw", {}),
     "learning_rate": (0.02, 0.03, {}),
     "momentum": (0.0, 0.9, {"optimizer": "sgd"}),
+    "beta2": (0.999, 0.9, {}),
     "weight_decay": (0.0, 0.1, {}),
     "clip": (0.0, 0.01, {"optimizer": "sgd"}),
     "clip_value": (0.0, 0.01, {"optimizer": "sgd"}),
     "schedule": ("constant", "cosine", {}),
     "warmup_steps": (0, 10, {}),
+    "rate_tokens": (8, 16, {}),
     "plateau_factor": (0.25, 0.5, {"schedule": "plateau", "learning_rate": 1.0}),
     "plateau_patience": (0, 5, {"schedule": "plateau", "learning_rate": 1.0}),
     "average": ("none", "ema", {}),
@@ -36,7 +38,13 @@ CHANGES = {
     "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
 }
 # These options determine when files are written, or are used by the caller; they must not change the weights here.
-NEUTRAL = {"checkpoint_seconds": (60.0, 0.001), "checkpoint_steps": (0, 2), "seed": (0, 1), "cuda_graph": (True, False)}
+NEUTRAL = {
+    "checkpoint_seconds": (60.0, 0.001),
+    "checkpoint_evaluations": (1, 4),
+    "checkpoint_steps": (0, 2),
+    "seed": (0, 1),
+    "cuda_graph": (True, False),
+}
 
 
 def trace(folder, **options):

@@ -73,8 +73,19 @@ def test_plateau_waits_for_its_patience_and_goes_on_after_a_restart():
 def test_the_schedule_reaches_every_group_of_the_optimizer():
     options = TrainingOptions(learning_rate=2.0, weight_decay=0.1)
     optimizer = build_optimizer(echo_model().parameters(), options)
-    Schedule(optimizer, options, 100).prepare(50)
+    Schedule(optimizer, options, 100).prepare(50, 8)
     assert [group["lr"].item() for group in optimizer.param_groups] == pytest.approx([1.0, 1.0])
+
+
+def test_the_rate_of_a_step_follows_the_size_of_its_batch():
+    options = TrainingOptions(learning_rate=2.0, schedule="constant", rate_tokens=80)
+    optimizer = build_optimizer(echo_model().parameters(), options)
+    subject, rates = Schedule(optimizer, options, 100), []
+    for tokens in (80, 40, 100, 40):
+        subject.prepare(5, tokens)
+        rates.append(optimizer.param_groups[0]["lr"].item())
+    assert rates == pytest.approx([2.0, 1.0, 2.5, 1.0])
+    assert subject.rate(5) == 2.0
 
 
 def test_weight_decay_spares_biases_and_frozen_weights_are_left_out():
@@ -92,13 +103,13 @@ def test_weight_decay_spares_biases_and_frozen_weights_are_left_out():
 )
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
 def test_updates_are_those_of_clipping_and_then_stepping(optimizer, momentum, decay, dtype, clip):
-    options = TrainingOptions(optimizer=optimizer, learning_rate=0.1, momentum=momentum, weight_decay=decay)
+    options = TrainingOptions(optimizer=optimizer, learning_rate=0.1, momentum=momentum, beta2=0.99, weight_decay=decay)
     one, other = (
         [nn.Parameter(torch.linspace(-1, 1, 60, dtype=dtype).view(4, 15)), nn.Parameter(torch.zeros(3, dtype=dtype))]
         for _ in range(2)
     )
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    first = {"momentum": momentum} if optimizer == "sgd" else {"betas": (momentum, 0.999)}
+    first = {"momentum": momentum} if optimizer == "sgd" else {"betas": (momentum, 0.99)}
     groups = [{"params": other[:1], "weight_decay": decay}, {"params": other[1:], "weight_decay": 0.0}]
     plain = kinds[optimizer](groups, lr=0.1, foreach=False, fused=False, **first)
     subject = build_optimizer(one, options)

@@ -35,19 +35,37 @@ OPTIONS = {
         "evaluations_per_epoch": 3,
         "checkpoint_steps": 5,
     },
+    "checkpoints after some evaluations": {
+        "average": "tail",
+        "beta2": 0.9,
+        "rate_tokens": 16,
+        "evaluations_per_epoch": 3,
+        "checkpoint_evaluations": 4,
+    },
     "mean of the last three": {"average": "last", "average_last": 3, "evaluations_per_epoch": 2, "checkpoint_steps": 5},
 }
 
 
-def train_language_model(folder, stop_at=0, **options):
+AWD = {
+    "last_hidden_size": 16,
+    "locked": True,
+    "word_dropout": 0.1,
+    "weight_dropout": 0.5,
+    "activation_penalty": 2.0,
+    "change_penalty": 1.0,
+}
+
+
+def train_language_model(folder, stop_at=0, model_options=None, jitter=0.0, **options):
     """Train a small LSTM with every dropout on rotated text."""
     tokens = torch.randint(50, (2000,), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    model = LanguageModel(50, 24, 24, 2, dropout=0.3, embedding_dropout=0.3, layer_dropout=0.3, tied=True)
+    dropouts = {"dropout": 0.3, "embedding_dropout": 0.3, "layer_dropout": 0.3}
+    model = LanguageModel(50, 24, 24, 2, **dropouts, tied=True, **(model_options or {}))
     return train(
         folder,
         model,
-        StopAt(TokenStream(tokens, 4, 10, rotate=True), stop_at),
+        StopAt(TokenStream(tokens, 4, 10, rotate=True, jitter=jitter), stop_at),
         TokenStream(tokens[:400], 4, 10),
         **({"epochs": 3, "learning_rate": 0.01} | options),
     )
@@ -96,14 +114,18 @@ def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, options, s
     assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
 
 
-def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path):
-    train_language_model(tmp_path / "whole")
+AWD_TRAINING = {"optimizer": "sgd", "learning_rate": 3.0, "clip": 0.25, "average": "tail", "rate_tokens": 40}
+
+
+@pytest.mark.parametrize("options", [{}, {"model_options": AWD, "jitter": 2.0, **AWD_TRAINING}], ids=["plain", "awd"])
+def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options):
+    train_language_model(tmp_path / "whole", **options)
     steps = 0
-    for pause in (1, 49, 1, 30):  # 50 windows an epoch
-        outcome, _ = train_language_model(tmp_path / "parts", stop_at=pause)
+    for pause in (1, 49, 1, 30):  # 50 windows an epoch, 52 with jitter
+        outcome, _ = train_language_model(tmp_path / "parts", stop_at=pause, **options)
         steps += pause
         assert (outcome.interrupted, outcome.step) == (True, steps)
-    train_language_model(tmp_path / "parts")
+    train_language_model(tmp_path / "parts", **options)
     assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
 
 
@@ -136,6 +158,16 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
     second, _ = train(tmp_path)
     assert second == first
     assert files_of(tmp_path) == before
+
+
+def test_checkpoints_come_with_some_evaluations_and_at_the_end(tmp_path):
+    diary, steps = Diary(), []
+    diary.evaluated = lambda _: steps.append(read_tensors(RunFolder(tmp_path).checkpoint, CHECKPOINT)[1]["step"])
+    outcome, _ = train(tmp_path, observers=[diary], epochs=5, checkpoint_evaluations=2, learning_rate=0.05)
+    assert steps == [0, 0, 40, 40, 80]  # while the epochs of 20 steps end
+    assert read_tensors(RunFolder(tmp_path).checkpoint, CHECKPOINT)[1]["step"] == outcome.step == 100
+    train(tmp_path / "others", epochs=5, learning_rate=0.05)
+    assert RunFolder(tmp_path).model.read_bytes() == RunFolder(tmp_path / "others").model.read_bytes()
 
 
 def test_training_that_diverges_says_so(tmp_path):
