@@ -80,9 +80,6 @@ def captured_graph(
 
 def _abandon(device: int, pool: Any) -> None:
     """End what PyTorch (2.11) does not end if the end of a capture fails."""
-    generator = torch.cuda.default_generators[device]
-    # The generator goes on with a copy of its state, which no capture has seen.
-    generator.graphsafe_set_state(generator.clone_state())
     # The allocator would give back no memory that other streams have used, and abort the process at its end, when a
     # `torch.cuda.MemPool` is deleted. The second name is that of PyTorch 2.6.
     functions = vars(torch._C)
@@ -90,3 +87,20 @@ def _abandon(device: int, pool: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the allocator had ended the capture already
         end(device, pool)
         functions["_cuda_releasePool"](device, pool)
+    _end_capture_of_generator(device)
+
+
+def _end_capture_of_generator(device: int) -> None:
+    """Let the random number generator of a device leave the capture that has failed.
+
+    The end of a capture that succeeds does so, for the graphs too that were captured before and draw from the same
+    state.
+    """
+    number = torch.zeros((), device=torch.device("cuda", device))
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            number.add_(1)
+    except RuntimeError:
+        generator = torch.cuda.default_generators[device]
+        # The generator goes on with a copy of its state, which no capture has seen.
+        generator.graphsafe_set_state(generator.clone_state())

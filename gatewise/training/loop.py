@@ -250,7 +250,7 @@ class _Fitting:
             scores = dict(self._score()) if self._score else {}
             best = valid_loss < run.best_loss
             if best and self._processes.first:
-                self._best = {name: each.to("cpu", copy=True) for name, each in weights_of(run.model).items()}
+                self._best = {name: each.detach().to("cpu", copy=True) for name, each in weights_of(run.model).items()}
         self._tick()
         evaluation = Evaluation(
             epoch=run.epoch + run.batch / len(self._train),

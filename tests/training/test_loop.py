@@ -38,6 +38,22 @@ def test_the_best_weights_are_kept_and_the_last_ones_trained(tmp_path):
     assert evaluate(model, valid, ALONE) == outcome.history[-1].valid_loss
 
 
+def test_the_best_weights_keep_no_graph_of_autograd_alive(tmp_path, monkeypatch):
+    """A node that accumulates gradients and was created outside of a capture would make a later capture fail."""
+    written = []
+
+    def write(path, tensors, kind, facts, written=written):
+        written.append((kind, tensors))
+        return write_tensors(path, tensors, kind, facts)
+
+    write_tensors = loop_module.write_tensors
+    monkeypatch.setattr(loop_module, "write_tensors", write)
+    train(tmp_path, epochs=1)
+    (best,) = [tensors for kind, tensors in written if kind == MODEL]
+    assert best
+    assert not any(tensor.requires_grad for tensor in best.values())
+
+
 def test_the_average_is_what_is_evaluated_and_kept(tmp_path):
     outcome, model = train(tmp_path, epochs=2, average="ema", average_decay=0.95)
     kept = echo_model(seed=9)
