@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
-from gatewise.models.softmax import is_plain, product_dtype
+from gatewise.models.softmax import is_plain, product_dtype, token_losses
 from gatewise.models.widening import copied, is_aligned, widened
 
 CHUNK_BYTES = 128 << 20
@@ -19,6 +19,24 @@ HALF_ROWS = 8192
 """The maximum number of rows of a chunk in float16, where sums over rows must not exceed 65,504."""
 
 _TILE = 128  # rows of a tile of a matrix kernel
+
+
+def mean_token_loss(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of `token_losses`, computed by `weighted_token_loss` in one chunk for 16-bit products on a GPU.
+
+    There it takes about half the time, forward and backward together, and as much memory: the gradients are computed
+    while the logits are in the memory, and only scaled later.
+
+    Args:
+        hidden: The hidden rows h [N, H], as in `token_losses`.
+        weight: The matrix W [V, H].
+        bias: The vector b [V].
+        targets: The target tokens, int64 [N], each in [0, V).
+    """
+    if not (hidden.is_cuda and product_dtype(hidden).itemsize == 2 and len(hidden)) or is_plain():
+        return token_losses(hidden, weight, bias, targets).mean()
+    shares = hidden.new_full((len(hidden),), 1 / len(hidden), dtype=torch.float32)
+    return weighted_token_loss(hidden, weight, bias, targets, shares, chunk_rows=len(hidden))
 
 
 def weighted_token_loss(

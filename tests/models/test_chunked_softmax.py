@@ -10,8 +10,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.models import chunked_softmax
-from gatewise.models.chunked_softmax import CHUNK_BYTES, even_rows, rows_of_a_chunk, weighted_token_loss
-from gatewise.models.softmax import plain_softmax
+from gatewise.models.chunked_softmax import (
+    CHUNK_BYTES,
+    even_rows,
+    mean_token_loss,
+    rows_of_a_chunk,
+    weighted_token_loss,
+)
+from gatewise.models.softmax import plain_softmax, token_losses
 from gatewise.training.precision import arithmetic
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
@@ -265,3 +271,22 @@ def test_the_plain_softmax_is_the_plain_code(monkeypatch, smoothing):
     assert torch.equal(loss, plain(tensors, targets, shares, smoothing))
     with pytest.raises(AttributeError):
         weighted_token_loss(*tensors, targets, shares)
+
+
+def test_the_mean_loss_of_other_products_is_that_of_the_losses():
+    tensors, targets, _ = case(31, 7, 11, torch.float32)
+    assert torch.equal(mean_token_loss(*tensors, targets), token_losses(*tensors, targets).mean())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(700, 512, 17_192), (35, 650, 33_278), (9, 31, 200), (2300, 400, 33_278)], ids=str)
+def test_the_mean_loss_under_autocast_is_as_close_as_the_losses(sizes):
+    numbers, targets, _ = case(*sizes, torch.float32)
+    tensors, targets = [tensor.detach().cuda().mul(0.1).requires_grad_() for tensor in numbers], targets.cuda()
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    truth = values(torch.nn.functional.cross_entropy(exact[0] @ exact[1].t() + exact[2], targets), exact)
+    with torch.autocast("cuda", torch.bfloat16):
+        allowed = errors(lambda each: token_losses(*each, targets).mean(), tensors, truth)
+        found = errors(lambda each: mean_token_loss(*each, targets), tensors, truth)
+    for error, library in zip(found, allowed, strict=True):
+        assert error <= 2 * (library + 2.0**-8)
