@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
@@ -19,6 +20,7 @@ _SPEECH = functools.partial(torch.optim.AdamW, lr=1e-4, betas=(0.0, 0.99), eps=1
 
 _NEURALHYDROLOGY = "neuralhydrology, CudaLSTM (Kratzert et al. 2022)"
 _BONITO = "bonito, encoder of"
+_SHORT_ROLLOUT = 32  # steps
 _PPO_ABOUT = "PPO with CleanRL's recurrence"
 
 
@@ -27,7 +29,8 @@ def _bonito(name: str, about: str, sizes: Basecaller, shorter: Basecaller | None
 
 
 def _ppo(name: str, sizes: Policy) -> Workload:
-    return Workload(name, _PPO_ABOUT, sizes, _PPO, 0.5, adaptation="resets=")
+    shorter = dataclasses.replace(sizes, time=min(sizes.time, _SHORT_ROLLOUT))
+    return Workload(name, _PPO_ABOUT, sizes, _PPO, 0.5, adaptation="resets=", shorter=shorter)
 
 
 CASES = (
@@ -55,6 +58,7 @@ CASES = (
         5.0,
         capturable=False,
         inference=True,
+        shorter=Speech(100, 200, 16, 512, style=128, num_layers=3, dropout=0.2),
     ),
 )
 
