@@ -13,6 +13,9 @@ from gatewise.benchmarks.cells import report as cell_report
 from gatewise.benchmarks.lstm import picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
+from gatewise.benchmarks.models import picture as model_picture
+from gatewise.benchmarks.models import record as model_record
+from gatewise.benchmarks.models import report as model_report
 from gatewise.benchmarks.nmt import picture as nmt_picture
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt import report as nmt_report
@@ -74,13 +77,23 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             "Memory of a training step by part, and samples a second by batch, of plain PyTorch and of gatewise",
             (lambda prefix: nmt_picture.draw(trained, prefix)) if nmt_picture.drawable(trained) else None,
         )
+    if benchmark in (model_record.BENCHMARK, model_record.QUICK_BENCHMARK):
+        models = model_record.newest(record.read_lines(path, model_record.ModelRecord), device)
+        return Publication(
+            model_report.markdown(models),
+            model_report.report(models),
+            "Training steps of models as people write them: time before and after, and the LSTM's share of it",
+            (lambda prefix: model_picture.draw(models, prefix)) if model_picture.drawable(models) else None,
+        )
     if benchmark in (attention.BENCHMARK, attention.QUICK_BENCHMARK):
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
-        raise ArgumentError(sentence("benchmark", "lm, lstm, gru, cells, nmt or attention", repr(benchmark), advice))
+        raise ArgumentError(
+            sentence("benchmark", "lm, lstm, gru, cells, nmt, models or attention", repr(benchmark), advice)
+        )
     rows = record.newest(record.read(path), device)
 
     def draw(prefix: Path) -> list[Path]:

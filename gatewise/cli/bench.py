@@ -9,6 +9,7 @@ from gatewise.cli.bench_attention import bench_attention
 from gatewise.cli.bench_cells import bench_cells
 from gatewise.cli.bench_layer import bench_layer
 from gatewise.cli.bench_lm import bench_language_model
+from gatewise.cli.bench_models import bench_models
 from gatewise.cli.bench_nmt import bench_translation
 from gatewise.cli.bench_report import bench_report
 
@@ -20,5 +21,6 @@ for cell in (LSTM, GRU):
     app.command(cell)(bench_layer(cell))
 app.command("cells")(bench_cells)
 app.command("nmt")(bench_translation)
+app.command("models")(bench_models)
 app.command("attention")(bench_attention)
 app.command("report")(bench_report)

@@ -28,6 +28,7 @@ __all__ = [
     "check_memory",
     "check_name",
     "check_options",
+    "check_reverse",
     "check_tensors",
     "described",
     "described_while_traced",
@@ -75,6 +76,19 @@ def check_options(bidirectional: object, dropout: object, memory: object) -> Non
         raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
     check_dropout(dropout)
     check_memory(memory)
+
+
+def check_reverse(reverse: object, bidirectional: object) -> None:
+    """Check that `reverse` is a flag, and not set for a call that has both directions.
+
+    Raises:
+        ArgumentError: It is neither True nor False, or True with two directions.
+    """
+    if not isinstance(reverse, bool):
+        raise ArgumentError(sentence("reverse", "True or False", repr(reverse)))
+    if reverse and bidirectional:
+        advice = "A bidirectional layer has both directions already."
+        raise ArgumentError(sentence("reverse", "False with bidirectional=True", "True", advice))
 
 
 def check_dropout(dropout: object) -> None:

@@ -15,12 +15,13 @@ from gatewise.cells import LSTM, Cell
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.steps import LayerSteps
-from gatewise.functional.arguments import check_tensors
+from gatewise.functional.arguments import check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
 from gatewise.functional.explicit import Output, State
 from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
+from gatewise.functional.reversal import Reversal
 from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
@@ -40,6 +41,7 @@ def lstm(
     kernel: str = AUTO,
     memory: str = NORMAL,
     resets: Tensor | None = None,
+    reverse: bool = False,
 ) -> Output:
     """Compute an LSTM, differentiable with respect to x, state and weights, any number of times.
 
@@ -63,6 +65,8 @@ def lstm(
             the page on memory.
         resets: The steps at which episodes begin [T, B], bool or integers, on the device of x; None for one episode in
             each sequence. Where it is set, the states before the step are zero; see the page on resets.
+        reverse: Whether the only direction of every layer reads each sequence from its last step to its first; y is in
+            the order of x, and the final state is that after the first step.
 
     Returns:
         `Output(y, State(h, c))`: y [T, B, D*R] ([N, D*R] when packed), and the final state, shaped as the initial one.
@@ -81,6 +85,7 @@ def lstm(
         >>> y, (h_n, c_n) = functional.lstm(torch.randn(5, 2, 4), None, module.all_weights)
     """
     flat = flattened(weights)
+    check_reverse(reverse, bidirectional)
     if not torch.compiler.is_compiling():
         check_tensors(x, state, flat)
     y, h_n, c_n = recurrent(
@@ -94,6 +99,7 @@ def lstm(
         kernel=kernel,
         memory=memory,
         resets=resets,
+        reverse=reverse,
     )
     return Output(y, State(h_n, c_n))
 
@@ -111,6 +117,7 @@ def recurrent(
     memory: str,
     cell: Cell = _CELL,
     resets: Tensor | None = None,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a recurrent stack of any shipped cell, as `lstm` does; x, state and weights must be tensors.
 
@@ -126,6 +133,7 @@ def recurrent(
         memory: "normal" or "lean".
         cell: The cell.
         resets: The steps at which episodes begin [T, B], or None.
+        reverse: Whether the only direction reads each sequence from its last step to its first.
 
     Returns:
         y, h_n and c_n, the final states shaped as the initial ones.
@@ -133,13 +141,19 @@ def recurrent(
     compiling = torch.compiler.is_compiling()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
+    order = None
+    if reverse and x.dim() == (3 if batch_sizes is None else 2):  # otherwise the call refuses x
+        order = Reversal.of(x, lengths, batch_sizes)
+        resets = order.resets(resets, x)
+        x = order.reordered(x)
+    found = None
     if not compiling and torch._C._is_tracing():
         found = recorded(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell, resets)
-        if found is not None:
-            return found
-    compute = traced if compiling or x.is_meta else execute
-    options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
-    return compute(x, state, flat, *options, resets)
+    if found is None:
+        compute = traced if compiling or x.is_meta else execute
+        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
+        found = compute(x, state, flat, *options, resets)
+    return found if order is None else (order.reordered(found[0]), *found[1:])
 
 
 def recurrent_with_steps(
@@ -154,6 +168,7 @@ def recurrent_with_steps(
     memory: str,
     cell: Cell,
     resets: Tensor | None = None,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, tuple[LayerSteps, ...]]:
     """Compute a recurrent stack, as `recurrent` does, and return the values of every step.
 
@@ -171,6 +186,7 @@ def recurrent_with_steps(
         memory: "normal" or "lean", which makes no difference.
         cell: The cell.
         resets: The steps at which episodes begin [T, B], or None.
+        reverse: Whether the only direction reads each sequence from its last step to its first.
 
     Returns:
         y, h_n and c_n, as of `recurrent`, and the values of each layer.
@@ -186,12 +202,18 @@ def recurrent_with_steps(
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("return_steps", "False under torch.compile", "True", advice))
     x, state, flat = _as_autocast(x, state, flat)
+    order = Reversal.of(x, lengths, None) if reverse else None
+    if order is not None:
+        resets = order.resets(resets, x)
+        x = order.reordered(x)
     needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *(state or ()), *flat))
     options = lengths, None, bidirectional, dropout, needs_grad, REFERENCE.name, memory, cell, Particulars(), resets
     plan, inputs = prepare(x, state, flat, *options)
     with torch.autocast(x.device.type, enabled=False):
         result, steps = differentiable_steps(plan.problem, with_masks(plan.problem, inputs))
-    return result.y, result.h_n, result.c_n, steps
+    if order is None:
+        return result.y, result.h_n, result.c_n, steps
+    return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
 
 
 def _as_autocast(

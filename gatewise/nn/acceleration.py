@@ -26,7 +26,7 @@ _COLUMNS = 80
 _MARK = "_accelerated"
 
 # The options of gatewise's layers that PyTorch's have not got.
-_OPTIONS = ("kernel", "memory", "weight_dropout")
+_OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
 
 # What the forward pass of PyTorch's layers calls, and that of gatewise's does not.
 _CALLED = (
@@ -105,8 +105,8 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """Undo `gatewise.accelerate`: turn the layers that it has changed back into those of PyTorch, in place.
 
     The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects.
-    Layers that were made by gatewise's own classes stay as they are. So do layers whose `weight_dropout` is not 0,
-    which PyTorch's would ignore, and layers to which another library has since given a class of its own, as
+    Layers that were made by gatewise's own classes stay as they are. So do layers with `weight_dropout` or
+    `reverse`, which PyTorch's would ignore, and layers to which another library has since given a class of its own, as
     `fully_shard` does; a warning names them.
 
     Args:
@@ -124,8 +124,9 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
         if _MARK not in vars(module):
             continue
         original = original_class(type(module))
-        if getattr(module, "weight_dropout", 0.0):
-            left.append(f"{_where(names)}: stays: it has the option weight_dropout, which torch.nn has not")
+        ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
+        if ignored:
+            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn has not")
         elif original is None:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
-from gatewise.functional.arguments import check_dropout, check_memory, check_name
+from gatewise.functional.arguments import check_dropout, check_memory, check_name, check_reverse
 from gatewise.functional.export import is_exporting
 
 
@@ -59,7 +59,13 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_layer_options(
-    bias: bool, batch_first: bool, bidirectional: bool, dropout: float, kernel: str, memory: str
+    bias: bool,
+    batch_first: bool,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    reverse: bool,
 ) -> None:
     """Check the options of a layer."""
     check_flag("bias", bias)
@@ -69,6 +75,7 @@ def check_layer_options(
     check_dropout(dropout)
     check_name(kernel, "kernel")
     check_memory(memory)
+    check_reverse(reverse, bidirectional)
 
 
 def check_rate(name: str, rate: object) -> float:

@@ -47,6 +47,10 @@ class GRU(nn.GRU):
         weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
             multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+        reverse: Whether the layers read each sequence from its last step to its first, within its length, as a layer
+            between two flips: the output is in the order of the input, an initial state is that before the last step,
+            and a final state that after the first one. Parameters are those of a layer with one direction. Input and
+            output are copied in the other order around the kernel.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -63,6 +67,7 @@ class GRU(nn.GRU):
     kernel = "auto"
     memory = NORMAL
     weight_dropout = 0.0
+    reverse = False
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class GRU(nn.GRU):
         kernel: str = "auto",
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
+        reverse: bool = False,
     ) -> None:
         pytorch_layer.initialise(
             self,
@@ -96,6 +102,7 @@ class GRU(nn.GRU):
             kernel,
             memory,
             weight_dropout,
+            reverse,
         )
 
     def forward(  # type: ignore[override]

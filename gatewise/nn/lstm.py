@@ -56,6 +56,10 @@ class LSTM(nn.LSTM):
         weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
             multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+        reverse: Whether the layers read each sequence from its last step to its first, within its length, as a layer
+            between two flips: the output is in the order of the input, an initial state is that before the last step,
+            and a final state that after the first one. Parameters are those of a layer with one direction. Input and
+            output are copied in the other order around the kernel.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -72,6 +76,7 @@ class LSTM(nn.LSTM):
     kernel = "auto"
     memory = NORMAL
     weight_dropout = 0.0
+    reverse = False
 
     def __init__(
         self,
@@ -89,6 +94,7 @@ class LSTM(nn.LSTM):
         kernel: str = "auto",
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
+        reverse: bool = False,
     ) -> None:
         pytorch_layer.initialise(
             self,
@@ -106,6 +112,7 @@ class LSTM(nn.LSTM):
             kernel,
             memory,
             weight_dropout,
+            reverse,
         )
 
     def forward(  # type: ignore[override]
@@ -197,5 +204,6 @@ def _run(
         kernel=layer.kernel,
         memory=layer.memory,
         resets=resets,
+        reverse=layer.reverse,
     )
     return y, (h_n, c_n)

@@ -36,6 +36,7 @@ def initialise(
     kernel: str,
     memory: str,
     weight_dropout: float,
+    reverse: bool,
 ) -> None:
     """Check the arguments of a layer's constructor, and create its attributes and parameters.
 
@@ -55,13 +56,14 @@ def initialise(
         kernel: "auto", or the name of the only kernel that may run.
         memory: "normal" or "lean".
         weight_dropout: The probability of dropping an element of a recurrent matrix in training mode.
+        reverse: Whether the layers read each sequence from its last step to its first.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
     """
     check_sizes(input_size, hidden_size, num_layers, proj_size)
-    check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+    check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
     rate = check_rate("weight_dropout", weight_dropout)
     warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
     nn.RNNBase.__init__(
@@ -78,7 +80,7 @@ def initialise(
         dtype=dtype,
     )
     layer.dropout = float(dropout)  # afterwards, because PyTorch would warn of idle dropout too
-    layer.kernel, layer.memory, layer.weight_dropout = kernel, memory, rate
+    layer.kernel, layer.memory, layer.weight_dropout, layer.reverse = kernel, memory, rate, reverse
 
 
 def weights_of(layer: Any) -> tuple[Tensor, ...]:
@@ -140,7 +142,7 @@ def flatten_parameters(self: Any) -> None:
 
 def extra_repr(self: Any) -> str:
     """Return the sizes and every option that differs from its default."""
-    defaults = {"nonlinearity": "tanh", "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0}
+    defaults = {"nonlinearity": "tanh", "kernel": "auto", "memory": NORMAL, "weight_dropout": 0.0, "reverse": False}
     given = [(name, getattr(self, name, default), default) for name, default in defaults.items()]
     own = [f"{name}={value}" for name, value, default in given if value != default]
     return ", ".join([nn.RNNBase.extra_repr(self), *own])

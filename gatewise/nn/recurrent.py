@@ -65,6 +65,10 @@ class Recurrent(nn.Module):
         weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
             multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+        reverse: Whether the layers read each sequence from its last step to its first, within its length, as a layer
+            between two flips: the output is in the order of the input, an initial state is that before the last step,
+            and a final state that after the first one. Parameters are those of a layer with one direction. Input and
+            output are copied in the other order around the kernel.
         recurrent_dropout: The probability of dropping each unit of the hidden state that enters the recurrent products,
             in training mode (Gal and Ghahramani 2016): one mask [B, H] for each layer, direction and call serves all
             steps; the other units are multiplied by 1 / (1 - recurrent_dropout). What else the step does with the
@@ -92,6 +96,7 @@ class Recurrent(nn.Module):
     """
 
     proj_size = 0
+    reverse = False  # of layers that were saved before there was the option
 
     def __init__(
         self,
@@ -109,6 +114,7 @@ class Recurrent(nn.Module):
         kernel: str = "auto",
         memory: str = NORMAL,
         weight_dropout: float = 0.0,
+        reverse: bool = False,
         recurrent_dropout: float = 0.0,
         zoneout: float | Mapping[str, float] = 0.0,
         candidate_dropout: float = 0.0,
@@ -117,7 +123,7 @@ class Recurrent(nn.Module):
         check_cell(cell)
         check_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
-        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory)
+        check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
         self.input_size = input_size
@@ -129,6 +135,7 @@ class Recurrent(nn.Module):
         self.bidirectional = bool(bidirectional)
         self.kernel = kernel
         self.memory = memory
+        self.reverse = reverse
         self.weight_dropout = check_rate("weight_dropout", weight_dropout)
         self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
         rates = checked_zoneout(zoneout, cell)
@@ -255,6 +262,7 @@ class Recurrent(nn.Module):
             "kernel": self.kernel,
             "memory": self.memory,
             "resets": resets,
+            "reverse": self.reverse,
             "cell": self.cell_in(self.training),
         }
         if steps is None:
@@ -300,6 +308,7 @@ class Recurrent(nn.Module):
             "kernel": "auto",
             "memory": NORMAL,
             "weight_dropout": 0,
+            "reverse": False,
             "recurrent_dropout": 0,
             "zoneout": 0,
             "candidate_dropout": 0,

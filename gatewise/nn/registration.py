@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.classes import OURS, THEIRS
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
@@ -87,7 +88,7 @@ def _with_fx(symbolic_trace: Any) -> None:
 def _with_opacus(validators: Any) -> None:
     """Let the validator of Opacus refuse and replace the layers as it does those of PyTorch."""
     _enter(validators.ModuleValidator.VALIDATORS)
-    _enter(validators.ModuleValidator.FIXERS)
+    _enter(validators.ModuleValidator.FIXERS, _in_one_direction)
 
 
 def _with_thop(profile: Any) -> None:
@@ -95,10 +96,22 @@ def _with_thop(profile: Any) -> None:
     _enter(profile.register_hooks)
 
 
-def _enter(registry: dict[type[nn.Module], Any]) -> None:
+def _in_one_direction(replace: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return a function that replaces layers, and refuses those whose direction would be lost."""
+
+    def checked(module: nn.Module, **options: Any) -> nn.Module:
+        if getattr(module, "reverse", False):
+            advice = "Flip the input and the output of a layer without it."
+            raise ArgumentError(sentence("reverse", "False for a layer that Opacus replaces", True, advice))
+        return replace(module, **options)
+
+    return checked
+
+
+def _enter(registry: dict[type[nn.Module], Any], around: Callable[[Any], Any] = lambda entry: entry) -> None:
     for ours, theirs in zip(OURS, THEIRS, strict=True):
         if theirs in registry:
-            registry.setdefault(ours, registry[theirs])
+            registry.setdefault(ours, around(registry[theirs]))
 
 
 _LIBRARIES: dict[str, Callable[[Any], None]] = {

@@ -82,6 +82,7 @@ def _run(
         kernel=layer.kernel,
         memory=layer.memory,
         resets=resets,
+        reverse=layer.reverse,
         cell=MODES[layer.mode].cell,
     )
     return y, (h_n,)

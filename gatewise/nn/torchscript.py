@@ -79,3 +79,6 @@ def _check(layer: nn.Module, ours: type[nn.Module], way: str) -> None:
         advice = "Call .eval() before, or use torch.compile."
         expectation = f"0 for {name} in torch.jit.{way}"
         raise ArgumentError(sentence("weight_dropout", expectation, layer.weight_dropout, advice))
+    if getattr(layer, "reverse", False):
+        advice = "Flip the input and the output of a layer without it, or use torch.compile or torch.onnx.export."
+        raise ArgumentError(sentence("reverse", f"False for {name} in torch.jit.{way}", True, advice))

@@ -40,7 +40,7 @@ def test_constructor_takes_the_arguments_of_torch():
     ours = list(inspect.signature(LSTM.__init__).parameters)
     theirs = list(inspect.signature(nn.RNNBase.__init__).parameters)
     theirs.remove("mode")
-    assert ours == [*theirs, "kernel", "memory", "weight_dropout"]
+    assert ours == [*theirs, "kernel", "memory", "weight_dropout", "reverse"]
 
 
 @pytest.mark.parametrize("options", VARIANTS)

@@ -21,7 +21,7 @@ from torch import nn
 
 class ModuleValidator:
     VALIDATORS = {nn.LSTM: "refuses an LSTM", nn.GRU: "refuses a GRU"}
-    FIXERS = {nn.LSTM: "replaces an LSTM"}
+    FIXERS = {nn.LSTM: lambda layer, **options: f"replaces an LSTM of {layer.hidden_size}{options}"}
 """
 THOP = """
 from torch import nn
@@ -32,16 +32,17 @@ register_hooks = {nn.LSTMCell: "counts a cell"}
 ENTRIES = """
 import json, sys
 def entries(registry):
-    return {kind.__module__.partition(".")[0] + "." + kind.__name__: text for kind, text in registry.items()}
+    texts = {kind: entry(kind(1, 2), own=3) if callable(entry) else entry for kind, entry in registry.items()}
+    return {kind.__module__.partition(".")[0] + "." + kind.__name__: text for kind, text in texts.items()}
 found = {name: entries(getattr(opacus.validators.ModuleValidator, name)) for name in ("VALIDATORS", "FIXERS")}
 found["register_hooks"] = entries(thop.profile.register_hooks)
 found["finders"] = [type(finder).__module__ for finder in sys.meta_path if "gatewise" in type(finder).__module__]
 """
 
-LSTM, GRU = "refuses an LSTM", "refuses a GRU"
+LSTM, GRU, REPLACED = "refuses an LSTM", "refuses a GRU", "replaces an LSTM of 2{'own': 3}"
 AS_PYTORCH = {
     "VALIDATORS": {"torch.LSTM": LSTM, "torch.GRU": GRU, "gatewise.LSTM": LSTM, "gatewise.GRU": GRU},
-    "FIXERS": {"torch.LSTM": "replaces an LSTM", "gatewise.LSTM": "replaces an LSTM"},
+    "FIXERS": {"torch.LSTM": REPLACED, "gatewise.LSTM": REPLACED},
     "register_hooks": {"torch.LSTMCell": "counts a cell", "gatewise.LSTMCell": "counts a cell"},
 }
 
@@ -61,6 +62,18 @@ def run(folder, program):
 def test_opacus_and_thop_treat_the_layers_as_those_of_pytorch(tmp_path, imports):
     found = run(tmp_path, f"import {imports}\n{ENTRIES}")
     assert found == {**AS_PYTORCH, "finders": ["gatewise.nn.registration"]}
+
+
+def test_opacus_does_not_replace_a_layer_whose_direction_would_be_lost(tmp_path):
+    program = """
+import json, gatewise, opacus.validators
+replace = opacus.validators.ModuleValidator.FIXERS[gatewise.LSTM]
+try:
+    found = replace(gatewise.LSTM(1, 2, reverse=True))
+except gatewise.ArgumentError as error:
+    found = str(error)
+"""
+    assert "`reverse` must be False for a layer that Opacus replaces, got True." in run(tmp_path, program)
 
 
 def test_dynamo_traces_the_layers_and_goes_on_to_refuse_those_of_pytorch():
