@@ -39,9 +39,10 @@ from torch import Tensor
 from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
 
-_MOST_REMEMBERED = 64
+_MOST_REMEMBERED = 1024
 _MOST_STREAMS = 4  # in addition to the default stream
-_FREELY = 8  # captures of a kind of call that are free; each further one requires this many replays
+_FREELY = 8  # captures of a kind of call that are free
+_REPLAYS_PER_CAPTURE = 3  # for each further one; a capture takes about the time that three replays save
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
 
@@ -133,7 +134,7 @@ class Replays:
             issue()
 
     def _comes_back(self, key: Hashable) -> bool:
-        rarely = self.replayed < _FREELY * (self.recorded - _FREELY)
+        rarely = self.replayed < _REPLAYS_PER_CAPTURE * (self.recorded - _FREELY)
         if self._failures >= _MOST_FAILURES or rarely:
             return False
         if self._seen.pop(key, False):

@@ -30,6 +30,9 @@ from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
 _MOST_GRAPHS = 16  # of a problem: in loops that carry a state, addresses come back every few iterations
+# Of a problem with one step. Calls in a loop over time, such as those of a policy in reinforcement learning, all have
+# their own addresses, which come back when the loop begins again. Each graph has a few small nodes.
+_MOST_GRAPHS_OF_A_STEP = 512
 
 # The methods `forward` and `backward` are the CPU's share of a replayed call: each Python call and each operator shows
 # in its time, the more so where caches have gone cold since the last call.
@@ -172,7 +175,8 @@ def count_kept(problem: Problem) -> int:
 def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
     """Return the recordings of one kind of call, which the arguments identify."""
     # Calls that warm up for the capture of a graph by the caller are not worth recording.
-    return Replays(most_graphs=0 if problem.captured else _MOST_GRAPHS)
+    most = _MOST_GRAPHS_OF_A_STEP if problem.time == 1 else _MOST_GRAPHS
+    return Replays(most_graphs=0 if problem.captured else most)
 
 
 def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool | tuple[bool, ...]:

@@ -152,3 +152,14 @@ def test_threads_may_call_at_the_same_time(stream):
         thread.join()
     assert not failures
     assert replays.replayed == 4 * 98
+
+
+def test_a_loop_of_many_addresses_is_replayed_when_it_comes_back(stream):
+    replays, held = graphs.Replays(512), [(new(), new()) for _ in range(100)]
+    replayed = []
+    for _ in range(12):
+        for pair in held:
+            call(replays, *pair)
+        replayed.append(replays.replayed - sum(replayed))
+    assert replayed[:2] == [0, 0]
+    assert replayed[-1] == len(held)  # each capture but the first few waits for three replays
