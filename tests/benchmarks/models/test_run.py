@@ -95,7 +95,7 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Way, "model", failing)
     monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
-    assert call("--case", "flood", "--steps", "2").exit_code == 1
+    assert call("--case", "flood", "--steps", "26").exit_code == 1
     before, after = records()[0].ways.values()
     assert before.status == "measured"
     assert (after.status, after.note) == ("failed", "out of memory")
