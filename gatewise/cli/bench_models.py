@@ -15,6 +15,7 @@ from gatewise.benchmarks.models import record as model_record
 from gatewise.benchmarks.models import run as benchmark
 from gatewise.benchmarks.models.cases import CASES, TINY_CASES
 from gatewise.benchmarks.models.workload import Workload
+from gatewise.benchmarks.trajectories.verdict import WINDOW
 from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
 
@@ -23,7 +24,7 @@ def bench_models(
     case: Annotated[list[str] | None, typer.Option(help="Part of a model's name; repeatable. Default: all.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=2, help="Training steps whose losses are compared with three seeds. Default: 50."),
+        typer.Option(min=WINDOW + 1, help="Training steps whose losses are compared with three seeds. Default: 50."),
     ] = None,
     seconds: Annotated[
         float | None,

@@ -18,7 +18,9 @@ from torch import Tensor
 from gatewise.benchmarks.models.step import InferenceStep, TrainingStep
 from gatewise.benchmarks.models.ways import Way
 from gatewise.benchmarks.models.workload import Batch, Workload
+from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.benchmarks.trajectories.verdict import SEEDS, verdict
+from gatewise.contract.device import tf32_allowed
 from gatewise.testing.budgets import relative_error
 
 _DIFFERENT = 8  # batches of a loss curve, used in turn
@@ -76,6 +78,8 @@ def same_output(workload: Workload, way: Way, plain: Way, device: torch.device) 
     exact = _output(dataclasses.replace(workload, autocast=None), plain, batch, device, torch.float64)
     own, other = (_output(workload, each, batch, device, torch.float32) for each in (way, plain))
     rounding = torch.finfo(workload.autocast or torch.float32).eps
+    if workload.autocast is None and device.type == "cuda" and tf32_allowed():
+        rounding = PRECISIONS["tf32"].rounding
     error, allowed = relative_error(own, exact), 2 * (relative_error(other, exact) + rounding)
     note = "" if error <= allowed else f"the output is {error:.1e} from float64, more than the allowed {allowed:.1e}"
     return Agreement(error / allowed, relative_error(own, other), note)

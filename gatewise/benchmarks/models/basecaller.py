@@ -12,7 +12,7 @@ from torch.nn import functional
 from gatewise.benchmarks.models.workload import Batch
 from gatewise.nn import LSTM
 
-_BASES, _SCALE, _SIGNAL_NOISE = 4, 5.0, 0.1
+_BASES, _LARGEST_SCORE, _SIGNAL_NOISE = 4, 5.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Basecaller:
         batch: B, the number of chunks.
         hidden_size: H, the number of hidden units.
         num_layers: The number of LSTM layers; the first, third, ... run from the end of the sequence.
-        bases: The number of bases of a state; the head has 4 ** bases outputs.
+        bases: The number of bases of a transition; the head has 4 ** bases outputs.
     """
 
     samples: int
@@ -36,8 +36,8 @@ class Basecaller:
     bases: int
 
     @property
-    def states(self) -> int:
-        """The number of states, which are the outputs of the head."""
+    def transitions(self) -> int:
+        """The number of transitions from one state to another, which are the outputs of the head."""
         return _BASES**self.bases
 
     def build(self, adapted: bool) -> nn.Module:
@@ -45,18 +45,19 @@ class Basecaller:
         return SignalModel(self, adapted)
 
     def batches(self, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield signals [B, 1, samples], and the state of every time step [T, B].
+        """Yield signals [B, 1, samples], and the transition of every time step [T, B].
 
-        The level of the signal says the state, under noise. Low states are frequent, so that a model learns at once.
+        The level of the signal says the transition, under noise. The first transitions are frequent, so that a model
+        learns at once.
         """
         device = generator.device
         steps = (self.samples - 1) // self.stride + 1
         while True:
             uniform = torch.rand(self.batch, steps, generator=generator, device=device)
-            states = (self.states * uniform**3).long()
-            levels = (2.0 * states / self.states - 1.0).repeat_interleave(self.stride, 1)[:, : self.samples]
+            found = (self.transitions * uniform**3).long()
+            levels = (2.0 * found / self.transitions - 1.0).repeat_interleave(self.stride, 1)[:, : self.samples]
             noise = torch.randn(self.batch, self.samples, generator=generator, device=device)
-            yield (levels + _SIGNAL_NOISE * noise).unsqueeze(1), states.t().contiguous()
+            yield (levels + _SIGNAL_NOISE * noise).unsqueeze(1), found.t().contiguous()
 
 
 class Flipped(nn.Module):
@@ -79,26 +80,23 @@ class SignalModel(nn.Module):
         super().__init__()
         size = sizes.hidden_size
         self.stem = nn.Sequential(
-            nn.Conv1d(1, 16, 5, padding=2),
-            nn.SiLU(),
-            nn.Conv1d(16, 16, 5, padding=2),
-            nn.SiLU(),
-            nn.Conv1d(16, size, 19, stride=sizes.stride, padding=9),
-            nn.Tanh(),
+            *(nn.Conv1d(1, 16, 5, padding=2), nn.BatchNorm1d(16), nn.SiLU()),
+            *(nn.Conv1d(16, 16, 5, padding=2), nn.BatchNorm1d(16), nn.SiLU()),
+            *(nn.Conv1d(16, size, 19, stride=sizes.stride, padding=9), nn.BatchNorm1d(size), nn.Tanh()),
         )
         self.layers = nn.ModuleList(_layer(size, place % 2 == 0, adapted) for place in range(sizes.num_layers))
-        self.head = nn.Linear(size, sizes.states)
+        self.head = nn.Linear(size, sizes.transitions, bias=False)
 
     def predict(self, signal: Tensor, *targets: Tensor) -> Tensor:
-        """Return the scores of the states at every step [T, B, states]."""
+        """Return the scores of the transitions at every step [T, B, transitions]."""
         y = self.stem(signal).permute(2, 0, 1)
         for layer in self.layers:
             y, _ = layer(y)
-        return _SCALE * torch.tanh(self.head(y))
+        return self.head(y).clamp(-_LARGEST_SCORE, _LARGEST_SCORE)
 
-    def forward(self, signal: Tensor, states: Tensor) -> Tensor:
+    def forward(self, signal: Tensor, transitions: Tensor) -> Tensor:
         """Return the mean cross entropy."""
-        return functional.cross_entropy(self.predict(signal).flatten(0, 1), states.flatten())
+        return functional.cross_entropy(self.predict(signal).flatten(0, 1), transitions.flatten())
 
 
 def _layer(size: int, reverse: bool, adapted: bool) -> nn.Module:

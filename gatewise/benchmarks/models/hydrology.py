@@ -1,4 +1,4 @@
-"""Rainfall-runoff models: an LSTM over a year of weather, and a linear head on the discharge of the last day."""
+"""Rainfall-runoff models: LSTMs over a year of weather, and a linear head, of which the loss takes the last day."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Hydrology:
         dynamic: The number of inputs that change daily.
         static: The number of attributes of a catchment, which are inputs of every day.
         dropout: The probability of dropping an output.
-        every_step: Whether the head runs on every day, as in neuralhydrology, of which the loss takes the last.
+        embedding: The number of features of the embeddings of either kind of input, which a second LSTM reads too; 0
+            for one LSTM that reads the inputs themselves.
     """
 
     time: int
@@ -33,11 +34,11 @@ class Hydrology:
     dynamic: int
     static: int
     dropout: float
-    every_step: bool
+    embedding: int = 0
 
     def build(self, adapted: bool) -> nn.Module:
         """Return the model on the default device."""
-        return CatchmentModel(self)
+        return ForecastModel(self) if self.embedding else CatchmentModel(self)
 
     def batches(self, generator: torch.Generator) -> Iterator[Batch]:
         """Yield inputs [T, B, I], discharges [B] and their standard deviation in each catchment [B].
@@ -59,21 +60,61 @@ class CatchmentModel(nn.Module):
 
     def __init__(self, sizes: Hydrology) -> None:
         super().__init__()
-        self.every_step = sizes.every_step
         self.lstm = nn.LSTM(sizes.dynamic + sizes.static, sizes.hidden_size)
         self.dropout = nn.Dropout(sizes.dropout)
         self.head = nn.Linear(sizes.hidden_size, 1)
-        with torch.no_grad():
-            self.lstm.get_parameter("bias_hh_l0")[sizes.hidden_size : 2 * sizes.hidden_size] = _FORGET_BIAS
+        _remember(self.lstm)
 
     def predict(self, weather: Tensor, catchment: Tensor, *targets: Tensor) -> Tensor:
         """Return the discharge of the last day [B]."""
         x = torch.cat([weather, catchment.expand(len(weather), -1, -1)], dim=-1)
         y, _ = self.lstm(x)
-        y = y if self.every_step else y[-1:]
         return self.head(self.dropout(y))[-1, :, 0]
 
     def forward(self, weather: Tensor, catchment: Tensor, discharge: Tensor, deviation: Tensor) -> Tensor:
-        """Return the loss, a form of the Nash-Sutcliffe efficiency: squared errors relative to the variance."""
-        error = self.predict(weather, catchment) - discharge
-        return (error**2 / (deviation + 0.1) ** 2).mean()
+        """Return the loss."""
+        return _nash_sutcliffe(self.predict(weather, catchment), discharge, deviation)
+
+
+class ForecastModel(nn.Module):
+    """The model of google-research/flood-forecasting without missing inputs, with a linear head.
+
+    Embeddings are the input of a hindcast LSTM, and with its outputs that of a forecast LSTM.
+    """
+
+    def __init__(self, sizes: Hydrology) -> None:
+        super().__init__()
+        size, features = sizes.hidden_size, sizes.embedding
+        self.of_catchment = nn.Sequential(
+            *(nn.Linear(sizes.static, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, features))
+        )
+        self.of_weather = nn.Sequential(nn.Linear(sizes.dynamic + features, 100), nn.Tanh(), nn.Linear(100, features))
+        self.hindcast = nn.LSTM(2 * features, size, batch_first=True)
+        self.forecast = nn.LSTM(2 * features + size, size, batch_first=True)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.head = nn.Linear(size, 1)
+        _remember(self.hindcast)
+        _remember(self.forecast)
+
+    def predict(self, weather: Tensor, catchment: Tensor, *targets: Tensor) -> Tensor:
+        """Return the discharge of the last day [B]."""
+        weather = weather.transpose(0, 1)
+        static = self.of_catchment(catchment).unsqueeze(1).expand(-1, weather.shape[1], -1)
+        x = torch.cat([static, self.of_weather(torch.cat([weather, static], dim=-1))], dim=-1)
+        past, _ = self.hindcast(x)
+        y, _ = self.forecast(torch.cat([x, past], dim=-1))
+        return self.head(self.dropout(y))[:, -1, 0]
+
+    def forward(self, weather: Tensor, catchment: Tensor, discharge: Tensor, deviation: Tensor) -> Tensor:
+        """Return the loss."""
+        return _nash_sutcliffe(self.predict(weather, catchment), discharge, deviation)
+
+
+def _remember(lstm: nn.LSTM) -> None:
+    with torch.no_grad():
+        lstm.get_parameter("bias_hh_l0")[lstm.hidden_size : 2 * lstm.hidden_size] = _FORGET_BIAS
+
+
+def _nash_sutcliffe(found: Tensor, discharge: Tensor, deviation: Tensor) -> Tensor:
+    """Return a form of the Nash-Sutcliffe efficiency: squared errors relative to the variance."""
+    return ((found - discharge) ** 2 / (deviation + 0.1) ** 2).mean()

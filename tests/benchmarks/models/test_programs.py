@@ -59,8 +59,8 @@ def test_the_basecallers_have_the_published_number_of_steps(name, steps):
     with torch.device("meta"):
         found = program.build(False).stem(torch.empty(2, 1, program.samples))
     assert found.shape == (2, program.hidden_size, steps)
-    (_, states), *_ = itertools.islice(dataclasses.replace(program, batch=1).batches(torch.Generator()), 1)
-    assert states.shape == (steps, 1)
+    (_, found), *_ = itertools.islice(dataclasses.replace(program, batch=1).batches(torch.Generator()), 1)
+    assert found.shape == (steps, 1)
 
 
 def test_the_text_encoder_does_not_read_padding():

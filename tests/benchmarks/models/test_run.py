@@ -38,7 +38,7 @@ def records() -> list[ModelRecord]:
 
 
 def test_a_run_and_its_report(tmp_path: Path) -> None:
-    ran = call("--case", "ppo", "--plot", "pictures/models")
+    ran = call("--case", "ppo", "--steps", "26", "--plot", "pictures/models")
     assert ran.exit_code == 0
     (record,) = records()
     assert list(record.ways) == ["before", "one line", "resets="]
@@ -58,9 +58,10 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert "gatewise bench models" in Path("benchmarks/reports/models_quick.md").read_text()
 
 
-def test_training_and_inference(observer) -> None:
+def test_training_and_inference(observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
     workload = dataclasses.replace(SPEECH, program=dataclasses.replace(SPEECH.program, time=4, frames=4))
-    settings = run.Settings("models_quick", (workload,), torch.device("cpu"), seconds=0.0, graphs=False)
+    settings = run.Settings("models_quick", (workload,), torch.device("cpu"), steps=1, seconds=0.0, graphs=False)
     written = []
     outcome = run.run(settings, observer, written.append)
     assert outcome.records == written
@@ -77,7 +78,7 @@ def test_a_way_with_another_loss_curve_fails_the_command(monkeypatch: pytest.Mon
         return found if ours is theirs[0] else dataclasses.replace(found, note="the loss is another one")
 
     monkeypatch.setattr(agreement, "same_curve", strict)
-    ran = call("--case", "flood")
+    ran = call("--case", "cuda")
     assert ran.exit_code == 1
     assert "wrong: the loss is another one" in ran.stdout
     before, after = records()[0].ways.values()
@@ -95,7 +96,7 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Way, "model", failing)
     monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
-    assert call("--case", "flood", "--steps", "2").exit_code == 1
+    assert call("--case", "flood", "--steps", "26").exit_code == 1
     before, after = records()[0].ways.values()
     assert before.status == "measured"
     assert (after.status, after.note) == ("failed", "out of memory")
@@ -116,6 +117,6 @@ def test_an_unknown_model_is_refused() -> None:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert call("--case", "flood", "--steps", "50", "--no-graphs").exit_code == 0
+    assert call("--case", "cuda", "--no-graphs").exit_code == 0
     (line,) = Path("benchmarks/results/models_quick.jsonl").read_text().splitlines()
     assert json.loads(json.dumps(dataclasses.asdict(ModelRecord.from_line(line)))) == json.loads(line)
