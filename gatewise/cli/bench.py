@@ -10,6 +10,7 @@ from gatewise.cli.bench_cells import bench_cells
 from gatewise.cli.bench_layer import bench_layer
 from gatewise.cli.bench_lm import bench_language_model
 from gatewise.cli.bench_nmt import bench_translation
+from gatewise.cli.bench_quality import bench_quality
 from gatewise.cli.bench_report import bench_report
 
 app = typer.Typer(
@@ -21,4 +22,5 @@ for cell in (LSTM, GRU):
 app.command("cells")(bench_cells)
 app.command("nmt")(bench_translation)
 app.command("attention")(bench_attention)
+app.command("quality")(bench_quality)
 app.command("report")(bench_report)

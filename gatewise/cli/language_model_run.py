@@ -24,6 +24,7 @@ from gatewise.cli.run_report import (
     decide,
     field,
     introduce,
+    measurements,
     note_unlearned,
     steps_in_all,
     watching,
@@ -113,7 +114,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
         seconds = outcome.history[-1].seconds + time.perf_counter() - begun
-        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds)
+        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds, processes)
     return outcome
 
 
@@ -311,6 +312,7 @@ def _finish(
     material: Material,
     test_loss: float,
     seconds: float,
+    processes: Processes,
 ) -> None:
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     valid, test = perplexity(best.valid_loss), perplexity(test_loss)
@@ -320,7 +322,7 @@ def _finish(
         "test_perplexity": test,
         "unigram_perplexity": unigram,
         "share_of_unigram": valid / unigram,
-        "minutes": seconds / 60,
+        **measurements("lm", outcome, seconds, processes),
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)
