@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
-from gatewise.models.softmax import is_plain, product_dtype
+from gatewise.models.softmax import is_plain, product_dtype, token_losses
 from gatewise.models.widening import copied, is_aligned, widened
 
 CHUNK_BYTES = 128 << 20
@@ -79,6 +79,19 @@ def weighted_token_loss(
     # `ctx.needs_input_grad` does not reflect no_grad mode, so that the grad mode has to be passed.
     follows = torch.is_grad_enabled()
     return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)
+
+
+def mean_token_loss(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of `gatewise.models.softmax.token_losses`.
+
+    On a GPU this is `weighted_token_loss` with all rows in one chunk: there are only one or two passes over the logits
+    for the softmax, and its numerics apply. On a CPU the result can be differentiated any number of times.
+    """
+    if not hidden.is_cuda or is_plain():
+        return token_losses(hidden, weight, bias, targets).mean()
+    numbers = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    shares = torch.full(targets.shape, 1 / len(targets), dtype=numbers, device=hidden.device)
+    return weighted_token_loss(hidden, weight, bias, targets, shares, chunk_rows=len(targets))
 
 
 def dtype_of_products(hidden: Tensor) -> torch.dtype:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.models.chunked_softmax import mean_token_loss
 from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
 from gatewise.models.lstm_stack import LSTMStack, StackState
-from gatewise.models.softmax import token_losses
 from gatewise.nn import LSTM
 
 LanguageState = tuple[torch.Tensor, torch.Tensor] | StackState
@@ -173,7 +173,7 @@ class LanguageModel(nn.Module):
         """
         plain, dropped, state = self._outputs(batch.inputs, state)
         rows, targets = self._narrow(dropped).flatten(0, 1), batch.targets.flatten()
-        loss = token_losses(rows, self.output.weight, self.output.bias, targets).mean()
+        loss = mean_token_loss(rows, self.output.weight, self.output.bias, targets)
         if self.training:
             for penalty in self._penalties(plain, dropped):
                 loss = loss + (penalty - penalty.detach())

@@ -10,7 +10,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gatewise.models import chunked_softmax
-from gatewise.models.chunked_softmax import CHUNK_BYTES, even_rows, rows_of_a_chunk, weighted_token_loss
+from gatewise.models.chunked_softmax import (
+    CHUNK_BYTES,
+    even_rows,
+    mean_token_loss,
+    rows_of_a_chunk,
+    weighted_token_loss,
+)
 from gatewise.models.softmax import plain_softmax
 from gatewise.training.precision import arithmetic
 
@@ -265,3 +271,32 @@ def test_the_plain_softmax_is_the_plain_code(monkeypatch, smoothing):
     assert torch.equal(loss, plain(tensors, targets, shares, smoothing))
     with pytest.raises(AttributeError):
         weighted_token_loss(*tensors, targets, shares)
+
+
+def test_on_a_cpu_the_mean_is_that_of_the_plain_losses_and_differentiable_twice():
+    tensors, targets, _ = case(6, 5, 7, torch.float64)
+    loss = mean_token_loss(*tensors, targets)
+    assert torch.equal(loss, functional.cross_entropy(functional.linear(*tensors), targets))
+    assert torch.autograd.gradgradcheck(lambda *each: mean_token_loss(*each, targets), tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(700, 400, 33_278), (35, 650, 33_278), (9, 31, 200)], ids=str)
+@pytest.mark.parametrize("kind", ["float32", "tf32", "bfloat16"])
+def test_on_a_gpu_the_mean_is_as_close_as_cross_entropy(sizes, kind):
+    numbers, targets, _ = case(*sizes, torch.float32)
+    tensors, targets = [tensor.detach().cuda().mul(0.1).requires_grad_() for tensor in numbers], targets.cuda()
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+    def expected(each):
+        return functional.cross_entropy(functional.linear(*each).to(each[0].dtype), targets)
+
+    truth = values(expected(exact), exact)
+    with (
+        arithmetic("tf32" if kind == "tf32" else "float32"),
+        torch.autocast("cuda", torch.bfloat16, enabled=kind == "bfloat16"),
+    ):
+        allowed = errors(expected, tensors, truth)
+        found = errors(lambda each: mean_token_loss(*each, targets), tensors, truth)
+    for error, library in zip(found, allowed, strict=True):
+        assert error <= 2 * (library + {"float32": 2.0**-24, "tf32": 2.0**-11}.get(kind, 2.0**-8))
