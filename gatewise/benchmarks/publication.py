@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from gatewise.benchmarks import attention, attention_report, language_model, record, report
+from gatewise.benchmarks import attention, attention_report, language_model, quality, record, report
 from gatewise.benchmarks.cells import picture as cell_picture
 from gatewise.benchmarks.cells import record as cell_record
 from gatewise.benchmarks.cells import report as cell_report
@@ -89,10 +89,13 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)
+    if benchmark == quality.BENCHMARK:
+        runs = quality.newest(record.read_lines(path, quality.QualityRecord), device)
+        return Publication(quality.markdown(runs), quality.report(runs), "", None)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
         raise ArgumentError(
-            sentence("benchmark", "lm, lstm, gru, cells, nmt, models or attention", repr(benchmark), advice)
+            sentence("benchmark", "lm, lstm, gru, cells, nmt, models, attention or quality", repr(benchmark), advice)
         )
     rows = record.newest(record.read(path), device)
 

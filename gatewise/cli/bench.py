@@ -11,6 +11,7 @@ from gatewise.cli.bench_layer import bench_layer
 from gatewise.cli.bench_lm import bench_language_model
 from gatewise.cli.bench_models import bench_models
 from gatewise.cli.bench_nmt import bench_translation
+from gatewise.cli.bench_quality import bench_quality
 from gatewise.cli.bench_report import bench_report
 
 app = typer.Typer(
@@ -23,4 +24,5 @@ app.command("cells")(bench_cells)
 app.command("nmt")(bench_translation)
 app.command("models")(bench_models)
 app.command("attention")(bench_attention)
+app.command("quality")(bench_quality)
 app.command("report")(bench_report)

@@ -17,7 +17,10 @@ from gatewise.files import refuse_overwriting, write_text
 
 def bench_report(
     benchmark: Annotated[
-        str, typer.Argument(help="lm, lstm, gru, cells, nmt, models or attention; lm_quick and so on for --quick runs.")
+        str,
+        typer.Argument(
+            help="lm, lstm, gru, cells, nmt, models, attention or quality; lm_quick and so on for --quick runs."
+        ),
     ] = language_model.BENCHMARK,
     into: Annotated[
         Path | None, typer.Option(help="A page, such as README.md, into whose marked block the summary is written.")

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 
 class LayerCall(NamedTuple):
-    """A call of a layer in training.
+    """A call of a layer.
 
     Attributes:
         layer: The layer.
         shape: The shape of its input, (T, B, I).
         lengths: Whether the sequences differ in length.
+        training: Whether the call is one of training, rather than of an evaluation.
     """
 
     layer: LSTM
     shape: tuple[int, int, int]
     lengths: bool = False
+    training: bool = True
 
 
 class DecoderCalls(NamedTuple):
@@ -92,10 +94,10 @@ def decoder_compilations(calls: DecoderCalls, precision: str, device: Device) ->
 
 
 def decided(calls: Iterable[LayerCall], precision: str, device: Device) -> list[Decision]:
-    """Return the decisions about the calls, as training makes them, each once."""
+    """Return the decisions about the calls, as training and its evaluations make them, each once."""
     half = torch.bfloat16 if precision == "bfloat16" else None
     with arithmetic(precision):
         return [
-            explain(call.layer, call.shape, lengths=call.lengths or None, dtype=half, training=True, device=device)
-            for call in dict.fromkeys(calls)
+            explain(layer, shape, lengths=lengths or None, dtype=half, training=training, device=device)
+            for layer, shape, lengths, training in dict.fromkeys(calls)
         ]

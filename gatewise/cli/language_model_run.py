@@ -24,6 +24,7 @@ from gatewise.cli.run_report import (
     decide,
     field,
     introduce,
+    measurements,
     note_unlearned,
     steps_in_all,
     watching,
@@ -113,7 +114,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
         seconds = outcome.history[-1].seconds + time.perf_counter() - begun
-        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds)
+        _finish(console, recipe, folder, outcome, best, material, test_loss, seconds, processes)
     return outcome
 
 
@@ -167,12 +168,13 @@ def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Materi
     corpus = _corpus(text)
     tokenizer = _tokenizer(text, corpus, folder, processes)
     tokens = {split: tokenizer.encode(getattr(corpus, split)) for split in _SPLITS}
-    evaluation_columns = max(text.evaluation_batch_size, processes.count)
-    streams = {
-        split: TokenStream(
+    streams = {}
+    for split in _SPLITS:
+        window, columns = _window(text, split, processes)
+        streams[split] = TokenStream(
             tokens[split],
-            text.batch_size if split == "train" else evaluation_columns,
-            text.window if split == "train" else text.evaluation_window or text.window,
+            columns,
+            window,
             device=processes.device,
             rank=processes.rank,
             processes=processes.count,
@@ -181,8 +183,6 @@ def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Materi
             seed=recipe.training.seed,
             name=f"the {_long(split)} text",
         )
-        for split in _SPLITS
-    }
     return Material(corpus, tokenizer, tokens, streams)
 
 
@@ -214,14 +214,24 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
 
 def _decision(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> Decision:
     """Return the decision about the kernel that trains the model."""
-    largest = max(_calls(recipe, material, model, processes), key=lambda call: _weights(call.layer))
+    largest = max(_calls(recipe, material, model, processes, "train"), key=lambda call: _weights(call.layer))
     return decide(largest.layer, largest.shape, recipe.training.precision)
 
 
-def _calls(recipe: Recipe, material: Material, model: LanguageModel, processes: Processes) -> list[LayerCall]:
-    """Return the calls of LSTM layers in a step."""
-    time, columns = min(recipe.text.window, material.streams["train"].steps), recipe.text.batch_size // processes.count
-    return [LayerCall(layer, (time, columns, layer.input_size)) for layer in model.layers]
+def _calls(
+    recipe: Recipe, material: Material, model: LanguageModel, processes: Processes, split: str
+) -> list[LayerCall]:
+    """Return the calls of LSTM layers for one window of a text in this process."""
+    time, columns = _window(recipe.text, split, processes)
+    time, columns = min(time, material.streams[split].steps), columns // processes.count
+    return [LayerCall(layer, (time, columns, layer.input_size), training=split == "train") for layer in model.layers]
+
+
+def _window(text: TextOptions, split: str, processes: Processes) -> tuple[int, int]:
+    """Return the number of time steps and of columns over all processes in the windows of a text."""
+    if split == "train":
+        return text.window, text.batch_size
+    return text.evaluation_window or text.window, max(text.evaluation_batch_size, processes.count)
 
 
 def _weights(module: nn.Module) -> int:
@@ -243,7 +253,7 @@ def _train(
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     epochs, unit = recipe.training.epochs, material.tokenizer.unit
-    calls = _calls(recipe, material, model, processes)
+    calls = [call for split in ("train", "valid") for call in _calls(recipe, material, model, processes, split)]
     with (
         kernels_ahead(calls, recipe.training.precision, processes.device),
         watching(console, folder, processes, epochs, unit) as observers,
@@ -302,6 +312,7 @@ def _finish(
     material: Material,
     test_loss: float,
     seconds: float,
+    processes: Processes,
 ) -> None:
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     valid, test = perplexity(best.valid_loss), perplexity(test_loss)
@@ -311,7 +322,7 @@ def _finish(
         "test_perplexity": test,
         "unigram_perplexity": unigram,
         "share_of_unigram": valid / unigram,
-        "minutes": seconds / 60,
+        **measurements("lm", outcome, seconds, processes),
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)

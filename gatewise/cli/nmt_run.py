@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from gatewise.cli.run_report import (
     decide,
     field,
     introduce,
+    measurements,
     note_unlearned,
     print_early_stop,
     steps_in_all,
@@ -95,6 +97,7 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
     if outcome.interrupted:
         return outcome
     processes.barrier()
+    begun = time.perf_counter()
     best = load_translator(folder.path, processes.device)
     reference, batches = reference_of("nmt", best.model, decision, folder, processes), material.batches["test"]
     test_loss = loss_on_test_data(best.model, batches, recipe.training, folder, processes, reference, facts)
@@ -103,7 +106,8 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
     with console.status("translating the test set"):
         found = _translated(best, material, "test", search, recipe, processes)
     if processes.first:
-        _finish(console, recipe, folder, outcome, best, material, test_loss, found)
+        seconds = time.perf_counter() - begun
+        _finish(console, recipe, folder, outcome, best, material, test_loss, found, seconds, processes)
     return outcome
 
 
@@ -253,6 +257,8 @@ def _finish(
     material: PairMaterial,
     test_loss: float,
     found: list[Translation],
+    seconds: float,
+    processes: Processes,
 ) -> None:
     best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
     test = _scores(translator, material, "test", found, recipe)
@@ -263,7 +269,7 @@ def _finish(
         **{f"test_{name.lower()}": value for name, value in test.figures().items()},
         "bleu_signature": test.bleu_signature,
         "chrf_signature": test.chrf_signature,
-        "minutes": outcome.history[-1].seconds / 60,
+        **measurements("nmt", outcome, outcome.history[-1].seconds + seconds, processes, _MEASURE),
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)

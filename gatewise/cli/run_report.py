@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
+from gatewise.benchmarks.record import Run
 from gatewise.contract.decision import Decision
 from gatewise.contract.errors import KernelRefused, TrainingDiverged
 from gatewise.nn import LSTM
@@ -158,6 +160,32 @@ def note_unlearned(console: Console, outcome: Outcome, options: TrainingOptions,
     else:
         reason, advice = f"{steps:,} steps taught nothing", "Check the data, and try another `--learning-rate`."
     field(console, "[yellow]note[/yellow]     ", f"{finding}: {reason}. {advice}")
+
+
+def measurements(
+    task: str, outcome: Outcome, seconds: float, processes: Processes, measure: Measure = PERPLEXITY
+) -> dict[str, Any]:
+    """Return what the result of every run has: its time, the evaluations on the validation data, the environment.
+
+    Args:
+        task: The command under `gatewise train`.
+        outcome: The outcome of the training.
+        seconds: The time of training and all evaluations.
+        processes: The processes of the distributed training.
+        measure: The format of losses.
+    """
+    evaluations = [
+        {
+            "epoch": each.epoch,
+            "minutes": each.seconds / 60,
+            f"train_{measure.name}": measure.of(each.train_loss),
+            f"valid_{measure.name}": measure.of(each.valid_loss),
+            **{f"valid_{name.lower()}": score for name, score in each.scores.items()},
+        }
+        for each in outcome.history
+    ]
+    run = dataclasses.asdict(Run.now(processes.device))
+    return {"task": task, "minutes": seconds / 60, "evaluations": evaluations, "run": run}
 
 
 def print_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:

@@ -157,7 +157,7 @@ class _Fitting:
         facts = {"model": model_facts}
         self._inquiry = Inquiry(run.model, processes, options, reference, folder.fault, facts)
         parts = options.evaluations_per_epoch
-        self._evaluation_due = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
+        self._evaluated_batches = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
         self._best: dict[str, torch.Tensor] | None = None
         self._saved_at, self._saved_step = time.perf_counter(), run.step
         self._clock = time.perf_counter()
@@ -174,7 +174,7 @@ class _Fitting:
                 for batch in self._train.windows(run.epoch, run.batch):
                     self._step(train_batch, batch)
                     self._report()
-                    if run.batch in self._evaluation_due:
+                    if self._evaluation_due():
                         self._evaluate()
                         if self._save_after_evaluation():
                             self.save()
@@ -186,6 +186,7 @@ class _Fitting:
                         return Outcome(tuple(run.history), run.step, interrupted=True)
                     if self._out_of_patience():
                         break
+                self._require_finite()  # so that a step is repeated from the state in its own epoch
                 run.epoch, run.batch, run.carried = run.epoch + 1, 0, None
         return Outcome(tuple(run.history), run.step, interrupted=False)
 
@@ -340,6 +341,11 @@ class _Fitting:
         if self._processes.count == 1:
             return wish
         return self._run.step % _AGREE_EVERY == 0 and self._processes.any(wish)
+
+    def _evaluation_due(self) -> bool:
+        epoch, options = self._run.epoch + 1, self._options
+        this_epoch = epoch % options.epochs_per_evaluation == 0 or epoch == options.epochs
+        return this_epoch and self._run.batch in self._evaluated_batches
 
     def _save_after_evaluation(self) -> bool:
         run, options = self._run, self._options

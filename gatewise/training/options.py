@@ -52,6 +52,7 @@ class TrainingOptions:
             same.
         seed: The seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
+        epochs_per_evaluation: The number of epochs between evaluations; the last epoch always ends with one.
         patience: The number of evaluations without improvement after which training stops; 0 never stops early.
         checkpoint_seconds: The largest time between checkpoints.
         checkpoint_evaluations: The number of evaluations after which a checkpoint is written; one is always written at
@@ -80,6 +81,7 @@ class TrainingOptions:
     cuda_graph: Annotated[bool, Option("Capture steps as CUDA graphs.")] = True
     seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
+    epochs_per_evaluation: Annotated[int, _MORE_THAN_NONE] = 1
     patience: Annotated[int, COUNT_OR_NONE, Option("Stop after this many evaluations without gain; 0: never.")] = 0
     checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
     checkpoint_evaluations: Annotated[int, _MORE_THAN_NONE] = 1
@@ -96,3 +98,6 @@ class TrainingOptions:
             if getattr(self, name) not in known:
                 raise ArgumentError(sentence(name, f"one of {', '.join(known)}", repr(getattr(self, name))))
         check_ranges(self)
+        if self.epochs_per_evaluation > 1 and self.evaluations_per_epoch > 1:
+            expectation = f"1 with {self.evaluations_per_epoch} evaluations per epoch"
+            raise ArgumentError(sentence("epochs_per_evaluation", expectation, self.epochs_per_evaluation))

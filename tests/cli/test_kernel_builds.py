@@ -68,6 +68,18 @@ def test_decisions_are_those_of_training_in_its_precision():
         assert decision.problem.allow_tf32 is tf32
 
 
+def test_calls_of_evaluations_are_decided_without_gradients():
+    model = LanguageModel(50, 32, 64, 3, last_hidden_size=32, locked=True, layer_dropout=0.1, device="meta")
+    calls = [
+        LayerCall(layer, (35, 8, layer.input_size), training=training)
+        for layer in model.layers
+        for training in (True, False)
+    ]
+    decisions = decided(calls, "bfloat16", H200)
+    assert [each.problem.needs_grad for each in decisions] == [True, False] * 3
+    assert [each.problem.hidden_size for each in decisions] == [64, 64, 64, 64, 32, 32]
+
+
 def test_nothing_is_decided_for_a_cpu(monkeypatch):
     monkeypatch.setattr(kernel_builds, "decided", lambda *given: pytest.fail("decided"))
     with kernels_ahead([LayerCall(translation_model().encoder[0], (5, 3, 64))], "float32", torch.device("cpu")):

@@ -162,6 +162,48 @@ def test_a_tied_model_may_have_any_hidden_size(gatewise, small):
     assert gatewise("generate", "--checkpoint", "run", "--length", 3).status == 0
 
 
+def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
+    files = [word for split in ("train", "valid", "test") for word in (f"--{split}", text)]
+    sizes = {"model.hidden_size": 20, "model.last_hidden_size": 12, "model.embedding_size": 12, "model.num_layers": 3}
+    options = {
+        "evaluation_window": 40,
+        "jitter": 2.5,
+        "rate_tokens": 40,
+        "warmup_steps": 0,
+        "checkpoint_evaluations": 1,
+    }
+    words = [word for name, value in (sizes | options).items() for word in ("--set", f"{name}={value}")]
+    words += ["--recipe", "wikitext2-awd-lstm", *files, "--batch-size", 4, "--window", 10]
+    words += ["--precision", "float32", "--epochs", 3]
+    answer = gatewise("train", "lm", *words, "--output", "run")
+    assert answer.status == 0, answer.err
+    assert "20-20-12 LSTM, tied softmax, " in answer.out
+    evaluations = json.loads(RunFolder("run").result.read_text())["evaluations"]
+    assert evaluations[-1]["valid_perplexity"] < evaluations[0]["valid_perplexity"]
+    assert gatewise("generate", "--checkpoint", "run", "--length", 3).status == 0
+    other = gatewise("train", "lm", *words, "--set", "evaluation_window=0", "--output", "other")
+    assert other.status == 0, other.err
+    found = [each["valid_perplexity"] for each in json.loads(RunFolder("other").result.read_text())["evaluations"]]
+    assert found == pytest.approx([each["valid_perplexity"] for each in evaluations], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.word_dropout=1", "`--set model.word_dropout` must be a probability in [0, 1), got 1"),
+        ("model.weight_dropout=-1", "`--set model.weight_dropout` must be a probability in [0, 1), got -1"),
+        ("model.last_hidden_size=8", "`--set model.last_hidden_size` must be 0 for one layer, got 8"),
+        ("text.jitter=9", "`--set text.jitter` must be from 0 to"),
+        ("training.beta2=1", "`--set training.beta2` must be in [0, 1), got 1"),
+    ],
+)
+def test_options_of_the_awd_lstm_that_make_no_sense_are_refused_by_name(gatewise, small, setting, message):
+    answer = gatewise("train", "lm", *small, "--set", setting, "--output", "run")
+    assert answer.status == 1
+    assert message in " ".join(answer.err.split())
+    assert not RunFolder("run").path.exists()
+
+
 def test_what_was_expected_is_compared(gatewise, small):
     for limit, verdict in ((1e9, "reached"), (1.001, "missed")):
         answer = gatewise(

@@ -13,6 +13,7 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli.bench_quality import quality_record
 from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches
 from gatewise.training import RunFolder, read_tensors
@@ -155,8 +156,17 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(gatewise, small, mo
     assert same(weights("whole", "last"), weights("parts", "last"))
     results = [json.loads(RunFolder(name).result.read_text()) for name in ("whole", "parts")]
     for result in results:
-        del result["minutes"]
+        for name in ("minutes", "evaluations", "run"):
+            del result[name]
     assert results[0] == results[1]
+
+
+def test_a_run_becomes_a_record_of_its_quality(gatewise, small):
+    assert gatewise("train", "nmt", *small, "--output", "run").status == 0
+    found, result = quality_record(RunFolder("run")), json.loads(RunFolder("run").result.read_text())
+    assert (found.task, found.figure("test"), found.minutes) == ("nmt", result["test_bleu"], result["minutes"])
+    assert [each["valid_bleu"] for each in found.evaluations] == [each["scores"]["BLEU"] for each in history("run")]
+    assert found.minutes > found.evaluations[-1]["minutes"]
 
 
 def test_an_interruption_while_the_test_set_is_translated_loses_nothing(gatewise, small, monkeypatch):

@@ -15,6 +15,7 @@ from gatewise.benchmarks.publication import publication
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / record.RESULTS
 PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "attention.md"]
+PAGES += [ROOT / "docs" / "training.md"]
 PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)]+)\)$", re.MULTILINE)
 BLOCK = re.compile(r"<!-- benchmark: (\w+) -->\n(.*?)\n<!-- /benchmark: \1 -->", re.DOTALL)
 

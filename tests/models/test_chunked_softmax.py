@@ -273,6 +273,13 @@ def test_the_plain_softmax_is_the_plain_code(monkeypatch, smoothing):
         weighted_token_loss(*tensors, targets, shares)
 
 
+def test_on_a_cpu_the_mean_is_that_of_the_plain_losses_and_differentiable_twice():
+    tensors, targets, _ = case(6, 5, 7, torch.float64)
+    loss = mean_token_loss(*tensors, targets)
+    assert torch.equal(loss, functional.cross_entropy(functional.linear(*tensors), targets))
+    assert torch.autograd.gradgradcheck(lambda *each: mean_token_loss(*each, targets), tensors)
+
+
 def test_the_mean_loss_of_other_products_is_that_of_the_losses():
     tensors, targets, _ = case(31, 7, 11, torch.float32)
     assert torch.equal(mean_token_loss(*tensors, targets), token_losses(*tensors, targets).mean())

@@ -83,6 +83,18 @@ def test_evaluation_carries_the_state():
     assert carried != pytest.approx(apart)
 
 
+@pytest.mark.parametrize(("epochs", "every", "found"), [(6, 2, [2, 4, 6]), (5, 3, [3, 5]), (2, 7, [2])])
+def test_some_epochs_end_with_an_evaluation_and_the_last_one_always(tmp_path, epochs, every, found):
+    outcome, _ = train(tmp_path, epochs=epochs, epochs_per_evaluation=every)
+    assert [each.epoch for each in outcome.history] == found
+    each_epoch, _ = train(tmp_path / "others", epochs=epochs)
+    before = max([0, *found[:-1]])
+    assert outcome.history[-1].train_loss == pytest.approx(
+        sum(each.train_loss for each in each_epoch.history[before:]) / (epochs - before)
+    )
+    assert outcome.history[-1].valid_loss == each_epoch.history[-1].valid_loss
+
+
 def test_an_epoch_has_as_many_evaluations_as_asked_for(tmp_path):
     outcome, _ = train(tmp_path, epochs=2, evaluations_per_epoch=3)
     assert [evaluation.step for evaluation in outcome.history] == [7, 14, 20, 27, 34, 40]

@@ -39,6 +39,12 @@ def way(request):
     return {"record_step": Recorder()} if request.param == "replayed" else {}
 
 
+def test_a_faulty_step_at_the_end_of_an_epoch_without_evaluation_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(watch.EVERY, "cpu", 7)
+    words = fails(KernelFault, tmp_path, faulty_model(19, 0, "loss"), epochs_per_evaluation=2)
+    assert "step 20 of training (epoch 1, batch 20) was not finite on the kernel new" in words
+
+
 # When the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read from time to time.
 @pytest.mark.parametrize("every", [1, 7])
 @pytest.mark.parametrize("wrong", WRONG)

@@ -35,6 +35,7 @@ CHANGES = {
     "average_last": (2, 5, {"average": "last"}),
     "precision": ("float32", "bfloat16", {}),
     "evaluations_per_epoch": (1, 2, {}),
+    "epochs_per_evaluation": (1, 2, {}),
     "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
 }
 # These options determine when files are written, or are used by the caller; they must not change the weights here.
@@ -85,6 +86,10 @@ def test_the_option_changes_no_weight(tmp_path, name):
         ({"learning_rate": float("inf")}, "`learning_rate` must be a finite number, got inf"),
         ({"learning_rate": 0.0}, "`learning_rate` must be greater than 0, got 0.0"),
         ({"epochs": 2**31}, "`epochs` must be at most 2,147,483,647, got 2147483648"),
+        (
+            {"epochs_per_evaluation": 2, "evaluations_per_epoch": 3},
+            "`epochs_per_evaluation` must be 1 with 3 evaluations per epoch, got 2",
+        ),
         ({"seed": -1}, "`seed` must be 0 or more, got -1"),
         ({"clip": -1.0}, "`clip` must be 0 or more, got -1.0"),
         ({"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),

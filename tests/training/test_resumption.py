@@ -42,6 +42,7 @@ OPTIONS = {
         "evaluations_per_epoch": 3,
         "checkpoint_evaluations": 4,
     },
+    "evaluations after some epochs": {"average": "ema", "epochs_per_evaluation": 2, "checkpoint_steps": 6},
     "mean of the last three": {"average": "last", "average_last": 3, "evaluations_per_epoch": 2, "checkpoint_steps": 5},
 }
 

@@ -1,0 +1,98 @@
+"""Time to quality: the score that a recipe reaches, and the time that it takes, as records and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gatewise.benchmarks.provenance import provenance
+from gatewise.benchmarks.record import Run, of_device
+
+BENCHMARK = "quality"
+
+SCORES = {"lm": "perplexity", "nmt": "bleu"}
+"""The score of each command under `gatewise train` that has records."""
+
+_HEADINGS = {"perplexity": "perplexity", "bleu": "BLEU"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QualityRecord:
+    """One complete training run.
+
+    Attributes:
+        benchmark: The name of the benchmark.
+        task: The command under `gatewise train`.
+        recipe: The name of the recipe.
+        seed: The seed.
+        settings: All other values of the recipe, by section, without paths.
+        minutes: The time of training, validation, checkpoints and the evaluation on the test data.
+        figures: The scores by name.
+        evaluations: The evaluations on the validation data, with the minutes until then.
+        run: The environment of the training.
+    """
+
+    benchmark: str
+    task: str
+    recipe: str
+    seed: int
+    settings: dict[str, Any]
+    minutes: float
+    figures: dict[str, float]
+    evaluations: list[dict[str, float]]
+    run: Run
+
+    def figure(self, split: str) -> float:
+        """Return the score on the validation ("valid") or the test data ("test")."""
+        return self.figures[f"{split}_{SCORES[self.task]}"]
+
+    @classmethod
+    def from_line(cls, line: str) -> QualityRecord:
+        """Parse one line of a file."""
+        fields = json.loads(line)
+        return cls(**fields | {"run": Run(**fields["run"])})
+
+
+def newest(records: Sequence[QualityRecord], device: str = "") -> list[QualityRecord]:
+    """Return the newest record of each recipe and seed, without those of a recipe that was changed since.
+
+    Args:
+        records: All records of a file, oldest first.
+        device: A part of the device's name; see `of_device`.
+    """
+    fitting = of_device(records, device)
+    settings = {each.recipe: each.settings for each in fitting}
+    current = {(each.recipe, each.seed): each for each in fitting if each.settings == settings[each.recipe]}
+    return sorted(current.values(), key=lambda each: (each.task, each.recipe, each.seed))
+
+
+def markdown(records: Sequence[QualityRecord]) -> str:
+    """Return a table in Markdown with a row for each recipe: the means over its seeds, with the lowest and highest."""
+    lines = ["| recipe | score | validation | test | minutes | seeds |", "|---|---|---:|---:|---:|---|"]
+    for recipe in dict.fromkeys(each.recipe for each in records):
+        rows = [each for each in records if each.recipe == recipe]
+        scores = [_spread([each.figure(split) for each in rows], 1) for split in ("valid", "test")]
+        minutes = _spread([each.minutes for each in rows], 2)
+        seeds = ", ".join(str(each.seed) for each in rows)
+        heading = _HEADINGS[SCORES[rows[0].task]]
+        lines.append(f"| `{recipe}` | {heading} | {scores[0]} | {scores[1]} | {minutes} | {seeds} |")
+    origin = provenance([each.run for each in records]).removesuffix(" Medians of samples taken in turn.")
+    return "\n".join([*lines, "", origin])
+
+
+def report(records: Sequence[QualityRecord]) -> str:
+    """Return the table, and then the validation score of every evaluation of every run."""
+    parts = ["# `gatewise bench quality`", "", markdown(records)]
+    for each in records:
+        score = f"valid_{SCORES[each.task]}"
+        parts += ["", f"## {each.recipe}, seed {each.seed}", "", f"`{each.run.command}`", ""]
+        parts += ["| epoch | minutes | validation |", "|---:|---:|---:|"]
+        parts += [f"| {line['epoch']:g} | {line['minutes']:.2f} | {line[score]:.2f} |" for line in each.evaluations]
+    return "\n".join(parts) + "\n"
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"

@@ -1,0 +1,80 @@
+"""`gatewise bench quality`: complete runs become records, and records a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gatewise.benchmarks import quality, record
+from gatewise.training import perplexity
+
+
+def read(folder="records"):
+    return record.read_lines(record.path_of(record.Path(folder), quality.BENCHMARK), quality.QualityRecord)
+
+
+def test_runs_of_a_language_model_become_records_and_a_table(gatewise, small, tmp_path):
+    for seed in (1, 2):
+        assert gatewise("train", "lm", *small, "--seed", seed, "--output", f"run{seed}").status == 0
+    answer = gatewise("bench", "quality", "run1", "run2", "--results", "records")
+    assert answer.status == 0, answer.err
+    first, second = rows = read()
+    assert [each.seed for each in rows] == [1, 2]
+    assert first.settings == second.settings
+    assert str(tmp_path) not in json.dumps(first.settings)
+    result = json.loads((tmp_path / "run1" / "result.json").read_text())
+    assert first.figure("test") == result["test_perplexity"]
+    assert first.figure("valid") == min(each["valid_perplexity"] for each in first.evaluations)
+    assert [each["epoch"] for each in first.evaluations] == [1, 2]
+    minutes = [each["minutes"] for each in first.evaluations]
+    assert 0 < minutes[0] < minutes[1] < first.minutes
+    assert first.run.command.endswith("--seed 1 --output run1")
+    assert f"lm, seed 1: validation {first.figure('valid'):.2f}, test {first.figure('test'):.2f}" in answer.out
+    page = tmp_path / "page.md"
+    page.write_text("<!-- benchmark: quality -->\n<!-- /benchmark: quality -->\n")
+    words = ("--results", "records", "--reports", "reports", "--into", "page.md")
+    answer = gatewise("bench", "report", "quality", *words)
+    assert answer.status == 0, answer.err
+    both = [each.figure("test") for each in rows]
+    cell = f"{sum(both) / 2:.1f} ({min(both):.1f} to {max(both):.1f})"
+    line = next(line for line in page.read_text().splitlines() if line.startswith("| `lm`"))
+    assert cell in line
+    assert line.endswith("| 1, 2 |")
+    lines = (tmp_path / "reports" / "quality.md").read_text().splitlines()
+    last = first.evaluations[-1]
+    assert f"| 2 | {last['minutes']:.2f} | {last['valid_perplexity']:.2f} |" in lines
+
+
+def test_the_newest_records_of_a_recipe_count(gatewise, small):
+    for number, epochs in enumerate((1, 2, 2)):
+        words = ("--epochs", epochs, "--seed", 5, "--output", f"run{number}")
+        assert gatewise("train", "lm", *small, *words).status == 0
+        assert gatewise("bench", "quality", f"run{number}", "--results", "records").status == 0
+    rows = read()
+    assert quality.newest(rows) == rows[2:]
+    assert len(rows[2].evaluations) == 2
+
+
+def test_an_incomplete_run_is_refused_and_nothing_recorded(gatewise, small, tmp_path):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    (tmp_path / "run" / "result.json").unlink()
+    answer = gatewise("bench", "quality", "run", "--results", "records")
+    assert answer.status == 1
+    said = " ".join(answer.err.split())
+    assert "`FOLDERS` must be folders of complete runs of gatewise train lm or nmt, got run, whose result.json" in said
+    assert not (tmp_path / "records" / "quality.jsonl").exists()
+
+
+def test_a_result_of_another_task_is_refused(gatewise, small, tmp_path):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    path = tmp_path / "run" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "classify"}))
+    assert gatewise("bench", "quality", "run", "--results", "records").status == 1
+
+
+@pytest.mark.parametrize("field", ["train", "valid"])
+def test_losses_are_recorded_as_perplexities(gatewise, small, tmp_path, field):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    evaluations = json.loads((tmp_path / "run" / "result.json").read_text())["evaluations"]
+    assert all(1 < each[f"{field}_perplexity"] < perplexity(10) for each in evaluations)
