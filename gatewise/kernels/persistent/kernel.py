@@ -14,7 +14,6 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
-    carries_hidden,
     gradients_as_carried,
     gradients_without_hidden,
     without_hidden,
@@ -30,6 +29,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     lean_forward_pieces,
     overwrites_gates,
 )
+from gatewise.kernels.persistent.sizes.step import carries_hidden
 from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
 
 if TYPE_CHECKING:
