@@ -31,6 +31,9 @@ struct MaskArguments {
 };
 #endif
 
+// Whether masks are loaded two steps ahead; where a thread has several cells, steps are long, and registers few.
+constexpr bool TWO_AHEAD = CELLS == 1;
+
 // The masks of one step of a cell.
 #if STEP_MASKS
 struct StepMasks {
@@ -53,7 +56,7 @@ struct Masks {
     const MaskArguments& given;
     u32 batch, columns, first_column;  // B; D * SIZE; the column of the block's first unit
     u32 kept;                          // a bit for each cell
-    StepMasks now[CELLS], coming[CELLS];  // of the next step, and of the one after it
+    StepMasks now[CELLS], coming[CELLS];  // of the next step, and of the one after it if TWO_AHEAD
 
     template <class Pass>
     __device__ __forceinline__ Masks(const Pass& p, int direction, int first_unit)
@@ -70,7 +73,7 @@ struct Masks {
                 given.kept[((size_t)direction * batch + ends.place(row)) * SIZE + unit])
                 kept |= 1u << cell;
             now[cell] = load(ends, first_unit, cell, first);
-            if (EARLIER == 2) coming[cell] = load(ends, first_unit, cell, second);
+            if (TWO_AHEAD) coming[cell] = load(ends, first_unit, cell, second);
         }
     }
 
@@ -88,12 +91,12 @@ struct Masks {
         return found;
     }
 
-    // At the end of a step: the masks of the next one arrive, those of the step after it, t, are loaded, or of the next step
-    // itself where a thread has several cells in float32; and those of step `later` are prefetched.
+    // At the end of a step: the masks of step `next`, or of the step after it, t, are loaded, and those of step `later` are
+    // prefetched.
     __device__ __forceinline__ void advance(const Ends& ends, int first_unit, int cell, int next, int t, int later) {
 #if STEP_MASKS
-        now[cell] = EARLIER == 2 ? coming[cell] : load(ends, first_unit, cell, next);
-        if (EARLIER == 2) coming[cell] = load(ends, first_unit, cell, t);
+        now[cell] = TWO_AHEAD ? coming[cell] : load(ends, first_unit, cell, next);
+        if (TWO_AHEAD) coming[cell] = load(ends, first_unit, cell, t);
         const Place at = place_of(cell);
         if (!at.exists || at.unit || later < 0 || later >= ends.of(at.row)) return;
         const size_t place = ((size_t)later * batch + ends.place(at.row)) * columns + first_column;
