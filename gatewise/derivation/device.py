@@ -133,9 +133,7 @@ def _masks(cell: Cell) -> tuple[str, str, list[str]]:
     """Return what precedes a function that reads the masks of a cell, its last argument, and the names of the masks."""
     if not cell.parameters:
         return "", "", []
-    lines = [
-        f"    const Real {learned(name)} = masks.of_cell({index});" for index, name in enumerate(cell.parameters)
-    ]
+    lines = [f"    const Real {learned(name)} = masks.of_cell({index});" for index, name in enumerate(cell.parameters)]
     return "template <class Masks> ", ", const Masks& masks", lines
 
 

@@ -186,8 +186,8 @@ def _resets(problem: Problem, planes: int) -> Work:
 
 
 def _masks(problem: Problem, cell: Regularised, planes: int) -> Work:
-    # The loops read a byte for each unit of each mask of steps. With recurrent dropout, hidden states are written twice, and
-    # two launches make the first of them.
+    # The loops read a byte for each unit of each mask of steps. With recurrent dropout, hidden states are stored twice,
+    # and two launches make the first of them.
     loops, layers = 2 if problem.needs_grad else 1, problem.num_layers
     units = layers * problem.num_directions * problem.time * problem.batch * problem.hidden_size
     drops = drops_hidden(cell)

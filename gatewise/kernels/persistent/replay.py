@@ -299,7 +299,7 @@ def issue_backward(
                 problem, given, results, from_above, found, _mask(problem, inputs, layers), scratch
             )
         if index and dx is not None:
-            dy = dx if not (problem.dropout and inputs.masks) else _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+            dy = _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
 
 
 def _mask(problem: Problem, inputs: Inputs, layers: tuple[int, ...]) -> Tensor | None:

@@ -148,7 +148,9 @@ def forward_pass(
     keep_gates,
     between=None,
     resets=None,
+    masks=None,
 ):
+    assert masks is None
     if h0.is_meta:
         return
     if between is not None:
@@ -211,7 +213,9 @@ def backward_pass(
     starts=(0, 0),
     between=None,
     resets=None,
+    masks=None,
 ):
+    assert masks is None
     if c0.is_meta:
         return
     if between is not None:

@@ -148,7 +148,7 @@ def test_initial_states_at_resets(sources):
 
 @pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
 def test_masks_that_keep_everything(sources, cell):
-    """All units keep their states from before every step, so that outputs and gradients go straight to the initial ones."""
+    """All units keep their states at every step, so that outputs and gradients are those of the initial states."""
     problem = PROBLEM.replace(cell=masked(cell, "zoneout"))
     inputs = testing.make_inputs(problem)
     inputs = inputs._replace(masks=tuple(torch.ones_like(mask) for mask in inputs.masks))

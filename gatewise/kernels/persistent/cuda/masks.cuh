@@ -77,6 +77,11 @@ struct Masks {
         }
     }
 
+    // The index of the mask of the block's first unit. Only the product with the step is computed in 64 bits.
+    __device__ __forceinline__ u64 place_at(int t, int place) const {
+        return (u64)(u32)t * (batch * columns) + (place * columns + first_column);
+    }
+
     // The masks of a cell at step t; zeros where the row has no such step, or the layer no such unit.
     __device__ __forceinline__ StepMasks load(const Ends& ends, int first_unit, int cell, int t) const {
         StepMasks found = {};
@@ -84,7 +89,7 @@ struct Masks {
         const Place at = place_of(cell);
         const int row = at.exists ? at.row : 0;
         if (!at.exists || first_unit + at.unit >= SIZE || t < 0 || t >= ends.of(row)) return found;
-        const size_t place = ((size_t)t * batch + ends.place(row)) * columns + first_column + at.unit;
+        const u64 place = place_at(t, ends.place(row)) + at.unit;
 #pragma unroll
         for (int i = 0; i < STEP_MASKS; ++i) found.at[i] = given.of_steps[i][place];
 #endif
@@ -99,7 +104,7 @@ struct Masks {
         if (TWO_AHEAD) coming[cell] = load(ends, first_unit, cell, t);
         const Place at = place_of(cell);
         if (!at.exists || at.unit || later < 0 || later >= ends.of(at.row)) return;
-        const size_t place = ((size_t)later * batch + ends.place(at.row)) * columns + first_column;
+        const u64 place = place_at(later, ends.place(at.row));
 #pragma unroll
         for (int i = 0; i < STEP_MASKS; ++i) prefetch(given.of_steps[i] + place);
 #endif

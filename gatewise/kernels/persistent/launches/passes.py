@@ -161,8 +161,8 @@ def forward_pass(
             states are [2, B, H], D is 1, and the gates of the second layer are filled by `fill_unwritten`.
         resets: The steps of the whole sequence at which episodes begin [T, B], as in `Inputs`; given if and only if the
             problem of the launch has resets.
-        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as they
-            enter the product, and `narrow` the outputs in any case.
+        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
+            they enter the product, and `narrow` the outputs in any case.
     """
     device = h0.device
     if h0.is_meta:

@@ -126,8 +126,8 @@ def row_forward_pass(
         lengths: The sequence lengths [B] on the device, int64, or None.
         order: The order of the batch rows, from `longest_first`.
         resets: The steps at which episodes begin [T, B], as in `Inputs`, or None.
-        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as they
-            enter the product, and `narrow` the outputs in any case.
+        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
+            they enter the product, and `narrow` the outputs in any case.
         ring: Memory for the exchange of statistics, of `Tiling.ring_words` for each group of batch rows at work and
             each direction, filled by `fill_unwritten`; None without statistics.
     """
