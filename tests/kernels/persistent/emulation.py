@@ -150,9 +150,9 @@ def forward_pass(
     resets=None,
     masks=None,
 ):
-    assert masks is None
     if h0.is_meta:
         return
+    assert masks is None
     if between is not None:
         pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
         states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
@@ -215,9 +215,9 @@ def backward_pass(
     resets=None,
     masks=None,
 ):
-    assert masks is None
     if c0.is_meta:
         return
+    assert masks is None
     if between is not None:
         pair = {"gates": gates, "cells": cells, "dgates": dgates}
         states = {"c0": c0, "dh_n": dh_n, "dc_n": dc_n, "dh0": dh0, "dc0": dc0}

@@ -7,6 +7,8 @@ from gatewise import testing
 from gatewise.cells import GRU, LSTM, SLSTM, Cell, LayerNormLSTM, Regularised, candidate
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import exactness, tilings
 from gatewise.kernels.persistent.sizes.step import is_fused
@@ -125,6 +127,22 @@ def test_rows_first(sources):
     problem = PROBLEM.replace(cell=masked(LSTM(), *ALL), bidirectional=True)
     x = testing.make_inputs(problem).x
     check(sources, problem, x=x.transpose(0, 1).contiguous().transpose(0, 1))
+
+
+@pytest.mark.parametrize("cell", [LSTM(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_memory_is_as_predicted(sources, cell):
+    problem = PROBLEM.replace(cell=masked(cell, *ALL), num_layers=2, dropout=0.3, hidden_size=13)
+    replay._replays.cache_clear()
+    replay.stack_of.cache_clear()
+    check(sources, problem)
+    masks = sum(mask.nbytes for mask in testing.make_inputs(problem).masks)
+    taken = replay._replays("backward", problem, False, Needs()).scratch_bytes
+    assert taken is not None
+    assert persistent.workspace_bytes(problem, DEVICE) == taken + masks
+    plain = problem.replace(cell=masked(cell, "zoneout"))
+    entered = 2 * (6 * 9 * 16 + 9 * 13) * 4  # the hidden states as they enter the product, and the first of them
+    (more,), (less,) = persistent.kept(problem, DEVICE), persistent.kept(plain, DEVICE)
+    assert 0 <= more.nbytes - less.nbytes - entered < 4 * 256
 
 
 class _BeginsAtOne(Cell):
