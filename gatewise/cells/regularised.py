@@ -31,6 +31,7 @@ class Regularised(Cell):
 
     Attributes:
         masked: The cell with the masks of steps as parameters of its step; the cell itself if there are none.
+        masked_beside_hidden: The same without zoneout of the hidden state, for kernels that apply it themselves.
         of_steps: The probability that an element is 1 for each mask that changes at every step, by name: the masks of
             zoneout in the order of the states, 1 where a unit keeps its value, then that of the candidate, 1 where a
             unit is kept.
@@ -49,7 +50,8 @@ class Regularised(Cell):
         self.of_steps = {_zoneout_of(name): rate for name, rate in zoned.items()}
         if candidate_dropout:
             self.of_steps[_CANDIDATE] = 1.0 - candidate_dropout
-        self.masked = _Masked(cell, tuple(zoned), candidate_dropout) if self.of_steps else cell
+        self.masked = _masked(cell, tuple(zoned), candidate_dropout)
+        self.masked_beside_hidden = _masked(cell, tuple(name for name in zoned if name != "h"), candidate_dropout)
 
     def step(self, gate: Any, state: Any, *learned: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the states after a step, before any mask is applied."""
@@ -107,6 +109,10 @@ class _Masked(Cell):
         with dropped if self.candidate_dropout else contextlib.nullcontext():
             after = self.cell.step(gate, state, *([masks] if self.cell.parameters else []))
         return _mixed(after, state, {name: getattr(masks, _zoneout_of(name)) for name in self.zoned})
+
+
+def _masked(cell: Cell, zoned: tuple[str, ...], candidate_dropout: float) -> Cell:
+    return _Masked(cell, zoned, candidate_dropout) if zoned or candidate_dropout else cell
 
 
 def in_evaluation(cell: Cell, zoneout: Sequence[float]) -> Cell:

@@ -65,11 +65,12 @@ def bench_cells(
     """Compare the layer of every cell with loops in plain PyTorch.
 
     Training steps and inference, eager and as CUDA graph replay: the layer of
-    the cell, the same with resets, gatewise.LSTM, torch.nn.LSTM, a loop over
-    the cell's step, the same with torch.compile of the step, and in the cases
-    with 32 steps torch.compile of the whole loop: time, memory, errors
-    against float64, and which kernel ran. A cell with wrong results gets no
-    time, and the command fails.
+    the cell, the same with resets, and in training with dropout and zoneout
+    in the recurrence, gatewise.LSTM, torch.nn.LSTM, a loop over the cell's
+    step, the same with torch.compile of the step, and in the cases with 32
+    steps torch.compile of the whole loop: time, memory, errors against
+    float64, and which kernel ran. A cell with wrong results gets no time, and
+    the command fails.
 
     Each record is written immediately, so a run can be split by --cell,
     --case, --dtype or --way, or interrupted.

@@ -14,7 +14,8 @@ defines
     adjoint(slopes, dh, d)        the second stage: the gradients of the sums; `d`, the gradient of the carried state
                                   after the step, is replaced by the gradient of the carried state before it
 
-The module `fused` describes the two stages.
+The parameters of a cell, if it has any, are masks that change at every step. `stepped` and `slopes` then have a last
+argument `masks` with a method `of_cell(index)`, which returns 0 or 1. The module `fused` describes the two stages.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gatewise.derivation.fused import (
     wanted_values,
 )
 from gatewise.derivation.printing import Language, printer
-from gatewise.derivation.trace import before, traced
+from gatewise.derivation.trace import before, learned, traced
 
 if TYPE_CHECKING:
     import sympy
@@ -86,7 +87,7 @@ class DeviceCode(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def device_code(cell: Cell) -> DeviceCode:
     """Return the code of a cell, without generating its text yet."""
-    return DeviceCode(cell, key_of(cell), _written)
+    return DeviceCode(cell, key_of(cell, f"{len(cell.parameters)} masks" if cell.parameters else ""), _written)
 
 
 @functools.lru_cache(maxsize=256)
@@ -128,6 +129,14 @@ def place(name: str, places: Sequence[int]) -> str:
     return f"__device__ __forceinline__ constexpr int {name}(int sum) {{ return {body}; }}"
 
 
+def _masks(cell: Cell) -> tuple[str, str, list[str]]:
+    """Return what precedes a function that reads the masks of a cell, its last argument, and the names of the masks."""
+    if not cell.parameters:
+        return "", "", []
+    lines = [f"    const Real {learned(name)} = masks.of_cell({index});" for index, name in enumerate(cell.parameters)]
+    return "template <class Masks> ", ", const Masks& masks", lines
+
+
 def _forward(cell: Cell) -> list[str]:
     step, kept, (carried,) = traced(cell), kept_values(cell), carried_states(cell)
     after = after_step(step)[carried]
@@ -136,12 +145,14 @@ def _forward(cell: Cell) -> list[str]:
         return CUDA.name(value, step.sums)
 
     wanted = {step.hidden, after, *kept}
+    template, argument, masks = _masks(cell)
     values = ", ".join([*(name(value) for value in kept), *["Real(0)"] * (MOST_SUMS - len(kept))])
     return [
         "struct Stepped { Kept kept; Real state, hidden; };",
-        "__device__ __forceinline__ Stepped stepped(const Kept sums, const Real before) {",
+        f"{template}__device__ __forceinline__ Stepped stepped(const Kept sums, const Real before{argument}) {{",
         *(f"    const Real {name(own)} = sums.{field};" for own, field in zip(step.sums, FIELDS, strict=False)),
         f"    const Real {name(before(carried))} = before;",
+        *masks,
         *CUDA.lines(needed(step, wanted, frozenset()), step.sums),
         f"    return {{{{{values}}}, {name(after)}, {name(step.hidden)}}};",
         "}",
@@ -172,6 +183,8 @@ def _backward(cell: Cell) -> list[str]:
     if after not in given:
         lines.append(f"    const Real {name(after)} = after;")
     lines.append(f"    const Real {name(before(carried))} = before;")
+    template, argument, masks = _masks(cell)
+    lines += masks
     lines += CUDA.lines(needed(step, wanted_values(cell), known), step.sums)
     lines += [f"    const Real {symbol} = {printed.doprint(value)};" for symbol, value in shared]
     total = _sum([_product("dh", "through", through), "d"])
@@ -182,7 +195,8 @@ def _backward(cell: Cell) -> list[str]:
     fields = ", ".join([*gradients[: len(step.sums)], *["Real(0)"] * (MOST_SUMS - len(step.sums))])
     return [
         f"struct Slopes {{ Real {', '.join(stored)}; }};",
-        "__device__ __forceinline__ Slopes slopes(const Kept kept, const Real after, const Real before) {",
+        f"{template}__device__ __forceinline__ Slopes slopes("
+        f"const Kept kept, const Real after, const Real before{argument}) {{",
         *lines,
         f"    return {{{', '.join(printed.doprint(entry) for entry in entries)}}};",
         "}",

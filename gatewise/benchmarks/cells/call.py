@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor, nn
 
 from gatewise.benchmarks.cases import LSTMCase
 from gatewise.benchmarks.cells.loop import CellLoop, loop_of, step_of
+from gatewise.benchmarks.cells.record import ZONEOUT
 from gatewise.benchmarks.lstm.call import exact
 from gatewise.cells import GRU, LSTM, RNN, Cell
+from gatewise.contract.errors import ArgumentError
 from gatewise.nn import GRU as GRU_LAYER
 from gatewise.nn import LSTM as LSTM_LAYER
 from gatewise.nn import RNN as RNN_LAYER
@@ -19,6 +22,7 @@ from gatewise.nn import Recurrent
 RESET_RATE = 0.03
 """The fraction of steps at which an episode begins, in calls with resets."""
 
+_RATE, _ZONEOUT = 0.25, 0.1
 _STEPS_BEFORE = 8
 
 
@@ -53,7 +57,9 @@ class CellCall:
 
 
 def layer_of(cell: Cell, size: int, **options: object) -> nn.Module:
-    """Return a layer of a cell as its users create it: by the class of its own if there is one."""
+    """Return a layer of a cell as its users create it: by the class of its own if there is one with these options."""
+    if not options.keys().isdisjoint(("recurrent_dropout", "zoneout", "candidate_dropout")):
+        return Recurrent(cell, size, size, **{"bias": True} | options)  # type: ignore[arg-type]
     if type(cell) is LSTM:
         return LSTM_LAYER(size, size, **options)  # type: ignore[arg-type]
     if type(cell) is GRU:
@@ -62,6 +68,22 @@ def layer_of(cell: Cell, size: int, **options: object) -> nn.Module:
         return RNN_LAYER(size, size, nonlinearity=cell.nonlinearity, **options)  # type: ignore[arg-type]
     options = {"bias": True} | options  # as the layers that it is compared with
     return Recurrent(cell, size, size, **options)  # type: ignore[arg-type]
+
+
+def options_with_masks(cell: Cell, way: str) -> dict[str, object] | None:
+    """Return the options of a layer for one of the ways `WITH_MASKS`; None if the cell does not take them.
+
+    The rates are a quarter, and a tenth for zoneout of every state that may have it.
+    """
+    option = way.replace("-", "_")
+    states = [name for name in ("h", *cell.states) if math.isfinite(cell.initial_value(name))]
+    options: dict[str, object] = {option: dict.fromkeys(states, _ZONEOUT) if way == ZONEOUT else _RATE}
+    try:
+        with torch.device("meta"):
+            layer_of(cell, 1, **options)
+    except ArgumentError:
+        return None
+    return options
 
 
 def draw(cell: Cell, case: LSTMCase, device: torch.device, seed: int = 1) -> CellCall:

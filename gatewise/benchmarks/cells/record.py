@@ -15,11 +15,17 @@ BENCHMARK, QUICK_BENCHMARK = "cells", "cells_quick"
 CELL, RESETS, PLAIN = "gatewise", "resets", "gatewise.LSTM"
 """Ways of gatewise: the layer of the cell, the same with resets at 3 % of the steps, and the layer of the LSTM."""
 
+WEIGHT_DROPOUT, RECURRENT_DROPOUT = "weight-dropout", "recurrent-dropout"
+ZONEOUT, CANDIDATE_DROPOUT = "zoneout", "candidate-dropout"
+WITH_MASKS = (WEIGHT_DROPOUT, RECURRENT_DROPOUT, ZONEOUT, CANDIDATE_DROPOUT)
+"""Ways of gatewise in training: the layer of the cell with dropout or zoneout in the recurrence, and new masks for each
+call."""
+
 LIBRARY, LOOP, STEP, WHOLE = "nn.LSTM", "loop", "compiled-step", "compiled-loop"
 """Ways of PyTorch: its LSTM, a loop over the cell's step, with `torch.compile` of the step, and of the whole loop."""
 
-OWN = (CELL, RESETS, PLAIN)
-OPTIONAL = (RESETS, PLAIN, LIBRARY, LOOP, STEP, WHOLE)
+OWN = (CELL, RESETS, *WITH_MASKS, PLAIN)
+OPTIONAL = (RESETS, *WITH_MASKS, PLAIN, LIBRARY, LOOP, STEP, WHOLE)
 """The ways that a run can leave out."""
 
 

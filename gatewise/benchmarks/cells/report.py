@@ -15,6 +15,7 @@ from gatewise.benchmarks.cells.record import (
     RESETS,
     STEP,
     WHOLE,
+    WITH_MASKS,
     CellRecord,
     Measurement,
 )
@@ -29,14 +30,14 @@ _HOW = {EAGER: "eager", GRAPH: "CUDA graph"}
 _WHAT = {TRAIN: "train step", INFERENCE: "inference"}
 _RIVALS = {LIBRARY: "nn.LSTM", LOOP: "loop", STEP: "compiled step", WHOLE: "compiled loop"}
 _SHORT = {LIBRARY: "nn", LOOP: "loop", STEP: "step", WHOLE: "whole"}
-_WAYS = (CELL, PLAIN, RESETS, LIBRARY, LOOP, STEP, WHOLE)
+_WAYS = (CELL, PLAIN, RESETS, *WITH_MASKS, LIBRARY, LOOP, STEP, WHOLE)
 _LEGEND = (
     "LSTM: time over that of gatewise.LSTM. {names}: times as fast as they are; the loop is over the cell's step in "
     "plain PyTorch, and is compiled as a whole in the cases with 32 steps. resets: time with episodes that begin at 3 "
     "% of the steps over that without. memory, error: the loop is 1; memory beyond inputs, weights, outputs and "
     "gradients. All are geometric means over the cases; {fewer}."
 )
-
+_OF_MASKS = "Columns of dropout and zoneout: time of a training step that draws its masks, over that without."
 _COARSE = 1.3
 
 Key = tuple[str, str]
@@ -69,9 +70,15 @@ def over_plain(record: CellRecord, *hows: str) -> float | None:
     return 1 / theirs if theirs else None
 
 
-def over_no_resets(record: CellRecord, *hows: str) -> float | None:
-    """Return the time of a cell with resets over that without; arguments are those of `over_plain`."""
-    return next(filter(None, (record.ratio(RESETS, how) for how in hows)), None)
+def over_cell(record: CellRecord, way: str, *hows: str) -> float | None:
+    """Return the time of a cell with resets, dropout or zoneout over that without.
+
+    Args:
+        record: The row.
+        way: The way, such as `RESETS`.
+        hows: "graph", "eager" or both; the first one that was measured counts.
+    """
+    return next(filter(None, (record.ratio(way, how) for how in hows)), None)
 
 
 def memory_ratio(record: CellRecord) -> float | None:
@@ -103,7 +110,14 @@ def on_screen(records: Sequence[CellRecord]) -> RenderableType:
                 style = "" if all(row.status == MEASURED for row in rows) else "bold red"
                 table.add_row(cell, *_figures(rows, [(way, how) for way in rivals], (how,), "*"), style=style)
             parts += [table, Text("")]
+            if masks := _measured_of(WITH_MASKS, [row for rows in by_cell.values() for row in rows]):
+                titled = plain_table(f"{key[0]}, {_HOW[how]}, over no masks", ("cell", "n", *masks), left=("cell",))
+                for cell, rows in by_cell.items():
+                    titled.add_row(cell, *_figures_of_masks(rows, masks, (how,), "*"))
+                parts += [titled, Text("")]
     parts += [Text(line) for line in (*_shortfalls(records), *_missing(records))]
+    if _measured_of(WITH_MASKS, records):
+        parts += [Text(f"Over no masks: {_OF_MASKS[0].lower()}{_OF_MASKS[1:]}", style="dim")]
     legend = _LEGEND.format(
         names="nn (nn.LSTM), loop, step (its step compiled), whole (all of it compiled)",
         fewer="a star marks those over fewer cases than n",
@@ -118,7 +132,7 @@ def on_screen(records: Sequence[CellRecord]) -> RenderableType:
 def markdown(records: Sequence[CellRecord]) -> str:
     """Return the summary for a page: a table of means for each precision and direction, with a row for each cell."""
     lines = []
-    rivals = _rivals(records)
+    rivals, masks = _rivals(records), _measured_of(WITH_MASKS, records)
     both = [(way, how) for way in rivals for how in (EAGER, GRAPH)]
     pairs = [f"{_RIVALS[way]}, {how}" for way, how in both]
     for key, by_cell in tables(records).items():
@@ -127,6 +141,16 @@ def markdown(records: Sequence[CellRecord]) -> str:
         lines += [f"|---|{'---:|' * (len(pairs) + 5)}"]
         lines += [f"| {cell} | {' | '.join(_figures(rows, both, (GRAPH, EAGER)))} |" for cell, rows in by_cell.items()]
         lines += [""]
+    if masks:
+        lines += ["**Dropout and zoneout in training steps**", ""]
+        lines += [f"| precision | cell | cases | {' | '.join(masks)} |", f"|---|---|{'---:|' * (len(masks) + 1)}"]
+        lines += [
+            f"| {dtype} | {cell} | {' | '.join(_figures_of_masks(rows, masks, (GRAPH, EAGER)))} |"
+            for (dtype, direction), by_cell in tables(records).items()
+            for cell, rows in by_cell.items()
+            if direction == TRAIN
+        ]
+        lines += ["", f"{_OF_MASKS} In a CUDA graph where there is one.", ""]
     legend = _LEGEND.format(
         names=", ".join(_RIVALS.values()),
         fewer="in brackets their number where it is smaller. LSTM and resets are in a CUDA graph where there is one",
@@ -155,8 +179,27 @@ def report(records: Sequence[CellRecord]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def _measured_of(ways: Sequence[str], records: Sequence[CellRecord]) -> list[str]:
+    return [way for way in ways if any(way in record.ways for record in records)]
+
+
+def _figures_of_masks(
+    rows: Sequence[CellRecord], ways: Sequence[str], hows: tuple[str, ...], mark: str = " ({})"
+) -> list[str]:
+    """Return the number of cases, and the mean of the times with each of these ways over those without."""
+    cases = sum(row.median(CELL, EAGER) is not None for row in rows)
+    return [str(cases), *(_mean(rows, lambda row, way=way: over_cell(row, way, *hows), cases, mark) for way in ways)]
+
+
+def _mean(rows: Sequence[CellRecord], of: Figure, cases: int, mark: str, unit: str = "") -> str:
+    found = [value for row in rows if (value := of(row))]
+    mean = geometric_mean(found)
+    fewer = mark.format(len(found)) if len(found) != cases else ""
+    return "" if mean is None else f"{_digits(mean)}{unit}{fewer}"
+
+
 def _rivals(records: Sequence[CellRecord]) -> list[str]:
-    return [way for way in _RIVALS if any(way in record.ways for record in records)]
+    return _measured_of(list(_RIVALS), records)
 
 
 def _figures(
@@ -165,13 +208,10 @@ def _figures(
     cases = sum(row.median(CELL, EAGER) is not None for row in rows)
 
     def figure(of: Figure, unit: str = "") -> str:
-        found = [value for row in rows if (value := of(row))]
-        mean = geometric_mean(found)
-        fewer = mark.format(len(found)) if len(found) != cases else ""
-        return "" if mean is None else f"{_digits(mean)}{unit}{fewer}"
+        return _mean(rows, of, cases, mark, unit)
 
     times = [figure(lambda row, way=way, how=how: row.ratio(way, how), "x") for way, how in pairs]
-    plain, resets = (figure(lambda row, of=of: of(row, *hows)) for of in (over_plain, over_no_resets))
+    plain, resets = figure(lambda row: over_plain(row, *hows)), figure(lambda row: over_cell(row, RESETS, *hows))
     return [str(cases), plain, *times, resets, figure(memory_ratio), figure(error_ratio)]
 
 

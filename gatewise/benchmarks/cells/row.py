@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gatewise.benchmarks.cells.record import CELL, LIBRARY, LOOP, OWN, PLAIN, RESETS, Measurement
+from gatewise.benchmarks.cells.record import LIBRARY, LOOP, OWN, RESETS, Measurement
 from gatewise.benchmarks.lstm import agreement
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH
 from gatewise.benchmarks.lstm.side import Outputs, Side
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 _IN_TURN = 0.05  # seconds; ways that take longer are timed one after the other
 _ONCE = 1.0  # seconds; of ways that take longer the checked call is the only one
 
-_LAYERS = (CELL, RESETS, PLAIN, LIBRARY)
+_LAYERS = (*OWN, LIBRARY)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,12 +39,24 @@ class Way:
         truth: The results in float64, by name.
         rival: The name of the way with whose errors its own are compared; empty for one that is not compared.
         wanted: Whether it is timed; otherwise only its errors are computed.
+        seed: The seed of PyTorch's generator before each call that is checked, if the calls draw random numbers.
     """
 
     make: Callable[[], Side]
     truth: Mapping[str, Tensor]
     rival: str
     wanted: bool = True
+    seed: int | None = None
+
+    def evidence(self, side: Side, training: bool) -> dict[str, Tensor]:
+        """Return the results of one call of its side."""
+        self.begin()
+        return side.evidence(training)
+
+    def begin(self) -> None:
+        """Set the generator before a call whose results are checked."""
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
 
 
 @dataclasses.dataclass(slots=True)
@@ -108,12 +120,12 @@ class Row:
                 return
         first = None
         if name != LOOP:  # which compiles nothing, and takes long
-            first = self._clocked(lambda: side.evidence(self._training))[0]
+            first = self._clocked(lambda: entry.way.evidence(side, self._training))[0]
         seconds: list[float] = []
         found: dict[str, Tensor] = {}
 
         def call() -> None:
-            spent, results = self._clocked(lambda: side.evidence(self._training))
+            spent, results = self._clocked(lambda: entry.way.evidence(side, self._training))
             seconds.append(spent)
             found.update(results)
 
@@ -196,6 +208,9 @@ class Row:
             if entry.side is not None:
                 times = {how: timings[key] for how in (EAGER, GRAPH) if (key := (name, how)) in timings}
                 entry.measured = dataclasses.replace(entry.measured, status=MEASURED, times=times)
+                if entry.way.seed is not None and name in replayed:
+                    entry.way.begin()
+                    functions[name, GRAPH]()
                 self._check_again(name, entry, replayed.get(name, {}))
 
     def _captured(self, side: Side, seconds: float) -> tuple[Callable[[], None], dict[str, Tensor]]:
@@ -239,7 +254,7 @@ class Row:
             if replayed:
                 entry.errors = agreement.larger(_errors(replayed, entry.way.truth), entry.errors)
             if name in OWN:
-                again = _errors(entry.side.evidence(self._training), entry.way.truth)
+                again = _errors(entry.way.evidence(entry.side, self._training), entry.way.truth)
                 entry.errors = agreement.larger(again, entry.errors)
             note = entry.measured.note
             self._judge(entry)

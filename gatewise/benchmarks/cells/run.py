@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gatewise.benchmarks.cases import LSTMCase
-from gatewise.benchmarks.cells.call import RESET_RATE, CellCall, draw
+from gatewise.benchmarks.cells.call import RESET_RATE, CellCall, draw, options_with_masks
 from gatewise.benchmarks.cells.cases import WHOLE_TIME
 from gatewise.benchmarks.cells.kinks import has_kinks, slack
 from gatewise.benchmarks.cells.loop import Loop, compiled, loop_of, step_of
@@ -26,6 +26,7 @@ from gatewise.benchmarks.cells.record import (
     RESETS,
     STEP,
     WHOLE,
+    WITH_MASKS,
     CellRecord,
     Measurement,
 )
@@ -45,6 +46,8 @@ from gatewise.cells import LSTM, Cell
 from gatewise.selection import AUTO
 
 Truth = dict[str, Tensor]
+
+_SEED = 3  # of the masks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class _Values:
 
     def __init__(self, cell: Cell, case: LSTMCase, device: torch.device) -> None:
         self.cell, self.case, self._device = cell, case, device
+        self._truths_of_masks: dict[str, Truth] = {}
 
     @functools.cached_property
     def call(self) -> CellCall:
@@ -169,6 +173,14 @@ class _Values:
     def truth_of_resets(self) -> Truth:
         """The results in float64 with resets."""
         return self._exact(resets=True)
+
+    def truth_of_masks(self, way: str) -> Truth:
+        """The results in float64 with the masks that a way of `WITH_MASKS` draws, by the kernel eager."""
+        if way not in self._truths_of_masks:
+            options = {**(options_with_masks(self.cell, way) or {}), "kernel": "eager"}
+            exact = Way(lambda: layer_side(self.call, torch.float64, **options), {}, "", seed=_SEED)
+            self._truths_of_masks[way] = exact.evidence(exact.make(), training=True)
+        return self._truths_of_masks[way]
 
     @functools.cached_property
     def kinks(self) -> bool:
@@ -192,7 +204,7 @@ def _measured(
     # The library adds up the products of the loop in another order than a kernel does: the longest sums are over all
     # tokens, for the gradients of weights, or over the rows of the recurrent weights.
     rounding = precision.rounding + rounding_of_sum(max(tokens, len(values.cell.gates) * size))
-    wanted = [way for way in settings.ways if _applies(way, values)]
+    wanted = [way for way in settings.ways if _applies(way, values, training)]
     try:
         ways = _ways(wanted, values, layer, precision, training, compilations)
     except RuntimeError as error:  # out of memory, or a library's error: the other rows still run
@@ -207,7 +219,9 @@ def _measured(
     return row.measurements()
 
 
-def _applies(way: str, values: _Values) -> bool:
+def _applies(way: str, values: _Values, training: bool) -> bool:
+    if way in WITH_MASKS:
+        return training and options_with_masks(values.cell, way) is not None
     if way == PLAIN:
         return type(values.cell) is not LSTM  # whose own layer it is
     return way != WHOLE or values.case.time == WHOLE_TIME
@@ -230,6 +244,11 @@ def _ways(
     }
     if RESETS in wanted:
         ways[RESETS] = Way(lambda: layer_side(call, dtype, resets=True), values.truth_of_resets, LOOP)
+    for way in WITH_MASKS:
+        if way in wanted:
+            options = options_with_masks(cell, way) or {}
+            make = functools.partial(layer_side, call, dtype, **options)
+            ways[way] = Way(make, values.truth_of_masks(way), LOOP, seed=_SEED)
     if STEP in wanted:
         size = case.hidden_size
         ways[STEP] = Way(

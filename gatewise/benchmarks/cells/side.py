@@ -12,10 +12,17 @@ from gatewise.benchmarks.cells.loop import CellLoop, Loop
 from gatewise.benchmarks.lstm.side import Outputs, Side
 
 
-def layer_side(call: CellCall, dtype: torch.dtype, *, resets: bool = False) -> Side:
-    """Create the side of gatewise's layer of the cell, with the kernel that users get; its states are [1, B, H]."""
+def layer_side(call: CellCall, dtype: torch.dtype, *, resets: bool = False, **options: object) -> Side:
+    """Create the side of gatewise's layer of the cell; its states are [1, B, H].
+
+    Args:
+        call: The values.
+        dtype: The dtype.
+        resets: Whether the call has resets.
+        options: The options of the layer, if it has others than by default, where users get the kernel that is fastest.
+    """
     with torch.device(call.x.device):
-        module = layer_of(call.cell, call.case.hidden_size, dtype=dtype)
+        module = layer_of(call.cell, call.case.hidden_size, dtype=dtype, **options)
     module.load_state_dict(call.weights)
     x = call.x.to(dtype, copy=True)
     states = tuple(state.to(dtype, copy=True).unsqueeze(0) for state in call.states)

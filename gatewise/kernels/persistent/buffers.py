@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gatewise.cells import Regularised
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
-from gatewise.kernels.carried import carried_size
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.launches import Operand, Tokens
+from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
+from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -80,6 +82,17 @@ def with_plain_nan(h0: Tensor, scratch: Scratch) -> Tensor:
     if h0.dtype != torch.float32:
         return h0
     return torch.nan_to_num(h0, math.nan, math.inf, -math.inf, out=scratch.new_empty(h0.shape))
+
+
+def masks_of(problem: Problem, layer: Layer) -> Masks | None:
+    """Return the masks of a layer as the passes read them; None for a cell without masks."""
+    cell = problem.cell
+    if not isinstance(cell, Regularised):
+        return None
+    kept, of_steps = layer.masks
+    kept = None if kept is None else kept.contiguous()
+    scale = 1.0 / (1.0 - cell.recurrent_dropout)
+    return Masks(layer.h0.contiguous(), kept, scale, tuple([mask.contiguous() for mask in of_steps]))
 
 
 def states_before(y: Tensor, first: Tensor, direction: int, start: int = 0) -> Operand:
@@ -166,6 +179,32 @@ def crop_gates(matrix: Tensor, size: int, columns: int, into: Tensor | None = No
 
 
 # Memory for results and gradients.
+
+
+class Entered(NamedTuple):
+    """The hidden states as they enter the recurrent products, where recurrent dropout changes them.
+
+    Attributes:
+        states: Those of all steps [T, B, D*H], H padded.
+        first: Those before the first step [D, B, H], H not padded.
+    """
+
+    states: Tensor
+    first: Tensor
+
+
+def with_entered(y: Tensor, layer: Layer, entered: Entered | None) -> tuple[Tensor, Layer]:
+    """Return the hidden states of all steps, and the layer with those before the first step, as products read them."""
+    return (y, layer) if entered is None else (entered.states, layer._replace(h0=entered.first))
+
+
+def new_entered(problem: Problem, like: Tensor | Scratch, tokens: Tokens) -> tuple[Tensor, ...]:
+    """Return uninitialised memory for the tensors of `Entered`; none without recurrent dropout."""
+    if not drops_hidden(problem.cell):
+        return ()
+    directions, size = problem.num_directions, problem.hidden_size
+    states = tokens.new(like, width=directions * hidden_of(size))
+    return states, like.new_empty(directions, tokens.batch, size)
 
 
 def new_result(problem: Problem, x: Tensor, tokens: Tokens, kept: tuple[Tensor, ...]) -> Result:

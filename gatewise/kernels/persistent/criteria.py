@@ -7,7 +7,7 @@ import functools
 
 import torch
 
-from gatewise.cells import LSTM, Cell, PeepholeLSTM, Regularised
+from gatewise.cells import Cell, PeepholeLSTM, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -32,7 +32,7 @@ from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
 def _fits(problem: Problem, device: Device) -> bool:
     if device.kind != "cuda" or device.capability < (8, 0) or problem.dtype not in formats.TENSOR_CORE_DTYPES:
         return True
-    if isinstance(problem.cell, Regularised) or refusal_of(problem.cell) or len(problem.cell.gates) > MOST_SUMS:
+    if refusal_of(step_cell(problem.cell)) or len(problem.cell.gates) > MOST_SUMS:
         return True  # other criteria refuse it
     return _has_tilings(problem.hidden_size, device, *_number(problem))
 
@@ -104,21 +104,10 @@ CRITERIA = (
         ),
     ),
     TRACES,
-    Criterion(
-        "cell",
-        allowed="a cell without dropout or zoneout",
-        actual=lambda problem, device: problem.cell.name,
-        holds=lambda problem, device: not isinstance(problem.cell, Regularised),
-        violation=lambda problem, device: (
-            problem.replace(cell=Regularised(LSTM(), recurrent_dropout=0.5), proj_size=0),
-            device,
-        ),
-        advice="the kernel `stepwise` computes its masks",
-    ),
     FOUR_GATES,
     Criterion(
         "proj_size",
-        allowed="0 for a cell with several states, parameters or normalization",
+        allowed="0 for a cell with several states, parameters, normalization, dropout or zoneout",
         actual=lambda problem, device: f"{problem.proj_size} with {problem.cell.name}",
         holds=lambda problem, device: problem.proj_size == 0 or is_fused(problem.cell),
         violation=lambda problem, device: (
@@ -128,7 +117,7 @@ CRITERIA = (
     ),
     Criterion(
         "memory",
-        allowed="'normal' in training for a cell with several states, parameters or normalization",
+        allowed="'normal' in training for a cell with several states, parameters, normalization, dropout or zoneout",
         actual=lambda problem, device: f"{'lean' if problem.lean else 'normal'!r} with {problem.cell.name}",
         holds=lambda problem, device: not problem.rebuilds_gates or is_fused(problem.cell),
         violation=lambda problem, device: (

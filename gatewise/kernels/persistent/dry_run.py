@@ -9,16 +9,17 @@ import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
+from gatewise.contract.masks import mask_specs
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.carried import carried_size
 from gatewise.kernels.cuda.allocations import Allocations, counting_scratch, run_dry
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, replay
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.schedule import layer_passes
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
+from gatewise.kernels.persistent.sizes.step import carried_size
 
 
 class Memory(NamedTuple):
@@ -87,9 +88,10 @@ def _arguments(problem: Problem) -> tuple[Inputs, OutputGradients]:
         c_n,
         tuple([_new(problem, *shape) for shape in buffers.weight_shapes(problem)]),
         _new(problem, problem.batch, dtype=torch.int64) if ragged else None,
-        masks=tuple(_new(problem, *y.shape, dtype=torch.bool) for _ in range(problem.num_layers - 1))
-        if problem.dropout
-        else (),
+        masks=tuple(
+            _new(problem, *spec.shape, dtype=torch.bool)
+            for spec in mask_specs(problem, (problem.time, problem.batch), tuple(h_n.shape))
+        ),
         resets=_new(problem, problem.time, problem.batch, dtype=torch.bool) if problem.resets else None,
     )
     return inputs, OutputGradients(y, h_n, c_n)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from gatewise.cells import Regularised
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
@@ -14,7 +15,6 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
-    carries_hidden,
     gradients_as_carried,
     gradients_without_hidden,
     without_hidden,
@@ -30,6 +30,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     lean_forward_pieces,
     overwrites_gates,
 )
+from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class _Persistent:
             work += own.loops(problem, device)
         if problem.resets:
             work += _resets(problem, planes)
+        if isinstance(problem.cell, Regularised):
+            work += _masks(problem, problem.cell, planes)
         if problem.proj_size:
             return work + _folded(problem, planes)
         if problem.rebuilds_gates:
@@ -180,6 +183,19 @@ def _resets(problem: Problem, planes: int) -> Work:
     read = problem.num_layers * problem.num_directions * problem.time * problem.batch * (3 if problem.needs_grad else 1)
     copies = problem.needs_grad and not copies_states(problem.replace(resets=False))
     return Work(bytes_moved=read + 2 * copies * problem.num_layers * planes)
+
+
+def _masks(problem: Problem, cell: Regularised, planes: int) -> Work:
+    # The loops read a byte for each unit of each mask of steps. With recurrent dropout, hidden states are stored twice,
+    # and two launches make the first of them.
+    loops, layers = 2 if problem.needs_grad else 1, problem.num_layers
+    units = layers * problem.num_directions * problem.time * problem.batch * problem.hidden_size
+    drops = drops_hidden(cell)
+    return Work(
+        bytes_moved=loops * len(cell.of_steps) * units + drops * layers * planes,
+        launches=2 * drops * layers,
+        operators=0 if is_laid_out(problem) else 2 * drops * layers,
+    )
 
 
 def _segmented(problem: Problem, planes: int) -> Work:

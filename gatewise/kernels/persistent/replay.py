@@ -17,7 +17,6 @@ from torch import Tensor
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.carried import carried_size, carries_hidden
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
@@ -26,6 +25,7 @@ from gatewise.kernels.persistent.buffers import order_of, order_of_outputs
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.schedule import layer_schedule, schedule_of
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
+from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden
 from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
@@ -76,7 +76,7 @@ class Stack(NamedTuple):
         problem, tokens = self.problem, self.tokens
         x, h0, c0, weights, lengths, _, masks, resets = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  no generator
-        read = (x, h0, c0, lengths)
+        read = (x, h0, c0, lengths, *masks)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
             replays, y = self.forward_replays, x.new_empty(*self.output)
         else:
@@ -104,7 +104,7 @@ class Stack(NamedTuple):
         needs_x, needs_state, needs_weights = needs
         x, h0, c0, weights, lengths, _, masks, resets = inputs
         fit = all([weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights])  # noqa: C419  as above
-        read = (x, h0, c0, lengths, y, *gradients)
+        read = (x, h0, c0, lengths, y, *masks, *gradients)
         if self.straight and fit and all([tensor is None or tensor.is_contiguous() for tensor in read]):  # noqa: C419
             replays = self.backward_replays if needs == _ALL else _replays("backward", problem, False, needs)
             dx = x.new_empty(*self.input) if needs_x else None
@@ -192,7 +192,7 @@ def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     # Checkpointed layers read x by segments, and copy no more of it if it is in the order of rows.
     if not (tokens.by_row or (problem.rebuilds_gates and x.transpose(0, 1).is_contiguous())):
         x = x.contiguous()
-    lengths = buffers.on_device(lengths, x.device)
+    lengths, masks = buffers.on_device(lengths, x.device), tuple([mask.contiguous() for mask in masks])
     return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks, resets)
 
 
@@ -235,7 +235,7 @@ def issue_forward(problem: Problem, inputs: Inputs, result: Result, tokens: Toke
             if index:
                 x = _dropped(problem, inputs, index - 1, x, scratch)
             given = stack.layer_of(problem, inputs, layers, x)
-            schedule_of(problem, layers).forward(problem, given, tokens, into, _mask(inputs, layers), scratch)
+            schedule_of(problem, layers).forward(problem, given, tokens, into, _mask(problem, inputs, layers), scratch)
         x = outputs[last]
 
 
@@ -300,15 +300,15 @@ def issue_backward(
             )
             from_above = OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows))
             schedule_of(problem, layers).backward(
-                problem, given, results, from_above, found, _mask(inputs, layers), scratch
+                problem, given, results, from_above, found, _mask(problem, inputs, layers), scratch
             )
         if index and dx is not None:
-            dy = dx if not inputs.masks else _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+            dy = _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
 
 
-def _mask(inputs: Inputs, layers: tuple[int, ...]) -> Tensor | None:
+def _mask(problem: Problem, inputs: Inputs, layers: tuple[int, ...]) -> Tensor | None:
     """Return the dropout mask between the layers of a pair."""
-    return inputs.masks[layers[0]] if inputs.masks and len(layers) > 1 else None
+    return inputs.masks[layers[0]] if problem.dropout and inputs.masks and len(layers) > 1 else None
 
 
 def _rows(state: Tensor | None, rows: slice) -> Tensor | None:
@@ -318,7 +318,7 @@ def _rows(state: Tensor | None, rows: slice) -> Tensor | None:
 def _dropped(
     problem: Problem, inputs: Inputs, gap: int, tensor: Tensor, scratch: Scratch, out: Tensor | None = None
 ) -> Tensor:
-    if not inputs.masks:
+    if not (problem.dropout and inputs.masks):
         return tensor
     if out is None:
         out = torch.as_strided(scratch.new_empty(tensor.shape), tensor.shape, tensor.stride())

@@ -11,7 +11,18 @@ import pytest
 from rich.console import Console
 
 from gatewise.benchmarks.cells import picture, record, report
-from gatewise.benchmarks.cells.record import CELL, LOOP, PLAIN, RESETS, STEP, WHOLE, CellRecord, Measurement
+from gatewise.benchmarks.cells.record import (
+    CELL,
+    LOOP,
+    PLAIN,
+    RESETS,
+    STEP,
+    WEIGHT_DROPOUT,
+    WHOLE,
+    ZONEOUT,
+    CellRecord,
+    Measurement,
+)
 from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 
@@ -56,7 +67,7 @@ def test_figures_of_a_row(cell: CellRecord) -> None:
     assert report.over_plain(cell, "graph", "eager") == pytest.approx(1.25)
     assert report.over_plain(cell, "eager") == pytest.approx(1 / 0.9)
     assert report.over_plain(dataclasses.replace(cell, cell="lstm"), "graph") == 1
-    assert report.over_no_resets(cell, "graph") == pytest.approx(1.02)
+    assert report.over_cell(cell, RESETS, "graph") == pytest.approx(1.02)
     assert report.memory_ratio(cell) == pytest.approx(0.25)
     assert report.memory_ratio(dataclasses.replace(cell, settings=cell.settings | {"time": 1})) is None
     assert report.error_ratio(cell) == 1.04
@@ -125,6 +136,18 @@ def test_markdown(rows: list[CellRecord]) -> None:
     assert "| mgu | 0 |" in "\n".join(lines)
     assert "**bf16, inference**" in lines
     assert {line.count("|") for line in lines if line.startswith("|")} == {13}
+
+
+def test_masks_have_tables_of_their_own(cell: CellRecord) -> None:
+    masks = {ZONEOUT: slower(cell, 1.02, CELL).ways[CELL], WEIGHT_DROPOUT: slower(cell, 1.05, CELL).ways[CELL]}
+    rows = [dataclasses.replace(cell, ways=cell.ways | masks), dataclasses.replace(cell, case="200-8-512")]
+    lines = report.markdown([*rows, dataclasses.replace(cell, direction="inference")]).splitlines()
+    (header,) = [index for index, line in enumerate(lines) if "zoneout |" in line]
+    assert lines[header] == "| precision | cell | cases | weight-dropout | zoneout |"
+    assert lines[header + 2 : header + 4] == ["| bf16 | gru | 2 | 1.05 (1) | 1.02 (1) |", ""]
+    text = [" ".join(line.split()) for line in printed(rows).splitlines()]
+    assert text[text.index("bf16, CUDA graph, over no masks") + 3] == "gru 2 1.05* 1.02*"
+    assert "over no masks" not in printed([cell])
 
 
 def test_ways_that_nothing_measured_have_no_column(cell: CellRecord) -> None:

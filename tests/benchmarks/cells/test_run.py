@@ -18,9 +18,13 @@ from gatewise.benchmarks.cells.record import (
     LOOP,
     OPTIONAL,
     PLAIN,
+    RECURRENT_DROPOUT,
     RESETS,
     STEP,
+    WEIGHT_DROPOUT,
     WHOLE,
+    WITH_MASKS,
+    ZONEOUT,
     CellRecord,
     Measurement,
 )
@@ -91,6 +95,28 @@ def test_the_lstm_is_not_compared_with_itself(tiny, observer) -> None:
     assert set(found.ways) == {LOOP, CELL, RESETS, LIBRARY}
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "rnn_tanh"])
+def test_ways_with_masks(tiny, observer, cell: str) -> None:
+    (found,) = records_of(tiny, observer, cells=chosen_cells([cell]), ways=WITH_MASKS)
+    masks = WITH_MASKS if cell != "rnn_tanh" else WITH_MASKS[:3]  # which has no candidate
+    assert statuses(found) == dict.fromkeys((CELL, *masks), "measured")
+    for way in masks:
+        assert found.ways[way].ran
+        assert 0 < found.ways[way].errors["y"] < 1e-6
+        assert set(found.ways[way].errors) == set(found.ways[CELL].errors)
+
+
+def test_masks_are_for_training_alone(tiny, observer) -> None:
+    (found,) = records_of(tiny, observer, directions=("inference",), ways=WITH_MASKS)
+    assert set(found.ways) == {CELL}
+
+
+def test_calls_with_other_masks_than_those_of_the_truth_are_wrong(tiny, observer, monkeypatch) -> None:
+    monkeypatch.setattr(row.Way, "begin", lambda self: None)
+    (found,) = records_of(tiny, observer, ways=WITH_MASKS)
+    assert statuses(found) == {CELL: "measured"} | dict.fromkeys(WITH_MASKS, "wrong")
+
+
 def test_compiled_ways(tiny, observer, traced_only) -> None:
     case = LSTMCase("whole", 32, 2, 4)
     short, long = records_of(tiny, observer, cases=(TINY[0], case), ways=OPTIONAL)
@@ -117,7 +143,8 @@ class NormedLSTM(gatewise.Cell):
 @pytest.mark.filterwarnings("ignore:.*NormedLSTM")
 def test_a_cell_with_statistics_over_units(tiny, observer, traced_only) -> None:
     (found,) = records_of(tiny, observer, cells=(NormedLSTM(),), ways=OPTIONAL)
-    assert statuses(found) == dict.fromkeys((LOOP, CELL, RESETS, STEP, LIBRARY, PLAIN), "measured")
+    masks = (WEIGHT_DROPOUT, RECURRENT_DROPOUT, ZONEOUT)  # its step marks no candidate
+    assert statuses(found) == dict.fromkeys((LOOP, CELL, RESETS, *masks, STEP, LIBRARY, PLAIN), "measured")
     assert "dgain" in found.ways[CELL].errors
 
 
@@ -215,6 +242,29 @@ def test_graphs_are_timed_and_checked(tiny, observer, monkeypatch, direction: st
         assert way.status == "measured"
         assert set(way.times) == {"eager", "graph"}
     assert found.ways[CELL].ran_captured
+
+
+def test_the_masks_of_a_checked_replay_are_those_of_the_truth(tiny, observer, monkeypatch) -> None:
+    def in_the_same_memory(step):
+        closure = dict(zip(step.__code__.co_freevars, step.__closure__, strict=True))
+        side, outputs = closure["side"].cell_contents, closure["outputs"].cell_contents
+
+        def results():
+            return [*outputs, *(leaf.grad for leaf in side.leaves)]
+
+        written = results()
+
+        def replay():
+            step()
+            for tensor, found in zip(written, results(), strict=True):
+                tensor.copy_(found)
+
+        return replay
+
+    captures(monkeypatch, in_the_same_memory)
+    (found,) = records_of(tiny, observer, ways=WITH_MASKS)
+    for way in WITH_MASKS:
+        assert (found.ways[way].status, set(found.ways[way].times)) == ("measured", {"eager", "graph"})
 
 
 @pytest.mark.parametrize("direction", ["train", "inference"])

@@ -148,9 +148,11 @@ def forward_pass(
     keep_gates,
     between=None,
     resets=None,
+    masks=None,
 ):
     if h0.is_meta:
         return
+    assert masks is None
     if between is not None:
         pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
         states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
@@ -211,9 +213,11 @@ def backward_pass(
     starts=(0, 0),
     between=None,
     resets=None,
+    masks=None,
 ):
     if c0.is_meta:
         return
+    assert masks is None
     if between is not None:
         pair = {"gates": gates, "cells": cells, "dgates": dgates}
         states = {"c0": c0, "dh_n": dh_n, "dc_n": dc_n, "dh0": dh0, "dc0": dc0}

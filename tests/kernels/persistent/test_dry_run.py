@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gatewise import testing
+from gatewise.cells import LSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
@@ -25,6 +26,7 @@ from gatewise.selection.choose import decide
 from tests.kernels.persistent.emulation import emulate, without_loops
 
 H200 = Device.named("h200")
+MASKED = Regularised(LSTM(), 0.3, (0.1, 0.2), 0.25)
 MIB = 1 << 20
 SINGLE = Problem(35, 20, 256, 256, num_layers=3, dtype=torch.bfloat16, needs_grad=True)
 PAIR = Problem(100, 16, 256, 256, num_layers=2, dtype=torch.bfloat16, needs_grad=True)
@@ -53,6 +55,7 @@ def afresh():
         {"traced": True, "bidirectional": True, "num_layers": 2},
         {"traced": True, "needs_grad": False, "num_layers": 2},
         {"traced": True, "resets": True, "num_layers": 2, "bidirectional": True},
+        {"traced": True, "cell": MASKED, "num_layers": 2, "bidirectional": True, "dropout": 0.4},
         {"proj_size": 8, "resets": True, "bidirectional": True, "layout": Layout.DEVICE_LENGTHS},
         {"proj_size": 8},
         {"proj_size": 8, "bidirectional": True, "num_layers": 2, "layout": Layout.DEVICE_LENGTHS},

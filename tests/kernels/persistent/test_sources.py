@@ -7,13 +7,14 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM, SLSTM, LayerNormLSTM
+from gatewise.cells import GRU, LSTM, SLSTM, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
+from gatewise.kernels.persistent.sizes.step import code_of, is_fused, macros_of
 from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import pairwise
@@ -91,6 +92,63 @@ def test_next_to_nothing_spills_with_resets(name, size, value_bytes, exact):
     assert taken.spilled_bytes <= 24
     if size == (256, 64):
         assert compiled(name, "sm_90", cut, ragged=exact)[0] != binary
+
+
+def compiled_with_masks(name, architecture, cut, cell, **options):
+    dtype = torch.float32 if cut.value_bytes == 4 else torch.bfloat16
+    macros = {"SIZE": cut.hidden, "PAUSE": 250, **cut.macros(dtype, **options), **macros_of(cell)}
+    file = name if is_fused(cell) else f"row_{name}"
+    return toolchain.compile_afresh(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
+
+
+def with_masks(cell, **options):
+    zoneout = (0.1, *[0.2] * len(cell.states))
+    return Regularised(cell, **(options or {"recurrent_dropout": 0.3, "zoneout": zoneout, "candidate_dropout": 0.25}))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "value_bytes", "ragged", "cell"),
+    pairwise(
+        ["forward", "backward"],
+        ["sm_80", "sm_90", "sm_100"],
+        [2, 4],
+        [False, True],
+        [with_masks(cell) for cell in (LSTM(), GRU(), SLSTM(), LayerNormLSTM())],
+    ),
+    ids=str,
+)
+def test_compiles_with_masks(name, architecture, value_bytes, ragged, cell):
+    device, size = Device.named(ARCHITECTURES[architecture]), cell_size_of(cell, backward=name == "backward")
+    cut = tiling(200, 20, 2, device, name == "backward", value_bytes, cell_size=size)
+    assert cut is not None
+    _, taken = compiled_with_masks(name, architecture, cut, cell, ragged=ragged, resets=ragged)
+    assert taken.registers <= 255
+    assert taken.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "value_bytes", "options"),
+    pairwise(
+        ["forward", "backward"],
+        [(256, 64), (512, 64), (1024, 16), (1024, 64), (1500, 20)],
+        [2, 4],
+        [{"recurrent_dropout": 0.3}, {"candidate_dropout": 0.3}, {"zoneout": (0.1, 0.0)}],
+    ),
+    ids=str,
+)
+def test_next_to_nothing_spills_with_masks(name, size, value_bytes, options):
+    cut = tiling(*size, 1, Device.named("h200"), name == "backward", value_bytes)
+    if cut is None:
+        pytest.skip("the weights do not fit")
+    _, taken = compiled_with_masks(name, "sm_90", cut, with_masks(LSTM(), **options), ragged=False)
+    assert taken.registers >= cut.weight_registers
+    assert taken.spilled_bytes <= 24
+
+
+@pytest.mark.parametrize("cell", [GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_cells_without_masks_are_compiled_without_them(cell):
+    assert macros_of(cell) == {}
+    assert "masks.of_cell" not in code_of(cell).text
 
 
 @pytest.mark.parametrize(

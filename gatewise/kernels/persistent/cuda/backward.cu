@@ -11,13 +11,15 @@
 //
 // Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
+// lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
+// masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
 #include "gate_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"
+#include "masks.cuh"
 #if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
 #else
@@ -67,9 +69,12 @@ struct Backward {
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;              // the factor of outputs that survive dropout
-#if RESETS
+#if RESETS || WITH_MASKS
     const unsigned char* resets;  // [total, B]: the resets of the whole sequence
     int total;                // the steps of the whole sequence
+#endif
+#if WITH_MASKS
+    MaskArguments masks;
 #endif
 };
 
@@ -145,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     load_weights(weights, lent, [&](int span) { staging.arrive(span, units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
 #endif
     Patience patience = {p.patience, 0, false};
+    Masks masks(p, direction, first_unit);
     int parity = 0;
     GateSums bias[CELLS] = {};
 #if SPLIT > 1
@@ -158,9 +164,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         Episodes episodes(p, skipped, reverse);
         episodes.start(ends, reverse ? 0 : steps - 1, reverse ? 1 : steps - 2, parity);
+        masks.start(ends, direction, first_unit, reverse ? 0 : steps - 1, reverse ? 1 : steps - 2);
         bool inside[CELLS];
         u32 own[CELLS], four_own[CELLS];  // the index of a cell's values at the first step, in tensors [tokens, H] and [tokens, 4H]
         float dc[CELLS];
+#if ZONES_HIDDEN
+        float dh[CELLS] = {};  // the gradient of a hidden state that zoneout kept; 0 if CARRIES_HIDDEN, as `dc` has it
+#endif
         u32 cell_now[CELLS];
         Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
         // Only the state before a step is loaded: the state after it is the one that was `before` of the step visited last.
@@ -236,7 +246,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             Slopes slope[CELLS];
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
+#if CELL_MASKS
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before), masks.of(cell));
+#else
                 if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
+#endif
 #if SPLIT > 1
             // This wait has no limit: all blocks of a cluster run at the same time and send in every step, even after they gave up
             // waiting, and a block that ran ahead would arrive twice in one phase of its barrier, which is a hardware error.
@@ -278,17 +292,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     continue;
                 }
 #endif
+#if DROPS_HIDDEN
+                recurrent *= masks.factor(cell);
+#endif
                 // The step visited before did not read the states of this one.
+#if ZONES_HIDDEN
+                if (episodes.followed(at, parity)) dh[cell] = 0.f;
+#endif
                 if (episodes.followed(at, parity)) recurrent = dc[cell] = 0.f;
                 // At a row's first step here, this gradient is that of its final state.
                 if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
+#if ZONES_HIDDEN
+                recurrent += dh[cell];
+#endif
                 if (inside[cell] && finish && is_real(at)) {
                     p.dh0[own_state(at)] = (Value)canonical(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
                     if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
                 }
                 const Inputs& in = input[cell];
                 float carried = dc[cell];
+#if ZONES_HIDDEN
+                // Where zoneout keeps the hidden state, its gradient passes by the step.
+                const float above = recurrent + widened(in.dy), all = CARRIES_HIDDEN ? above + carried : above;
+                const bool keeps = masks.of(cell).keeps_hidden();
+                if (CARRIES_HIDDEN && keeps) carried = 0.f;
+                const Gates grad = adjoint(slope[cell], keeps ? 0.f : above, carried);
+                if (active) dh[cell] = keeps && !CARRIES_HIDDEN ? all : 0.f;
+                if (CARRIES_HIDDEN && keeps) carried = all;
+#else
                 const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
+#endif
                 if (active) {
                     dc[cell] = carried, cell_now[cell] = in.before;
 #if !EXACT
@@ -328,6 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     prefetch(step_of(cells, later, step_values) + own[cell]);
                     if (dy && dy_is_there && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
                 }
+                masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
             if (!between) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);

@@ -8,7 +8,8 @@
 //
 // Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; RESETS
-// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1).
+// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
+// masks.cuh.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -16,6 +17,7 @@
 #include "gate_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"
+#include "masks.cuh"
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
@@ -25,10 +27,10 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded
-    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null
+    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
-    const Value* h0;            // [D, B, H]
+    const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
     const Value* c0;            // [D, B, SIZE]
     Value* h_n;                 // [D, B, SIZE]
     Value* c_n;                 // [D, B, SIZE]
@@ -46,13 +48,17 @@ struct Forward {
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;                // the factor of outputs that survive dropout
-#if RESETS
+#if RESETS || WITH_MASKS
     const unsigned char* resets;  // [total, B]: the resets of the whole sequence
     int total;                  // the steps of the whole sequence
+#endif
+#if WITH_MASKS
+    MaskArguments masks;
 #endif
 };
 
 static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
 static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= 1024, "the kilobyte of a block that tilings leave for static memory");
 
 // Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
@@ -127,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     load_rows(weights, lent, source, first_unit, between, lane);
     read_biases(biases, second ? p.bias_ih[1] : p.bias_ih[0], second ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
+    Masks masks(p, direction, first_unit);
     int parity = 0;
 
     for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
@@ -135,10 +142,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         Episodes episodes(p, skipped, reverse);
         episodes.start(ends, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1, parity);
+        masks.start(ends, direction, first_unit, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1);
         bool inside[CELLS];
         // The index of a cell's values at the first step: in tensors [tokens, H], [tokens, 4H] and in the outputs.
         u32 own[CELLS], four_own[CELLS], y_own[CELLS];
         float c[CELLS];
+#if ZONES_HIDDEN
+        float h[CELLS];  // the hidden state of the step before
+#endif
         FourGates input[CELLS], coming[CELLS];  // the input's part of the gate sums of the next step, and of the one after it, as loaded
         auto load = [&](int cell, int step) {
             const int t = reverse ? steps - 1 - step : step;
@@ -157,6 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
+#if ZONES_HIDDEN
+            h[cell] = inside[cell] && unit < SIZE ? widened(p.masks.hidden[(direction * p.batch + n) * SIZE + unit]) : 0.f;
+#endif
             input[cell] = load(cell, 0);
             if (!waits) input[cell] = gathered(input[cell]);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
@@ -206,6 +220,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             // First the arithmetic, then the stores that other blocks wait for, then those for the backward pass.
             Gates gate[CELLS];
             u32 output[CELLS];
+#if DROPS_HIDDEN
+            u32 whole[CELLS];  // the output without dropout
+#else
+            u32(&whole)[CELLS] = output;
+#endif
             bool active[CELLS];
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -214,10 +233,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 active[cell] = inside[cell] && (!RAGGED || t < ends.of(at.row));
                 const bool begins = episodes.begins(at, parity);
                 const float4 product = summed(sums, at.exists ? at.row : 0, at.unit * 4), sum = begins ? make_float4(0.f, 0.f, 0.f, 0.f) : product;
+#if CELL_MASKS
+                const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), begins ? 0.f : c[cell], masks.of(cell));
+#else
                 const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), begins ? 0.f : c[cell]);
+#endif
                 gate[cell] = after.kept;
+#if ZONES_HIDDEN
+                const float before = begins ? 0.f : CARRIES_HIDDEN ? c[cell] : h[cell];
+                const float hidden = masks.of(cell).keeps_hidden() ? before : after.hidden;
+                if (active[cell]) c[cell] = CARRIES_HIDDEN ? hidden : after.state, h[cell] = hidden;
+#else
+                const float hidden = after.hidden;
                 if (active[cell]) c[cell] = after.state;
-                output[cell] = exchanged(after.hidden, active[cell]);
+#endif
+                output[cell] = exchanged(DROPS_HIDDEN ? hidden * masks.factor(cell) : hidden, active[cell]);
+#if DROPS_HIDDEN
+                whole[cell] = active[cell] ? canonical(hidden) : 0u;
+#endif
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
@@ -232,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                     const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
                     prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
                 }
+                masks.advance(ends, first_unit, cell, reverse ? t - 1 : t + 1, reverse ? t - 2 : t + 2, reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD);
             }
 #if STACKED
             if (drops) {
@@ -245,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
 #endif
-            if (narrow) store_unpadded(p, narrow, output, inside, ends, first_unit, t);
+            if (narrow) store_unpadded(p, narrow, whole, inside, ends, first_unit, t);
             if (cells) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
@@ -271,7 +305,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
+#if DROPS_HIDDEN
+                const size_t token = (reverse ? 0 : end - 1) * (size_t)p.step + n * p.row;
+                p.h_n[own_state] = end ? narrow[token * p.directions * SIZE + unit] : p.masks.hidden[own_state];
+#else
                 p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
+#endif
                 p.c_n[own_state] = (Value)canonical(c[cell]);
             }
             if (RAGGED && narrow && unit < SIZE)

@@ -7,6 +7,7 @@
 #include "row_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"
+#include "masks.cuh"
 #include "row_memory.cuh"
 #if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
@@ -54,11 +55,15 @@ struct Backward {
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
-#if RESETS
+#if RESETS || WITH_MASKS
     const unsigned char* resets;  // [total, B]: the resets of the sequence
     int total;                   // its steps
 #endif
+#if WITH_MASKS
+    MaskArguments masks;
+#endif
 };
+static_assert(MASKS == STEP_MASKS, "the masks of the cell's code");
 
 // The values that a cell reads at one step.
 struct Inputs {
@@ -127,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
     float* const totals = unit_values.values + UNITS * UNIT_FLOATS;  // [CELL_FLOATS, ROWS, UNITS]
     for (int i = threadIdx.x; i < CELL_FLOATS * ROWS * UNITS; i += THREADS) totals[i] = 0.f;
     Patience patience = {p.patience, 0, false};
+    Masks masks(p, direction, first_unit);
     RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (TwoNumbers*)extra, first_unit, 0, nullptr, &patience};
     int parity = 0;
 #if SPLIT > 1
@@ -140,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         Episodes episodes(p, 0, reverse);
         episodes.start(ends, reverse ? 0 : steps - 1, reverse ? 1 : steps - 2, parity);
+        masks.start(ends, direction, first_unit, reverse ? 0 : steps - 1, reverse ? 1 : steps - 2);
         statistics.load(ends, reverse ? 0 : steps - 1, p.step, p.row);
         statistics.store(parity);
         statistics.load(ends, reverse ? 1 : steps - 2, p.step, p.row);
@@ -242,6 +249,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                     for (int part = 0; part < WARPS; ++part) recurrent += sum[part * PARTIAL_FLOATS];
 #endif
                 }
+#if DROPS_HIDDEN
+                recurrent *= masks.factor(cell);
+#endif
                 // The step visited before did not read the states of this one.
                 if (episodes.followed(at, parity)) {
                     recurrent = 0.f;
@@ -262,6 +272,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : in.before[i];
                 unit_values.load_parameters(given[cell], at.exists ? at.unit : 0);
+#if STEP_MASKS
+#pragma unroll
+                for (int i = 0; i < MASKS; ++i) given[cell].masks[i] = masks.of(cell).of_cell(i);
+#endif
 #pragma unroll
                 for (int i = 0; i < STATISTICS; ++i) found[cell][i] = statistics.of(row, i, parity);
                 above[cell].hidden = recurrent + widened(in.dy);
@@ -310,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                     for (int i = 0; i < CARRIED; ++i) prefetch(cells_at(later) + own[cell] + i * HIDDEN);
                     if (dy && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
                 }
+                masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
             begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);

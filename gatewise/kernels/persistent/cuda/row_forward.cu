@@ -10,6 +10,7 @@
 #include "row_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"
+#include "masks.cuh"
 #include "row_memory.cuh"
 
 // Arrays of two pointers are for the two directions. Tokens are in the order of steps or of rows, as forward.cu describes it.
@@ -20,12 +21,12 @@ struct Forward {
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
     const Value* parameters[2]; // [PARAMETERS, SIZE]
-    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded
-    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null
+    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     float* cells[2];            // [tokens, CARRIED * H]: the carried states of every step, kept for the backward pass, or null
     float* statistics[2];       // [tokens, STATISTICS]: kept, too
     u32* ring;                  // [D, gridDim.y, RING_PAIRS] pairs of words, all bits 1 beforehand
-    const Value* h0;            // [D, B, H]
+    const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
     const Value* c0;            // [D, B, CARRIED * SIZE]
     Value* h_n;                 // [D, B, SIZE]
     Value* c_n;                 // [D, B, CARRIED * SIZE]
@@ -35,11 +36,15 @@ struct Forward {
     int time, batch, groups, first_direction, directions;
     int step, row;
     u32 patience;
-#if RESETS
+#if RESETS || WITH_MASKS
     const unsigned char* resets;  // [total, B]: the resets of the sequence
     int total;                  // its steps
 #endif
+#if WITH_MASKS
+    MaskArguments masks;
+#endif
 };
+static_assert(MASKS == STEP_MASKS, "the masks of the cell's code");
 
 constexpr int PRODUCT_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16;
 static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
@@ -78,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
     const UnitValues unit_values = {extra + ROWS * ROW_FLOATS};
     unit_values.read(reverse ? p.bias_ih[1] : p.bias_ih[0], reverse ? p.bias_hh[1] : p.bias_hh[0], reverse ? p.parameters[1] : p.parameters[0], first_unit);
     Patience patience = {p.patience, 0, false};
+    Masks masks(p, direction, first_unit);
     RowUnits units = {p.ring + (size_t)(direction * gridDim.y + blockIdx.y) * RING_PAIRS * 2, (TwoNumbers*)extra, first_unit, 0, nullptr, &patience};
     int parity = 0;
 
@@ -87,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
         const Ends ends = {row_ends, p.time, first_row, p.batch};
         Episodes episodes(p, 0, reverse);
         episodes.start(ends, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1, parity);
+        masks.start(ends, direction, first_unit, reverse ? steps - 1 : 0, reverse ? steps - 2 : 1);
         bool inside[CELLS];
         // The index of a cell's values at the first step: in tensors [tokens, 4H], and in the outputs.
         u32 four_own[CELLS], y_own[CELLS];
@@ -147,6 +154,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : state[cell][i];
                 unit_values.load_parameters(given[cell], unit);
+#if STEP_MASKS
+#pragma unroll
+                for (int i = 0; i < MASKS; ++i) given[cell].masks[i] = masks.of(cell).of_cell(i);
+#endif
             }
             Returned returned[CELLS];
             float found[CELLS][STATISTICS + 1];
@@ -158,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i)
                     if (active[cell]) state[cell][i] = i < STATES ? returned[cell].states[i] : returned[cell].hidden;
-                output[cell] = exchanged(returned[cell].hidden, active[cell]);
+                output[cell] = exchanged(DROPS_HIDDEN ? returned[cell].hidden * masks.factor(cell) : returned[cell].hidden, active[cell]);
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
@@ -172,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                     const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
                     prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
                 }
+                masks.advance(ends, first_unit, cell, reverse ? t - 1 : t + 1, reverse ? t - 2 : t + 2, reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD);
             }
             if (narrow) {
 #pragma unroll
@@ -179,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                     const Place at = place_of(cell);
                     if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
                     const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
-                    narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
+                    narrow[token * p.directions * SIZE + first_unit + at.unit] = DROPS_HIDDEN ? own_value(active[cell] ? canonical(returned[cell].hidden) : 0u) : own_value(output[cell]);
                 }
             }
             if (cells) {
@@ -215,7 +227,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             if (unit < SIZE) {
                 const size_t plane = direction * p.batch + n;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
+#if DROPS_HIDDEN
+                const size_t token = (reverse ? 0 : end - 1) * (size_t)p.step + n * p.row;
+                p.h_n[plane * SIZE + unit] = end ? narrow[token * p.directions * SIZE + unit] : p.masks.hidden[plane * SIZE + unit];
+#else
                 p.h_n[plane * SIZE + unit] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
+#endif
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i) p.c_n[(plane * CARRIED + i) * SIZE + unit] = (Value)canonical(state[cell][i]);
             }

@@ -24,6 +24,7 @@ from gatewise.kernels.persistent.launches.compiled import (
     pair_launch,
 )
 from gatewise.kernels.persistent.launches.failure import raise_if_given_up
+from gatewise.kernels.persistent.launches.masks import Masks
 from gatewise.kernels.persistent.launches.passes import (
     BetweenLayers,
     LayerWeights,
@@ -50,6 +51,7 @@ __all__ = [
     "KeptRows",
     "Launch",
     "LayerWeights",
+    "Masks",
     "Operand",
     "Pair",
     "RowWeights",

@@ -15,12 +15,10 @@ from gatewise.cells import Cell
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.derivation.device import device_code
-from gatewise.derivation.row import row_code
-from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.step import code_of, is_fused, macros_of
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
 _NO_CHANGE = contextlib.nullcontext()
@@ -100,10 +98,10 @@ def launch_of(
         chosen = tiling(hidden_size, batch, directions, *asked, cell_size_of(cell, backward=name == "backward"))
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
-    macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets)}
+    macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
-    file, code_of = (name, device_code) if fused else (f"row_{name}", row_code)
+    file = name if fused else f"row_{name}"
     if not fused:
         macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
 

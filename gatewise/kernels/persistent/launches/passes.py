@@ -13,6 +13,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.persistent.launches import failure
 from gatewise.kernels.persistent.launches.compiled import Launch, on, pointers_of_each_direction
+from gatewise.kernels.persistent.launches.masks import Masks, of_episodes_and_masks, with_masks
 from gatewise.kernels.persistent.launches.tokens import Tokens
 
 Pair = tuple[int | None, int | None]
@@ -117,11 +118,6 @@ def _between(given: BetweenLayers | None) -> tuple[int | float | None, ...]:
     return address(given.w_ih), address(given.passed), address(given.mask), *strides, given.scale
 
 
-def _resets(given: Tensor | None) -> tuple[int | None, ...]:
-    # Kernels that are compiled without resets have no such arguments, and read none.
-    return () if given is None else (given.data_ptr(), given.shape[0])
-
-
 def forward_pass(
     launch: Launch,
     weights: LayerWeights,
@@ -141,6 +137,7 @@ def forward_pass(
     keep_gates: bool,
     between: BetweenLayers | None = None,
     resets: Tensor | None = None,
+    masks: Masks | None = None,
 ) -> None:
     """Launch the forward pass over some steps of a sequence.
 
@@ -164,11 +161,13 @@ def forward_pass(
             states are [2, B, H], D is 1, and the gates of the second layer are filled by `fill_unwritten`.
         resets: The steps of the whole sequence at which episodes begin [T, B], as in `Inputs`; given if and only if the
             problem of the launch has resets.
+        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
+            they enter the product, and `narrow` the outputs in any case.
     """
     device = h0.device
     if h0.is_meta:
         return
-    arguments = Forward(
+    arguments = with_masks(Forward, masks)(
         *gates,
         *weights.recurrent,
         *weights.bias_ih,
@@ -194,7 +193,7 @@ def forward_pass(
         tokens.row,
         failure.PATIENCE,
         *_between(between),
-        *_resets(resets),
+        *of_episodes_and_masks(resets, masks),
     )
     _run(launch, arguments, weights.directions, device)
 
@@ -222,6 +221,7 @@ def backward_pass(
     starts: tuple[int, int] = (0, 0),
     between: BetweenLayers | None = None,
     resets: Tensor | None = None,
+    masks: Masks | None = None,
 ) -> None:
     """Launch the backward pass over some steps of a sequence.
 
@@ -249,11 +249,12 @@ def backward_pass(
         starts: The steps of the sequence before the first one here, for each direction, in the order of time.
         between: As in `forward_pass`; the first layer then has no `dy`.
         resets: As in `forward_pass`.
+        masks: As in `forward_pass`.
     """
     device = c0.device
     if c0.is_meta:
         return
-    arguments = Backward(
+    arguments = with_masks(Backward, masks)(
         *weights.recurrent,
         *gates,
         *cells,
@@ -282,12 +283,12 @@ def backward_pass(
         tokens.row,
         failure.PATIENCE,
         *_between(between),
-        *_resets(resets),
+        *of_episodes_and_masks(resets, masks),
     )
     _run(launch, arguments, weights.directions, device)
 
 
-def _run(launch: Launch, arguments: Forward | Backward, directions: int, device: torch.device) -> None:
+def _run(launch: Launch, arguments: ctypes.Structure, directions: int, device: torch.device) -> None:
     """Launch both directions together, or one after the other where they do not fit on the device together.
 
     Raises:

@@ -13,6 +13,7 @@ from gatewise.kernels.cuda import driver
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches import failure
 from gatewise.kernels.persistent.launches.compiled import Launch, on, pointers_of_each_direction
+from gatewise.kernels.persistent.launches.masks import Masks, of_episodes_and_masks, with_masks
 from gatewise.kernels.persistent.launches.passes import LayerWeights, Pair, address, columns, pair, planes
 from gatewise.kernels.persistent.launches.tokens import Tokens
 
@@ -104,6 +105,7 @@ def row_forward_pass(
     lengths: Tensor | None,
     order: Tensor | None,
     resets: Tensor | None,
+    masks: Masks | None,
     ring: Tensor | None,
 ) -> None:
     """Launch the forward pass over a sequence.
@@ -124,13 +126,15 @@ def row_forward_pass(
         lengths: The sequence lengths [B] on the device, int64, or None.
         order: The order of the batch rows, from `longest_first`.
         resets: The steps at which episodes begin [T, B], as in `Inputs`, or None.
+        masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
+            they enter the product, and `narrow` the outputs in any case.
         ring: Memory for the exchange of statistics, of `Tiling.ring_words` for each group of batch rows at work and
             each direction, filled by `fill_unwritten`; None without statistics.
     """
     directions = weights.matrices.directions
     if h0.is_meta:
         return
-    arguments = _Forward(
+    arguments = with_masks(_Forward, masks)(
         *planes(gates),
         *planes(None if kept is None else kept.recurrent),
         *_weights(weights),
@@ -144,7 +148,7 @@ def row_forward_pass(
         h_n.data_ptr(),
         c_n.data_ptr(),
         *_of_rows(launch, tokens, directions, lengths, order, h0.device),
-        *_resets(resets),
+        *of_episodes_and_masks(resets, masks),
     )
     _run(launch, arguments, directions, h0.device)
 
@@ -167,6 +171,7 @@ def row_backward_pass(
     lengths: Tensor | None,
     order: Tensor | None,
     resets: Tensor | None,
+    masks: Masks | None,
     ring: Tensor | None,
 ) -> None:
     """Launch the backward pass over a sequence.
@@ -189,12 +194,13 @@ def row_backward_pass(
         lengths: As in `row_forward_pass`, like all others.
         order: The order of the batch rows.
         resets: The steps at which episodes begin.
+        masks: The masks of a regularised cell.
         ring: The memory for the exchange of statistics.
     """
     directions = weights.matrices.directions
     if c0.is_meta:
         return
-    arguments = _Backward(
+    arguments = with_masks(_Backward, masks)(
         *_weights(weights),
         *planes(kept.gates),
         *planes(kept.recurrent),
@@ -211,7 +217,7 @@ def row_backward_pass(
         dh0.data_ptr(),
         dc0.data_ptr(),
         *_of_rows(launch, tokens, directions, lengths, order, c0.device),
-        *_resets(resets),
+        *of_episodes_and_masks(resets, masks),
     )
     _run(launch, arguments, directions, c0.device)
 
@@ -235,12 +241,7 @@ def _of_rows(
     return *ragged, *sizes, failure.PATIENCE
 
 
-def _resets(given: Tensor | None) -> tuple[int | None, ...]:
-    # Kernels that are compiled without resets have no such arguments, and read none.
-    return () if given is None else (given.data_ptr(), given.shape[0])
-
-
-def _run(launch: Launch, arguments: _Forward | _Backward, directions: int, device: torch.device) -> None:
+def _run(launch: Launch, arguments: ctypes.Structure, directions: int, device: torch.device) -> None:
     """Launch both directions together, or one after the other where they do not fit on the device together."""
     failure.raise_if_given_up(device.index)
     with on(device):

@@ -121,8 +121,9 @@ def weight_gradients(
 
     Args:
         problem: The problem.
-        layer: The inputs of the layer.
-        y: Its output [T, B, D*R].
+        layer: The inputs of the layer; its h0 is that of the first recurrent product.
+        y: The hidden states that each step hands to the recurrent product of the next [T, B, D*R], R padded or not: the
+            output of the layer, unless recurrent dropout changes it.
         dgates: The gradients of the gate sums [D, T, B, 4H].
         bias: The gradients of both biases, which are equal [D, 4H]; None if they are written already.
         lengths: The sequence lengths [B] on the device, or None.
@@ -144,7 +145,8 @@ def weight_gradients(
         waiting: list[list[Product]] = []
         for direction in range(len(layer.weights)):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
-            outputs = y if len(layer.weights) == 1 else y[..., direction * width : (direction + 1) * width]
+            start = direction * (y.shape[-1] // len(layer.weights))
+            outputs = y if y.shape[-1] == width else y[..., start : start + width]
             share, state = dgates[direction], layer.h0[direction]
             of_steps = tokens.flat(share)
             of_inputs = of_steps if dinput is None else tokens.flat(dinput[direction])

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gatewise.cells import step_cell
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.trace import traced
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
+from gatewise.kernels.persistent.buffers import Entered
 from gatewise.kernels.persistent.launches import KeptRows, Launch, RowWeights, Tokens
 from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes.cell_size import has_two_tensors
+from gatewise.kernels.persistent.sizes.step import drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.sums import recurrent_runs
@@ -29,12 +32,12 @@ class RowCell:
     """
 
     def new_kept(self, problem: Problem, features: int, like: Tensor | Scratch, tokens: Tokens) -> tuple[Tensor, ...]:
-        """Return memory for the tensors of `KeptRows`."""
-        hidden, directions, cell = hidden_of(problem.hidden_size), problem.num_directions, problem.cell
+        """Return memory for the tensors of `KeptRows`, and of `Entered` before the sums of the second tensor."""
+        hidden, directions, cell = hidden_of(problem.hidden_size), problem.num_directions, step_cell(problem.cell)
         widths = len(carried_states(cell)) * hidden, len(traced(cell).statistics)
         sums = [tokens.new(like, directions, width=4 * hidden) for _ in range(1 + has_two_tensors(cell))]
         numbers = [tokens.new(like, directions, width=width, dtype=torch.float32) for width in widths]
-        return sums[0], *numbers, *sums[1:]
+        return sums[0], *numbers, *buffers.new_entered(problem, like, tokens), *sums[1:]
 
     def gradients_in_order(self, above: OutputGradients, tokens: Tokens) -> OutputGradients:
         """Return the gradients of outputs in the order of the kept sums."""
@@ -53,18 +56,22 @@ class RowCell:
         (result,), layer = into, layers
         directions = len(layer.weights)
         size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-        kept = _kept(result.kept) if result.kept else None
+        kept, entered = _kept(problem, result.kept) if result.kept else (None, None)
         gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
         with matrix_products.in_precision_of(problem, layer.x):
             for sums, weights in zip(gates, layer.weights, strict=True):
                 matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, None)
-        y, narrow = result.y, None
-        if size != hidden:
+        y, narrow, h0, masks = result.y, None, layer.h0, buffers.masks_of(problem, layer)
+        if masks is not None and masks.kept is not None:
+            y, h0 = entered or buffers.new_entered(problem, scratch, tokens)
+            narrow = result.y
+            torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
+        elif size != hidden:
             y, narrow = tokens.new(scratch, width=directions * hidden), result.y
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
-        h0 = buffers.with_plain_nan(buffers.pad_columns(layer.h0.flatten(0, 1), scratch), scratch)
+        h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.row_forward_pass(
             launch,
@@ -81,6 +88,7 @@ class RowCell:
             lengths=layer.lengths,
             order=launches.longest_first(launch, layer.lengths, scratch),
             resets=layer.resets,
+            masks=masks,
             ring=_ring(launch, directions, scratch),
         )
 
@@ -96,7 +104,7 @@ class RowCell:
     ) -> None:
         """Compute the gradients: one launch for those of the sums, then matrix products over all steps."""
         (result,), layer, directions = results, layers, len(layers.weights)
-        kept, hidden, cell = _kept(result.kept), hidden_of(problem.hidden_size), problem.cell
+        (kept, entered), hidden, cell = _kept(problem, result.kept), hidden_of(problem.hidden_size), problem.cell
         tokens = buffers.order_of_kept(kept.gates)
         launch = launches.backward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
@@ -123,6 +131,7 @@ class RowCell:
                 lengths=layer.lengths,
                 order=launches.longest_first(launch, layer.lengths, scratch),
                 resets=layer.resets,
+                masks=buffers.masks_of(problem, layer),
                 ring=_ring(launch, directions, scratch),
             )
             of_input = dgates if dinput is None else dinput
@@ -131,12 +140,15 @@ class RowCell:
                 matrix_products.input_gradient(problem, dsums, layer.weights, tokens.flat(into.x), scratch)
             weights = [weight for weight in into.weights if weight is not None]
             if weights:
-                _weight_gradients(problem, layer, result.y, dgates, dinput, dvalues, tokens, weights, scratch)
+                y, layer = buffers.with_entered(result.y, layer, entered)
+                _weight_gradients(problem, layer, y, dgates, dinput, dvalues, tokens, weights, scratch)
 
 
-def _kept(tensors: Sequence[Tensor]) -> KeptRows:
-    gates, cells, statistics, *recurrent = tensors
-    return KeptRows(gates, cells, statistics, recurrent[0] if recurrent else None)
+def _kept(problem: Problem, tensors: Sequence[Tensor]) -> tuple[KeptRows, Entered | None]:
+    gates, cells, statistics, *others = tensors
+    entered = Entered(*others[:2]) if drops_hidden(problem.cell) else None
+    recurrent = others[2:] if entered else others
+    return KeptRows(gates, cells, statistics, recurrent[0] if recurrent else None), entered
 
 
 def _ring(launch: Launch, directions: int, scratch: Scratch) -> Tensor | None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
-from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.buffers import as_read, new_result, new_weight_gradients, order_of, order_of_kept
 from gatewise.kernels.persistent.launches import Tokens
@@ -25,6 +24,7 @@ from gatewise.kernels.persistent.schedules.layer_pair import layer_pair
 from gatewise.kernels.persistent.schedules.projection import Projection
 from gatewise.kernels.persistent.schedules.row_cell import row_cell
 from gatewise.kernels.persistent.schedules.single_layer import single_layer
+from gatewise.kernels.persistent.sizes.step import is_fused
 from gatewise.kernels.stack import Layer, LayerGradients
 
 

@@ -12,11 +12,38 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
+from gatewise.kernels.persistent.buffers import Entered
 from gatewise.kernels.persistent.launches import LayerWeights, Tokens
 from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.step import drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
+
+
+class KeptSteps(NamedTuple):
+    """The values of all steps that a forward pass keeps for the backward pass, H padded.
+
+    Attributes:
+        gates: The activated gates [D, T, B, 4H].
+        cells: The cell states [D, T, B, H].
+        entered: The hidden states with recurrent dropout; None without it.
+        matrices: The padded input weights [G * H, I] of each direction where they are kept, too.
+    """
+
+    gates: Tensor
+    cells: Tensor
+    entered: Entered | None
+    matrices: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, kept: Sequence[Tensor]) -> KeptSteps:
+        """Return the tensors that `SingleLayer.new_kept` returned."""
+        gates, cells, *others = kept
+        if not drops_hidden(problem.cell):
+            return cls(gates, cells, None, tuple(others))
+        states, first, *matrices = others
+        return cls(gates, cells, Entered(states, first), tuple(matrices))
 
 
 class GateGradients(NamedTuple):
@@ -41,12 +68,10 @@ class SingleLayer:
     """The schedule of one layer with both directions; its methods are documented in `Schedule`."""
 
     def new_kept(self, problem: Problem, features: int, like: Tensor | Scratch, tokens: Tokens) -> tuple[Tensor, ...]:
-        """Return memory for the activated gates [D, T, B, 4H] and the cell states [D, T, B, H], H padded.
-
-        Padded input weights [G * H, I] of each direction follow where they are kept, too.
-        """
+        """Return memory for the tensors of `KeptSteps`."""
         hidden, directions = hidden_of(problem.hidden_size), problem.num_directions
         kept = tokens.new(like, directions, width=4 * hidden), tokens.new(like, directions, width=hidden)
+        kept += buffers.new_entered(problem, like, tokens)
         if not memory.keeps_matrices(problem):
             return kept
         rows, columns = len(problem.cell.gates) * hidden, hidden_of(features)
@@ -71,7 +96,9 @@ class SingleLayer:
         (result,), layer = into, layers
         directions = len(layer.weights)
         size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
-        gates, cells, *matrices = result.kept or (tokens.new(scratch, directions, width=4 * hidden), None)
+        kept = KeptSteps.of(problem, result.kept) if result.kept else None
+        gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
+        cells, entered, matrices = kept[1:] if kept else (None, None, ())
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
         with matrix_products.in_precision_of(problem, layer.x):
             for direction, (sums, weights) in enumerate(zip(gates, layer.weights, strict=True)):
@@ -79,12 +106,16 @@ class SingleLayer:
                 matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, keep)
         if first is not None:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
-        y, narrow = result.y, None
-        if size != hidden:
+        y, narrow, h0, masks = result.y, None, layer.h0, buffers.masks_of(problem, layer)
+        if masks is not None and masks.kept is not None:
+            y, h0 = entered or buffers.new_entered(problem, scratch, tokens)
+            narrow = result.y
+            torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
+        elif size != hidden:
             y, narrow = tokens.new(scratch, width=directions * hidden), result.y
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
-        h0 = buffers.with_plain_nan(buffers.pad_columns(layer.h0.flatten(0, 1), scratch), scratch)
+        h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.forward_pass(
             launch,
@@ -102,6 +133,7 @@ class SingleLayer:
             order=launches.longest_first(launch, layer.lengths, scratch),
             keep_gates=cells is not None,
             resets=layer.resets,
+            masks=masks,
         )
 
     def backward(
@@ -116,16 +148,18 @@ class SingleLayer:
     ) -> None:
         """Compute the gradients: one launch for those of the gate sums, then matrix products over all steps."""
         (result,), layer = results, layers
+        kept = KeptSteps.of(problem, result.kept)
         weights = [weight for weight in into.weights if weight is not None]
         with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             found = gate_gradients(problem, layer, result.kept, above, scratch, into)
             if into.x is not None:
                 dsums = [found.tokens.flat(sums) for sums in found.sums]
                 dx = found.tokens.flat(into.x)
-                matrix_products.input_gradient(problem, dsums, layer.weights, dx, scratch, result.kept[2:])
+                matrix_products.input_gradient(problem, dsums, layer.weights, dx, scratch, kept.matrices)
             if weights:
+                y, layer = buffers.with_entered(result.y, layer, kept.entered)
                 matrix_products.weight_gradients(
-                    problem, layer, result.y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
+                    problem, layer, y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
                 )
 
 
@@ -182,6 +216,7 @@ def gate_gradients(
         lengths=layer.lengths,
         order=launches.longest_first(launch, layer.lengths, scratch),
         resets=layer.resets,
+        masks=buffers.masks_of(problem, layer),
     )
     if bias is None or biases:
         total = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from gatewise.cells import Cell
+from gatewise.cells import Cell, masks_of_steps, step_cell
 from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import combinations_of
 from gatewise.derivation.trace import traced
-from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.persistent.sizes.step import is_fused
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,11 +41,12 @@ def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
     """Return the memory that a pass needs for a cell; None for a fused cell, which needs what tilings count."""
     if is_fused(cell):
         return None
-    places, widest = combinations_of(cell)
-    sums, parameters, carried = len(cell.sums), len(cell.parameters), len(carried_states(cell))
-    statistics = len(traced(cell).statistics)
+    own, masks = step_cell(cell), masks_of_steps(cell)
+    places, widest = combinations_of(own)
+    sums, parameters, carried = len(cell.sums), len(cell.parameters), len(carried_states(own))
+    statistics = len(traced(own).statistics)
     exchanged = places * max(1, widest)
-    given = sums + parameters + carried
+    given = sums + parameters + carried + masks
     registers = 12 + 2 * given + 2 * carried if backward else 10 + given + carried
     return CellSize(
         unit=sums + parameters,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from gatewise.cells import Regularised
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
+from gatewise.kernels.persistent.sizes.step import is_fused
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
 
@@ -45,7 +46,7 @@ def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling 
     """Return the tiling of a pair of layers; None if two layers of the problem cannot be computed in one launch."""
     if problem.num_layers < 2 or problem.bidirectional or problem.rebuilds_gates or not is_fused(problem.cell):
         return None
-    if not is_laid_out(problem):
+    if not is_laid_out(problem) or isinstance(problem.cell, Regularised):
         return None
     return stacked_tiling(problem.hidden_size, problem.batch, device, backward, *_number(problem))
 

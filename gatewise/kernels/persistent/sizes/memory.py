@@ -14,9 +14,9 @@ import torch
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
+from gatewise.kernels.persistent.sizes.step import is_fused
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers

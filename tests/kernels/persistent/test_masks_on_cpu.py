@@ -1,0 +1,181 @@
+"""The CUDA sources with dropout and zoneout in the recurrence, run on the CPU, agree with float64."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import GRU, LSTM, SLSTM, Cell, LayerNormLSTM, Regularised, candidate
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.persistent import replay
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import exactness, tilings
+from gatewise.kernels.persistent.sizes.step import is_fused
+from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+
+DEVICE = Device.named("a100").replace(multiprocessors=6)  # no clusters, which need their own instructions
+RAGGED = {"layout": Layout.DEVICE_LENGTHS}
+PROBLEM = Problem(6, 9, 5, 8, dtype=torch.float32, needs_grad=True)
+NUMBERS = {
+    "exact": ({}, 3e-5),
+    "TF32": ({"allow_tf32": True}, 1e-2),
+    "bfloat16": ({"dtype": torch.bfloat16}, 5e-2),
+    "float16": ({"dtype": torch.float16}, 1e-2),
+}
+DROPOUT = {"recurrent_dropout": 0.4}
+CANDIDATE = {"candidate_dropout": 0.3}
+OF_CELL = {"zoneout": (0.0, 0.4)}
+
+
+def zoneout(cell):
+    return {"zoneout": (0.3, *[0.4] * len(cell.states))}
+
+
+def masked(cell, *kinds):
+    options = {}
+    for kind in kinds:
+        options |= zoneout(cell) if kind == "zoneout" else kind
+    return Regularised(cell, **options)
+
+
+ALL = "zoneout", DROPOUT, CANDIDATE
+
+
+def check(sources, problem, tolerance=3e-5, **given):
+    inputs = testing.make_inputs(problem, lengths=given.pop("lengths", None))._replace(**given)
+    gradients = testing.make_gradients(problem, inputs) if problem.needs_grad else None
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
+        assert testing.relative_error(found[name], value) < tolerance, name
+    row = "" if is_fused(problem.cell) else "row_"
+    assert f"recurrent_{row}forward" in sources.launched
+    assert problem.needs_grad == (f"recurrent_{row}backward" in sources.launched)
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    return launch_on_cpu(monkeypatch, DEVICE)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        masked(LSTM(), DROPOUT),
+        masked(LSTM(), "zoneout"),
+        masked(LSTM(), CANDIDATE),
+        masked(LSTM(), *ALL),
+        masked(LSTM(), OF_CELL),
+        masked(GRU(), *ALL),
+        masked(SLSTM(), *ALL),
+        masked(LayerNormLSTM(), *ALL),
+    ],
+    ids=lambda cell: cell.name,
+)
+def test_cells(sources, cell):
+    check(sources, PROBLEM.replace(cell=cell, bias=cell.bias, bidirectional=True))
+
+
+@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "exact"])
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_number_formats(monkeypatch, sources, cell, numbers):
+    changes, tolerance = NUMBERS[numbers]
+    for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
+        monkeypatch.setattr(exactness, limit, 0)
+    check(sources, PROBLEM.replace(cell=masked(cell, *ALL), resets=True, **changes), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        (LSTM(), {"bidirectional": True, "num_layers": 2, "dropout": 0.3, "resets": True, **RAGGED}),
+        (LSTM(), {"bidirectional": True, "hidden_size": 13, "num_layers": 2, **RAGGED}),
+        (LSTM(), {"num_layers": 2, "hidden_size": 21, "resets": True, "bias": False}),
+        (LSTM(), {"batch": 1, "time": 9, "resets": True}),
+        (LSTM(), {"time": 1, "bidirectional": True}),
+        (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),
+        (GRU(), {"bidirectional": True, "resets": True, **RAGGED}),
+        (GRU(), {"batch": 1, "hidden_size": 13, "num_layers": 2}),
+        (SLSTM(), {"bidirectional": True, "hidden_size": 13, "resets": True, "bias": True, **RAGGED}),
+        (LayerNormLSTM(), {"bidirectional": True, "num_layers": 2, "hidden_size": 13, "resets": True, **RAGGED}),
+        (LayerNormLSTM.of("icefall"), {"time": 1}),
+        (LayerNormLSTM.of("returnn_joined"), {"needs_grad": False}),
+    ],
+    ids=str,
+)
+def test_layouts(sources, cell, options):
+    check(sources, PROBLEM.replace(cell=masked(cell, *ALL), **options))
+
+
+@pytest.mark.parametrize("kind", ["zoneout", DROPOUT, CANDIDATE], ids=str)
+def test_groups_of_rows_in_turn(monkeypatch, kind):
+    one = DEVICE.replace(multiprocessors=1)
+    sources = launch_on_cpu(monkeypatch, one)
+    cut = tilings.tiling(8, 70, 1, one, True, 4, True)
+    assert cut is not None
+    assert cut.groups > cut.together
+    check(sources, PROBLEM.replace(cell=masked(LSTM(), kind), batch=70, time=4, resets=True, **RAGGED))
+
+
+@pytest.mark.parametrize("cell", [LSTM(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_lengths_of_zero(sources, cell):
+    problem = PROBLEM.replace(cell=masked(cell, *ALL), bidirectional=True, resets=True, **RAGGED)
+    check(sources, problem, lengths=[6, 3, 4, 2, 0, 6, 1, 2, 5])
+
+
+def test_rows_first(sources):
+    problem = PROBLEM.replace(cell=masked(LSTM(), *ALL), bidirectional=True)
+    x = testing.make_inputs(problem).x
+    check(sources, problem, x=x.transpose(0, 1).contiguous().transpose(0, 1))
+
+
+@pytest.mark.parametrize("cell", [LSTM(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_memory_is_as_predicted(sources, cell):
+    problem = PROBLEM.replace(cell=masked(cell, *ALL), num_layers=2, dropout=0.3, hidden_size=13)
+    replay._replays.cache_clear()
+    replay.stack_of.cache_clear()
+    check(sources, problem)
+    masks = sum(mask.nbytes for mask in testing.make_inputs(problem).masks)
+    taken = replay._replays("backward", problem, False, Needs()).scratch_bytes
+    assert taken is not None
+    assert persistent.workspace_bytes(problem, DEVICE) == taken + masks
+    plain = problem.replace(cell=masked(cell, "zoneout"))
+    entered = 2 * (6 * 9 * 16 + 9 * 13) * 4  # the hidden states as they enter the product, and the first of them
+    (more,), (less,) = persistent.kept(problem, DEVICE), persistent.kept(plain, DEVICE)
+    assert 0 <= more.nbytes - less.nbytes - entered < 4 * 256
+
+
+class _BeginsAtOne(Cell):
+    """An LSTM without output gate, whose state c is one where an episode begins."""
+
+    name = "a cell whose c begins at one"
+    gates = ("i", "f", "g")
+    states = ("c",)
+    initial_states = {"c": 1.0}  # noqa: RUF012
+
+    def step(self, gate, state):
+        c = torch.sigmoid(gate.f) * state.c + torch.sigmoid(gate.i) * candidate(torch.tanh(gate.g))
+        return torch.tanh(c), {"c": c}
+
+
+def test_initial_states_at_resets(sources):
+    cell = masked(_BeginsAtOne(), *ALL)
+    assert not is_fused(cell)
+    check(sources, PROBLEM.replace(cell=cell, resets=True))
+
+
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
+def test_masks_that_keep_everything(sources, cell):
+    """All units keep their states at every step, so that outputs and gradients are those of the initial states."""
+    problem = PROBLEM.replace(cell=masked(cell, "zoneout"))
+    inputs = testing.make_inputs(problem)
+    inputs = inputs._replace(masks=tuple(torch.ones_like(mask) for mask in inputs.masks))
+    gradients = testing.make_gradients(problem, inputs)
+    result, found = testing.run_kernel(persistent, problem, inputs, gradients)
+    assert found is not None
+    assert torch.equal(result.y, inputs.h0.expand_as(result.y))
+    assert torch.equal(result.h_n, inputs.h0)
+    assert torch.equal(result.c_n, inputs.c0)
+    torch.testing.assert_close(found.h0, (gradients.y.sum(0) + gradients.h_n))
+    torch.testing.assert_close(found.c0, gradients.c_n)
+    assert not found.x.any()
