@@ -54,7 +54,7 @@ class Basecaller:
         steps = (self.samples - 1) // self.stride + 1
         while True:
             uniform = torch.rand(self.batch, steps, generator=generator, device=device)
-            found = (self.transitions * uniform**3).long()
+            found = (self.transitions * uniform**4).long()
             levels = (2.0 * found / self.transitions - 1.0).repeat_interleave(self.stride, 1)[:, : self.samples]
             noise = torch.randn(self.batch, self.samples, generator=generator, device=device)
             yield (levels + _SIGNAL_NOISE * noise).unsqueeze(1), found.t().contiguous()

@@ -14,7 +14,7 @@ from gatewise.benchmarks.models.speech import Speech
 from gatewise.benchmarks.models.workload import Workload
 
 _ADAM = functools.partial(torch.optim.Adam, lr=1e-3)
-_ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
+_ADAMW = functools.partial(torch.optim.AdamW, lr=2e-3)
 _PPO = functools.partial(torch.optim.Adam, lr=1e-3, eps=1e-5)
 _SPEECH = functools.partial(torch.optim.AdamW, lr=1e-4, betas=(0.0, 0.99), eps=1e-9)
 

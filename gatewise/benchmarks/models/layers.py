@@ -58,20 +58,20 @@ def recorded(step: TrainingStep | InferenceStep) -> list[Call]:
 
 def repeated(calls: Sequence[Call], workload: Workload, device: torch.device) -> Callable[[], None]:
     """Return a function that makes the calls again, forward and, where there are gradients, backward."""
+    given = pytree.tree_leaves([(call.arguments, call.options) for call in calls if call.trained])
+    inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
+    weights = dict.fromkeys(weight for call in calls for weight in call.layer.parameters())
+    above = [gradient for call in calls for gradient in call.gradients if gradient is not None]
 
     def again() -> None:
-        found = []
+        ends = []
         with autocasting(workload, device):
             for call in calls:
                 with torch.set_grad_enabled(call.trained):
-                    found.append(pytree.tree_leaves(call.layer(*call.arguments, **call.options)))
-        for call, outputs in zip(reversed(calls), reversed(found), strict=True):
-            pairs = [pair for pair in zip(outputs, call.gradients, strict=True) if pair[1] is not None]
-            if pairs:
-                given = pytree.tree_leaves((call.arguments, call.options))
-                inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
-                ends, above = zip(*pairs, strict=True)
-                torch.autograd.grad(ends, [*inputs, *call.layer.parameters()], above)
+                    outputs = pytree.tree_leaves(call.layer(*call.arguments, **call.options))
+                ends += [y for y, gradient in zip(outputs, call.gradients, strict=True) if gradient is not None]
+        if ends:
+            torch.autograd.grad(ends, [*inputs, *weights], above)
 
     return again
 
