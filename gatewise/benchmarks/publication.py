@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from gatewise.benchmarks import attention, attention_report, language_model, quality, record, report
+from gatewise.benchmarks import attention, attention_report, language_model, quality, quality_picture, record, report
 from gatewise.benchmarks.cells import picture as cell_picture
 from gatewise.benchmarks.cells import record as cell_record
 from gatewise.benchmarks.cells import report as cell_report
@@ -91,7 +92,9 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         return Publication(table, table, "", None)
     if benchmark == quality.BENCHMARK:
         runs = quality.newest(record.read_lines(path, quality.QualityRecord), device)
-        return Publication(quality.markdown(runs), quality.report(runs), "", None)
+        caption = "Scores on validation data by minutes of training, of each recipe and seed"
+        curves = functools.partial(quality_picture.draw, runs)
+        return Publication(quality.markdown(runs), quality.report(runs), caption, curves)
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
         raise ArgumentError(

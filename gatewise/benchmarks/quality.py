@@ -15,7 +15,8 @@ BENCHMARK = "quality"
 SCORES = {"lm": "perplexity", "nmt": "bleu"}
 """The score of each command under `gatewise train` that has records."""
 
-_HEADINGS = {"perplexity": "perplexity", "bleu": "BLEU"}
+HEADINGS = {"perplexity": "perplexity", "bleu": "BLEU"}
+"""The names of scores as they are shown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def markdown(records: Sequence[QualityRecord]) -> str:
         scores = [_spread([each.figure(split) for each in rows], 1) for split in ("valid", "test")]
         minutes = _spread([each.minutes for each in rows], 2)
         seeds = ", ".join(str(each.seed) for each in rows)
-        heading = _HEADINGS[SCORES[rows[0].task]]
+        heading = HEADINGS[SCORES[rows[0].task]]
         lines.append(f"| `{recipe}` | {heading} | {scores[0]} | {scores[1]} | {minutes} | {seeds} |")
     origin = provenance([each.run for each in records]).removesuffix(" Medians of samples taken in turn.")
     return "\n".join([*lines, "", origin])

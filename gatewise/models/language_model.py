@@ -181,7 +181,7 @@ class LanguageModel(nn.Module):
 
     @property
     def layers(self) -> list[LSTM]:
-        """The calls of LSTMs that a step makes, in this order."""
+        """The LSTM modules in the order in which a step calls them."""
         return [self.lstm] if isinstance(self.lstm, LSTM) else [*self.lstm.layers]  # type: ignore[list-item]
 
     def _outputs(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
-from gatewise.benchmarks import quality, record
+from gatewise.benchmarks import quality, quality_picture, record
 from gatewise.training import perplexity
 
 
@@ -44,6 +45,25 @@ def test_runs_of_a_language_model_become_records_and_a_table(gatewise, small, tm
     lines = (tmp_path / "reports" / "quality.md").read_text().splitlines()
     last = first.evaluations[-1]
     assert f"| 2 | {last['minutes']:.2f} | {last['valid_perplexity']:.2f} |" in lines
+
+
+def test_the_curves_of_all_runs_are_drawn(gatewise, drawn, small, tmp_path):
+    for seed in (1, 2):
+        assert gatewise("train", "lm", *small, "--seed", seed, "--output", f"run{seed}").status == 0
+    gatewise("bench", "quality", "run1", "run2", "--results", "records")
+    (tmp_path / "page.md").write_text("<!-- benchmark: quality -->\n<!-- /benchmark: quality -->\n")
+    words = ("--results", "records", "--reports", "reports", "--into", "page.md", "--plot", "images/quality")
+    assert gatewise("bench", "report", "quality", *words).status == 0
+    assert (tmp_path / "images" / "quality.png").stat().st_size > 1000
+    assert "](images/quality.svg)" in (tmp_path / "page.md").read_text()
+    axes = Figure().subplots(1, 1, squeeze=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "subplots", lambda *_, **__: axes)
+        quality_picture.draw(read(), tmp_path / "again")
+    for row, line in zip(read(), axes[0][0].lines, strict=True):
+        expected = [(each["minutes"], each["valid_perplexity"]) for each in row.evaluations]
+        assert list(zip(*line.get_data(), strict=True)) == expected
+    assert [text.get_text() for text in axes[0][0].get_legend().get_texts()] == ["lm"]
 
 
 def test_the_newest_records_of_a_recipe_count(gatewise, small):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from echo_model import Diary, train
-from test_resumption import StopAt, files_of
+from test_resumption import AWD, AWD_TRAINING, StopAt, files_of
 
 from gatewise.data import PairBatches, TokenStream
 from gatewise.models import LanguageModel, Seq2Seq
@@ -16,13 +16,22 @@ pytestmark = pytest.mark.gpu
 WINDOWS = 28  # an epoch: 27 of 10 steps, and one of 5
 
 
-def train_on_gpu(folder, stop_at=0, loss=None, hidden_size=64, layer_dropout=0.3, **options):
+def train_on_gpu(
+    folder, stop_at=0, loss=None, hidden_size=64, layer_dropout=0.3, model_options=None, jitter=0.0, **options
+):
     """Train a small LSTM with every dropout; return the outcome, the model and the remarks."""
     tokens = torch.randint(50, (4 * (10 * WINDOWS - 5) + 4,), generator=torch.Generator().manual_seed(0))
     gpu = Processes(0, 1, torch.device("cuda", 0))
     torch.manual_seed(0)
     model = LanguageModel(
-        50, hidden_size, hidden_size, 2, dropout=0.3, embedding_dropout=0.3, layer_dropout=layer_dropout
+        50,
+        hidden_size,
+        hidden_size,
+        2,
+        dropout=0.3,
+        embedding_dropout=0.3,
+        layer_dropout=layer_dropout,
+        **(model_options or {}),
     )
     model = model.to(gpu.device)
     if loss is not None:
@@ -32,7 +41,7 @@ def train_on_gpu(folder, stop_at=0, loss=None, hidden_size=64, layer_dropout=0.3
     outcome, model = train(
         folder,
         model,
-        StopAt(TokenStream(tokens, 4, 10, device=gpu.device, rotate=True), stop_at),
+        StopAt(TokenStream(tokens, 4, 10, device=gpu.device, rotate=True, jitter=jitter), stop_at),
         TokenStream(tokens[:400], 4, 10, device=gpu.device),
         processes=gpu,
         observers=[diary],
@@ -60,6 +69,19 @@ def test_replays_end_in_the_bits_of_steps(tmp_path, options):
     assert first.step == second.step == 3 * WINDOWS
     assert files_of(tmp_path / "steps") == files_of(tmp_path / "graph")
     assert first.history[-1].train_loss < first.history[0].train_loss
+
+
+def test_replays_of_the_awd_lstm_with_windows_of_random_lengths_end_in_the_bits_of_steps(tmp_path):
+    options = {"model_options": AWD, "jitter": 2.0, "epochs": 8, "precision": "bfloat16", **AWD_TRAINING}
+    train_on_gpu(tmp_path / "steps", cuda_graph=False, **options)
+    _, _, remarks = train_on_gpu(tmp_path / "graphs", **options)
+    assert remarks == ["steps are replayed as one CUDA graph"]
+    assert files_of(tmp_path / "steps") == files_of(tmp_path / "graphs")
+    for pause in (1, 30, 100):
+        outcome, _, _ = train_on_gpu(tmp_path / "parts", stop_at=pause, **options)
+        assert outcome.interrupted
+    train_on_gpu(tmp_path / "parts", **options)
+    assert files_of(tmp_path / "steps") == files_of(tmp_path / "parts")
 
 
 # cuDNN's LSTM, which float32 may run on, has a dropout whose state no checkpoint can hold.
