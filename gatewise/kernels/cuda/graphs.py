@@ -42,7 +42,7 @@ from gatewise.kernels.cuda import driver
 _MOST_REMEMBERED = 1024
 _MOST_STREAMS = 4  # in addition to the default stream
 _FREELY = 8  # captures of a kind of call that are free
-_REPLAYS_PER_CAPTURE = 3  # for each further one; a capture takes about the time that three replays save
+_REPLAYS_PER_CAPTURE = 1  # for each further one, so that a loop of n calls is recorded in about log2(n) iterations
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
 

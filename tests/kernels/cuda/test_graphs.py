@@ -162,4 +162,4 @@ def test_a_loop_of_many_addresses_is_replayed_when_it_comes_back(stream):
             call(replays, *pair)
         replayed.append(replays.replayed - sum(replayed))
     assert replayed[:2] == [0, 0]
-    assert replayed[-1] == len(held)  # each capture but the first few waits for three replays
+    assert replayed[-1] == len(held)  # each capture but the first few waits for a replay

@@ -10,6 +10,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.training.precision import arithmetic
 from tests.kernels.persistent.test_masks_on_cpu import ALL, CANDIDATE, DROPOUT, OF_CELL, masked
 from tests.pairwise import pairwise
 
@@ -140,12 +141,13 @@ def test_masks_are_those_of_other_kernels(options, cell):
     layer = layer_with(options, cell, num_layers=2, bidirectional=True, batch_first=True)
     step = training_step(layer, torch.randn(8, 20, 32, device="cuda"))
     results = []
-    for kernel in ("persistent", "stepwise", "eager"):
-        layer.kernel = kernel
-        results.append([tensor.clone() for tensor in step(seed=1)])
+    with arithmetic("float32"):
+        for kernel in ("persistent", "stepwise", "eager"):
+            layer.kernel = kernel
+            results.append([tensor.clone() for tensor in step(seed=1)])
     for found in results[:2]:
         for mine, theirs in zip(found, results[2], strict=True):
-            assert testing.relative_error(mine, theirs.double()) < 1e-3
+            assert testing.relative_error(mine, theirs.double()) < 1e-4
 
 
 def test_compiled_calls_find_the_same():
