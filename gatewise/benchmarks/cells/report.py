@@ -148,7 +148,7 @@ def markdown(records: Sequence[CellRecord]) -> str:
             f"| {dtype} | {cell} | {' | '.join(_figures_of_masks(rows, masks, (GRAPH, EAGER)))} |"
             for (dtype, direction), by_cell in tables(records).items()
             for cell, rows in by_cell.items()
-            if direction == TRAIN
+            if direction == TRAIN and _measured_of(WITH_MASKS, rows)
         ]
         lines += ["", f"{_OF_MASKS} In a CUDA graph where there is one.", ""]
     legend = _LEGEND.format(
