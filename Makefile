@@ -53,7 +53,8 @@ demo: $(TRAIN_READY) ## train a small language model on this machine and sample 
 	$(RUN) -m gatewise train lm --recipe demo
 
 test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope -m "not gpu and not exhaustive"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
+		-m "not gpu and not exhaustive"
 
 lint: $(DEV_READY) ## style, formatting, types and import order
 	$(RUN) -m ruff check .
@@ -65,7 +66,7 @@ format: $(DEV_READY) ## rewrite the sources in the project's format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-exhaustive-test: $(DEV_READY) ## tests of hundreds of random cells, a few of which `make test` runs
+exhaustive-test: $(DEV_READY) ## more cases of tests, such as hundreds of random cells, a few of which `make test` runs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) -m "exhaustive and not gpu"
 
 gpu-test: $(DEV_READY) ## the tests that need a CUDA device

@@ -1,12 +1,21 @@
 """Settings for all tests: no preferences from the environment, and GPU tests that state why they are skipped."""
 
 import gc
+import os
 
 import pytest
 import torch
 
+# What Inductor generates is PyTorch's to test. Otherwise each process that compiles with it compiles six programs to
+# find out what vector instructions the machine has, and starts processes to compile in.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 
 def pytest_collection_modifyitems(items):
+    # Files with slow tests come first, so that none of them is left to one worker at the end.
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device; run with `make gpu-test` on a machine that has one")
@@ -18,6 +27,12 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish(session):
     # Modules and tests live until the end, so `gc.collect()` in tests need not inspect all of them again.
     gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """Spare `gc.collect()` what modules have loaded since, such as those of `torch.compile`."""
     gc.freeze()
 
 

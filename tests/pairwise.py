@@ -1,8 +1,12 @@
 """Test cases that contain every pair of values of two parameters, but not all combinations of more."""
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
 
 
 def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -33,3 +37,29 @@ def _met(case: dict[int, int], column: int, value: int) -> list[tuple[int, int, 
         for own, place in case.items()
         if own != column
     ]
+
+
+def exhaustive_unless(usual: Sequence[tuple[Any, ...]], cases: Iterable[tuple[Any, ...]]) -> list[ParameterSet]:
+    """Return the cases as parameters of a test, of which `make test` runs the usual ones; the others are exhaustive."""
+    run = {tuple(map(id, case)) for case in usual}
+    marks = {True: (), False: pytest.mark.exhaustive}
+    return [pytest.param(*case, marks=marks[tuple(map(id, case)) in run]) for case in cases]
+
+
+def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], times: int = 1) -> list[ParameterSet]:
+    """Return the cases as parameters of a test; those without which each value is met often enough are exhaustive.
+
+    Args:
+        cases: The cases, in an order in which values change often, as that of `pairwise`.
+        together: Columns of which all combinations of values that are in the cases are met, too.
+        times: How often.
+    """
+    groups = [*((column,) for column in range(len(cases[0]))), *together]
+    met: Counter[tuple[Any, ...]] = Counter()
+    usual = []
+    for case in cases:
+        own = [(group, *(id(case[column]) for column in group)) for group in groups]
+        if any(met[each] < times for each in own):
+            usual.append(case)
+            met.update(own)
+    return exhaustive_unless(usual, cases)

@@ -28,6 +28,7 @@ def weights(device: Device, name: str) -> Mapping[str, float]:
     return _read(slug(device.name)).get(name) or _read(slug(REFERENCE))[name]
 
 
+@functools.cache
 def slug(device: str) -> str:
     """Return the name of a device as part of a file name."""
     return "".join(letter if letter.isalnum() else "-" for letter in device.lower())

@@ -1,7 +1,12 @@
 """CUDA C++ for the C++ compiler of the machine: the qualifiers and functions of CUDA, and inline assembly as C++."""
 
+import ctypes
+import functools
 import re
+import subprocess
+import tempfile
 import types
+from pathlib import Path
 
 from gatewise.kernels.cuda.toolchain import SHARED
 
@@ -45,6 +50,9 @@ _RESULTS = {
     "ex2.approx.ftz.f32": "std::exp2({0})",
     "rcp.approx.ftz.f32": "1 / ({0})",
 }
+COMMON = '#include "common.h"\n'
+_GCC = ("g++", "-fPIC", "-std=c++17")
+
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _OPERAND = re.compile(r'"[=+]?[a-z]"\(')
 
@@ -67,6 +75,27 @@ def write_sources(source, folder, statements=types.MappingProxyType({})):
     for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
         (folder / path.name).write_text(in_cpp(path.read_text(), statements))
     return (folder / source.name).read_text()
+
+
+@functools.cache
+def precompiled(text, options=()):
+    """Write C++ to a header and compile it, once for all sources that begin with `COMMON`; return its folder.
+
+    Options are those of the sources, except for macros that the header does not have.
+    """
+    folder = Path(tempfile.mkdtemp())
+    header = folder / "common.h"
+    header.write_text(text)
+    subprocess.run([*_GCC, *options, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    return folder
+
+
+def compile_cpp(text, folder, common, options):
+    """Compile C++ that begins with `COMMON`, and load it; the folder is that of the headers that it includes."""
+    (folder / "kernel.cpp").write_text(text)
+    command = [*_GCC, *options, f"-I{common}", f"-I{folder}", "-shared", "-o", folder / "kernel.so"]
+    subprocess.run([*command, folder / "kernel.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "kernel.so"))
 
 
 def _statement(assembly, statements):

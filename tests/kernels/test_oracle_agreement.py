@@ -1,12 +1,27 @@
 """Outputs, final states and all gradients agree with the float64 oracle within their error budgets."""
 
+import itertools
+
 import pytest
 import torch
 
 from gatewise import testing
 from gatewise.cells import LSTM, SHIPPED
+from tests.pairwise import each_value, pairwise
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+CASES_OF_OTHER_CELLS = (
+    [case for case in testing.CASES if not case.shape.proj_size],
+    [torch.float32, torch.bfloat16],
+    [cell for cell in SHIPPED if type(cell) is not LSTM],
+)
+# `make test` runs every case and every cell several times.
+OF_OTHER_CELLS = each_value(
+    [*dict.fromkeys((*pairwise(*CASES_OF_OTHER_CELLS), *itertools.product(*CASES_OF_OTHER_CELLS)))],
+    (0, 1),
+    (1, 2),
+    times=4,
+)
 
 
 @pytest.mark.usefixtures("budgets_once")
@@ -17,11 +32,7 @@ def test_every_case(kernel, case, dtype, device, admitted):
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize("cell", [cell for cell in SHIPPED if type(cell) is not LSTM], ids=lambda cell: cell.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize(
-    "case", [case for case in testing.CASES if not case.shape.proj_size], ids=lambda case: case.name
-)
+@pytest.mark.parametrize(("case", "dtype", "cell"), OF_OTHER_CELLS, ids=lambda own: getattr(own, "name", str(own)))
 def test_every_case_of_other_cells(kernel, case, dtype, cell, device, admitted):
     testing.check_kernel(kernel, admitted(case.problem(dtype=dtype).replace(cell=cell)), device)
 

@@ -310,6 +310,7 @@ def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_aotinductor_follows_compiling(tmp_path):
     layer, x = LSTM(5, 4, num_layers=2, kernel="aten"), torch.randn(3, 2, 5)
     torch.compile(layer)(x)

@@ -88,8 +88,15 @@ def assert_same(model, layers, inputs):
         np.testing.assert_allclose(found, one.numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize(
+    ("dynamo", "dynamic"),
+    [
+        pytest.param(False, False, id="torchscript-static"),
+        pytest.param(False, True, id="torchscript-dynamic"),
+        pytest.param(True, False, id="dynamo-static", marks=pytest.mark.exhaustive),
+        pytest.param(True, True, id="dynamo-dynamic"),
+    ],
+)
 def test_layers_are_the_operators_of_onnx(dynamo, dynamic):
     layers, x = Layers().eval(), torch.randn(2, 5, 3)
     axes = [{0: "batch", 1: "time"}] if dynamic else None

@@ -75,7 +75,9 @@ def test_lingvo_bounds_the_cell_state():
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["torchscript", "returnn_joined", "haste_gru"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("torchscript", marks=pytest.mark.exhaustive), "returnn_joined", "haste_gru"]
+)
 def test_second_derivatives(name):
     published = PUBLISHED[name]
     tensors = published.tensors()

@@ -5,14 +5,36 @@ import dataclasses
 import pytest
 import torch
 
+from gatewise.benchmarks.curve import Rival
+from gatewise.benchmarks.nmt import agreement, curve
 from gatewise.benchmarks.nmt.cases import TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.record import TranslationRecord
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS, Settings
 from gatewise.benchmarks.nmt.ways import Way
+from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import Record
 from gatewise.selection.timing import Timing
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def trained_rivals() -> dict[object, Rival]:
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def rivals_once(monkeypatch: pytest.MonkeyPatch, trained_rivals: dict[object, Rival]) -> None:
+    """Train plain PyTorch once for all tests of a case, of which weights and batches are the same each time."""
+    trained = curve.rival
+
+    def rival(case: TranslationCase, batches, start, precision: Precision) -> Rival:
+        key = case, precision.name, batches[0].source.device, agreement._MAP
+        if key not in trained_rivals:
+            trained_rivals[key] = trained(case, batches, start, precision)
+        return trained_rivals[key]
+
+    monkeypatch.setattr(curve, "rival", rival)
 
 
 @pytest.fixture(params=TINY_CASES, ids=lambda case: case.name)

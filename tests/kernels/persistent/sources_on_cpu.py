@@ -9,7 +9,6 @@ import functools
 import hashlib
 import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure
-from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
 from tests.kernels.persistent.emulation import emulate
 
 _REAL = {
@@ -61,7 +60,7 @@ static const {struct}* given;
 static void enter() {{
     {entry}(*given);
     current->done = true;
-    swapcontext(&current->context, &scheduler);
+    leave();
 }}
 extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
     given = arguments, gridDim = {{x, y, z}}, blockDim = {{(unsigned)threads, 1, 1}};
@@ -123,12 +122,12 @@ def _built(source, macros, code):
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
-    text = [f"#define CELL_CODE {code}\n", PRELUDE, _FIBERS, (folder / source.name).read_text(), run]
-    (folder / "kernel.cpp").write_text("".join(text))
-    options = [f"-D{macro}={value}" for macro, value in macros]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-fno-strict-aliasing", "-w", f"-I{folder}", *options]
-    subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
-    found = ctypes.CDLL(str(folder / "kernel.so")).run
+    text = [COMMON, f"#define CELL_CODE {code}\n", (folder / source.name).read_text(), run]
+    options = ("-Og", "-fno-strict-aliasing", "-w")
+    common = precompiled(PRELUDE + _FIBERS, options)
+    found = compile_cpp(
+        "".join(text), folder, common, (*options, *(f"-D{macro}={value}" for macro, value in macros))
+    ).run
     found.restype = ctypes.c_bool
     return found
 

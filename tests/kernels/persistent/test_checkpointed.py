@@ -13,7 +13,7 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import memory
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 PROBLEM = Problem(6, 3, 6, 5, dtype=torch.float64, needs_grad=True, lean=True)
 KINDS = [
@@ -37,14 +37,18 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize(("options", "count", "by_row", "cell"), pairwise(KINDS, COUNTS, [False, True], FUSED), ids=str)
+@pytest.mark.parametrize(
+    ("options", "count", "by_row", "cell"), each_value(pairwise(KINDS, COUNTS, [False, True], FUSED), times=4), ids=str
+)
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row)
 
 
-@pytest.mark.parametrize(("options", "count", "cell"), pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], FUSED), ids=str)
+@pytest.mark.parametrize(
+    ("options", "count", "cell"), each_value(pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], FUSED), times=3), ids=str
+)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count, cell):
     cut(*count)
     problem = PROBLEM.replace(cell=cell, **options)

@@ -14,7 +14,7 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import layer_pairs
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 H200 = Device.named("h200")
 
@@ -50,11 +50,8 @@ def launched(monkeypatch):
     return passes
 
 
-@pytest.fixture(params=[(True, True), (True, False), (False, True)], ids=["both passes", "forward", "backward"])
-def in_pairs(request, monkeypatch):
-    """Which passes take layers in pairs; the other one takes them one by one."""
-    _take(monkeypatch, *request.param)
-    return request.param
+# Which passes take layers in pairs; the other one takes them one by one.
+IN_PAIRS = {"both passes": (True, True), "forward": (True, False), "backward": (False, True)}
 
 
 def _take(monkeypatch, forward, backward):
@@ -63,17 +60,18 @@ def _take(monkeypatch, forward, backward):
 
 
 @pytest.mark.parametrize(
-    ("options", "placed", "cell"),
-    pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], FUSED),
+    ("options", "placed", "cell", "passes"),
+    each_value(pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], FUSED, [*IN_PAIRS]), times=4),
     ids=str,
 )
-def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, launched, in_pairs):
+def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, passes, launched, monkeypatch):
     gates, by_row = placed
+    _take(monkeypatch, *IN_PAIRS[passes])
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
     problem = PROBLEM.replace(cell=cell, **options)
     assert_agrees(problem, rows_first=by_row, calls=5)
-    taken = [name for name, asked in zip(("forward_pass", "backward_pass"), in_pairs, strict=True) if asked]
+    taken = [name for name, asked in zip(("forward_pass", "backward_pass"), IN_PAIRS[passes], strict=True) if asked]
     assert sorted(set(launched)) == sorted(taken)
 
 

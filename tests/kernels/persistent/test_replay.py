@@ -22,7 +22,7 @@ from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.memory import copies_states, is_laid_out, keeps_matrices
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 H200 = Device.named("h200")
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -50,7 +50,9 @@ def replays(name, problem, by_row=False, needs=None):
     return replay._replays(name, problem, by_row, needs or Needs())
 
 
-@pytest.mark.parametrize(("options", "by_row", "cell"), pairwise([*KINDS, PACKED], [False, True], FUSED), ids=str)
+@pytest.mark.parametrize(
+    ("options", "by_row", "cell"), each_value(pairwise([*KINDS, PACKED], [False, True], FUSED), times=3), ids=str
+)
 def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
     problem = PROBLEM.replace(cell=cell, **options)
     assert is_laid_out(problem)

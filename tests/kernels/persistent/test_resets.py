@@ -18,7 +18,7 @@ from gatewise.kernels.persistent.launches import Operand, Tokens, compiled
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import assert_agrees, emulate, without_loops, write_operands
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 PROBLEM = Problem(6, 4, 6, 5, dtype=torch.float64, needs_grad=True, resets=True)
 KINDS = [
@@ -42,7 +42,9 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize(("options", "by_row", "cell"), pairwise(KINDS, [False, True], FUSED), ids=str)
+@pytest.mark.parametrize(
+    ("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED), times=3), ids=str
+)
 def test_single_layers(options, by_row, cell):
     assert_agrees(PROBLEM.replace(cell=cell, **options), rows_first=by_row)
 
@@ -60,7 +62,9 @@ def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "gates", "cell"), pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), ids=str
+    ("options", "count", "gates", "cell"),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), times=4),
+    ids=str,
 )
 def test_in_little_memory(request, cut, options, count, gates, cell):
     if gates == "over":

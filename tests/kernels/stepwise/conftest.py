@@ -7,7 +7,6 @@ arithmetic.
 import ctypes
 import functools
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
-from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
 
 _GRID = """
 extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, unsigned layers) {{
@@ -39,12 +38,9 @@ def compiled(name, entry, struct, macros, cell):
     source = write_sources(launch.SOURCES / f"{name}.cu", folder)
     code_of = row_code if name.startswith("row_") else device_code
     code = "" if cell is None else " ".join(code_of(cell).text.splitlines())
-    text = [f"#define CELL_CODE {code}\n", PRELUDE, source, _GRID.format(struct=struct, entry=entry)]
-    (folder / "kernel.cpp").write_text("".join(text))
+    text = [COMMON, f"#define CELL_CODE {code}\n", source, _GRID.format(struct=struct, entry=entry)]
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
-    subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so")).run
+    return compile_cpp("".join(text), folder, precompiled(PRELUDE), options).run
 
 
 class LaunchOnCpu:

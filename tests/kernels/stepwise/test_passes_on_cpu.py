@@ -13,7 +13,7 @@ from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import FUSED
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 LAYOUTS = {
     "row-major": ProductLayout(),
@@ -44,10 +44,8 @@ PROJECTED = [(case, "row-major", LSTM()) for case in testing.CASES if case.shape
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize(
     ("case", "layout", "cell"),
-    [
-        pytest.param(case, layout, cell, id=f"{case.name}-{layout}-{cell.name}")
-        for case, layout, cell in [*pairwise(PLAIN, [*LAYOUTS], FUSED), *PROJECTED]
-    ],
+    each_value([*pairwise(PLAIN, [*LAYOUTS], FUSED), *PROJECTED], (1, 2)),
+    ids=lambda own: getattr(own, "name", own),
 )
 def test_agrees_with_the_oracle(layout, case, cell, on_cpu):
     own = LAYOUTS[layout]

@@ -24,7 +24,7 @@ from gatewise.derivation.row import row_code
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import ROWS
 from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 
 class TwoLevels(Cell):
@@ -73,7 +73,7 @@ TURNED = ProductLayout(transposed_forward=True, transposed_backward=True)
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize(("case", "cell"), PAIRS, ids=lambda own: getattr(own, "name", None))
+@pytest.mark.parametrize(("case", "cell"), each_value(PAIRS, times=3), ids=lambda own: getattr(own, "name", None))
 def test_agrees_with_the_oracle(case, cell, on_cpu):
     parts = len(cell.gates)
     on_cpu(TURNED if case.shape.bidirectional else dataclasses.replace(TURNED, split_k=parts))

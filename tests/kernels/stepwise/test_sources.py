@@ -13,7 +13,7 @@ from gatewise.kernels.cuda.formats import NUMBERS
 from gatewise.kernels.stepwise.launch import SOURCES, macros_of, row_macros
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import FUSED, ROWS
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MASKED = [Regularised(LSTM(), 0.3, (0.2, 0.1), 0.25), Regularised(LayerNormLSTM(), 0.3)]
@@ -28,7 +28,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), res
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED),
+    each_value(pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED), (0, 1), (0, 2)),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):
@@ -54,7 +54,9 @@ def test_layouts_and_widths_are_compiled_separately():
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "dtype", "cell"), pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED), ids=str
+    ("name", "table", "dtype", "cell"),
+    each_value(pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED), (0, 1), (0, 2)),
+    ids=str,
 )
 def test_resets_are_compiled_separately(name, table, dtype, cell):
     given = name, "sm_90", dtype, COLUMNS[dtype], 16 // dtype.itemsize, table, cell
@@ -65,7 +67,7 @@ def test_resets_are_compiled_separately(name, table, dtype, cell):
 
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell", "table"),
-    pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1]),
+    each_value(pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1]), (0, 3)),
     ids=str,
 )
 def test_rows_compile(name, architecture, dtype, cell, table):
