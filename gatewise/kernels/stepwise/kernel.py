@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gatewise.cells import Regularised, masks_of_steps
+from gatewise.cells import Regularised, masks_of_steps, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.derivation.row import combinations_of
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
@@ -70,6 +71,9 @@ class _Stepwise:
             launches=layers * launches + steps,
             replayed=steps if recorded else 0,
             operators=6 + tensors + layers * 2 * launches + (runs if recorded else 0),
+            # A block that computes a batch row waits for the row, and at every statistic for its other threads, each
+            # time about as long as blocks wait for each other's numbers.
+            exchanges=0 if is_fused(problem.cell) else layers * loops * problem.time * (1 + _combinations(problem)),
             held_bytes=held_bytes(problem),
         )
         matrix = 4 * directions * problem.hidden_size * problem.state_size * problem.element_bytes
@@ -125,6 +129,11 @@ class _Stepwise:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         return None
+
+
+def _combinations(problem: Problem) -> int:
+    """Return the number of times in a step that units are combined."""
+    return combinations_of(step_cell(problem.cell)).places
 
 
 stepwise = _Stepwise()
