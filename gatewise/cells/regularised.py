@@ -57,6 +57,9 @@ class Regularised(Cell):
         """Return the states after a step, before any mask is applied."""
         return self.cell.step(gate, state, *learned)
 
+    def __hash__(self) -> int:
+        return _hash_of(self)
+
     def __repr__(self) -> str:
         return f"Regularised({self.cell!r}, {self.name.partition(' with ')[2]})"
 
@@ -78,6 +81,9 @@ class Averaged(Cell):
         """Return the mixed states after a step."""
         rates = zip(("h", *self.cell.states), self.zoneout, strict=True)
         return _mixed(self.cell.step(gate, state, *learned), state, {name: rate for name, rate in rates if rate})
+
+    def __hash__(self) -> int:
+        return _hash_of(self)
 
     def __repr__(self) -> str:
         return f"Averaged({self.cell!r}, {self.zoneout!r})"
@@ -109,6 +115,14 @@ class _Masked(Cell):
         with dropped if self.candidate_dropout else contextlib.nullcontext():
             after = self.cell.step(gate, state, *([masks] if self.cell.parameters else []))
         return _mixed(after, state, {name: getattr(masks, _zoneout_of(name)) for name in self.zoned})
+
+    def __hash__(self) -> int:
+        return _hash_of(self)
+
+
+def _hash_of(self: Regularised | Averaged | _Masked) -> int:
+    # Calls look up their cell often. What is not part of the name is made from the surrounded cell.
+    return hash((type(self), self.name, self.cell))
 
 
 def _masked(cell: Cell, zoned: tuple[str, ...], candidate_dropout: float) -> Cell:

@@ -98,7 +98,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--case", "huge"], "`--case` must be one of tiny, tiny_decode, got 'huge'"),
         (["--dtype", "fp8"], "`--dtype` must be one of bf16, fp16, tf32, fp32, got 'fp8'"),
         (["--direction", "backward"], "`--direction` must be train, inference or both, got 'backward'"),
-        (["--way", "fast"], "`--way` must be one of resets, gatewise.LSTM, .*, got 'fast'"),
+        (["--way", "fast"], "`--way` must be one of resets, weight-dropout, .*, got 'fast'"),
         (["--seconds", "-1"], "`--seconds` must be at least 0, got -1"),
         (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
     ],

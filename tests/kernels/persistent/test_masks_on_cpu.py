@@ -94,6 +94,7 @@ def test_number_formats(monkeypatch, sources, cell, numbers):
         (LSTM(), {"batch": 1, "time": 9, "resets": True}),
         (LSTM(), {"time": 1, "bidirectional": True}),
         (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),
+        (LSTM(), {"traced": True, "bidirectional": True, "num_layers": 2, "hidden_size": 13}),
         (GRU(), {"bidirectional": True, "resets": True, **RAGGED}),
         (GRU(), {"batch": 1, "hidden_size": 13, "num_layers": 2}),
         (SLSTM(), {"bidirectional": True, "hidden_size": 13, "resets": True, "bias": True, **RAGGED}),
@@ -143,6 +144,36 @@ def test_memory_is_as_predicted(sources, cell):
     entered = 2 * (6 * 9 * 16 + 9 * 13) * 4  # the hidden states as they enter the product, and the first of them
     (more,), (less,) = persistent.kept(problem, DEVICE), persistent.kept(plain, DEVICE)
     assert 0 <= more.nbytes - less.nbytes - entered < 4 * 256
+
+
+def test_a_recording_belongs_to_the_addresses_of_its_masks(sources, monkeypatch):
+    """A call with masks elsewhere in memory is no replay of an earlier one; masks with gaps are copied."""
+    problem = PROBLEM.replace(cell=masked(LSTM(), *ALL))
+    inputs, keys = testing.make_inputs(problem), []
+    gradients = testing.make_gradients(problem, inputs)
+
+    class Played:
+        scratch_bytes = 1 << 16
+
+        def play(self, settings, tensors, device, issue):
+            keys.append([None if tensor is None else tensor.data_ptr() for tensor in tensors])
+            issue()
+
+    monkeypatch.setattr(replay, "_replays", lambda *given: Played())
+    replay.stack_of.cache_clear()
+    copies = tuple([mask.clone() for mask in inputs.masks])
+    apart = tuple([torch.stack([mask, mask], -1)[..., 0] for mask in inputs.masks])
+    results = []
+    for masks in (inputs.masks, copies, apart):
+        given = inputs._replace(masks=masks)
+        results.append(testing.named(problem, *testing.run_kernel(persistent, problem, given, gradients)))
+    replay.stack_of.cache_clear()
+    for own, key in zip((inputs.masks, inputs.masks, copies, copies), keys, strict=False):
+        assert all(mask.data_ptr() in key for mask in own)
+    assert len(keys) == 6
+    assert not any(mask.data_ptr() in key for mask in apart for key in keys)
+    for found in results[1:]:
+        assert all(torch.equal(found[name], value) for name, value in results[0].items())
 
 
 class _BeginsAtOne(Cell):

@@ -22,6 +22,9 @@
 #define CELL_MASKS (STEP_MASKS - ZONES_HIDDEN)
 
 #if WITH_MASKS
+// Whether masks are loaded two steps ahead; where a thread has several cells, steps are long, and registers few.
+constexpr bool TWO_AHEAD = CELLS == 1;
+
 // The last arguments of a pass with masks.
 struct MaskArguments {
     const Value* hidden;          // [D, B, SIZE]: the hidden state before the first step, without dropout
@@ -30,9 +33,6 @@ struct MaskArguments {
     const unsigned char* of_steps[STEP_MASKS ? STEP_MASKS : 1];  // [T, B, D * SIZE], 0 or 1: the masks of steps
 };
 #endif
-
-// Whether masks are loaded two steps ahead; where a thread has several cells, steps are long, and registers few.
-constexpr bool TWO_AHEAD = CELLS == 1;
 
 // The masks of one step of a cell.
 #if STEP_MASKS
