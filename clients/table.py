@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from clients.comparison import Comparison
 
 _HEAD = """\
-| client | with PyTorch | the line | layers | greatest difference | on `eager` | PyTorch without oneDNN | saved and loaded |
+| client | PyTorch | the line | layers | greatest difference | on `eager` | without oneDNN | saved and loaded |
 |---|---|---|---|---:|---:|---:|---|"""
 
 

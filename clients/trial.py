@@ -132,4 +132,4 @@ class Trial(contextlib.AbstractContextManager["Trial"]):
         profile = self._profiles.pop(module, None)
         if profile is not None:
             profile.__exit__(None, None, None)
-            self._kernels |= kernels_among({event.key for event in profile.events()}, backward=False).keys()
+            self._kernels |= kernels_among({event.key for event in profile.events() or ()}, backward=False).keys()

@@ -1,4 +1,4 @@
-"""Differentially private training: the validator refuses the layer, replaces it by `DPLSTM`, and gradients are clipped."""
+"""Private training: the validator refuses the layer and replaces it by `DPLSTM`, whose gradients are clipped."""
 
 import torch
 from opacus import PrivacyEngine
