@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.nn.classes import OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
+from gatewise.nn.classes import MARK, OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.torchscript import OPTIONS_MARK
@@ -21,9 +21,6 @@ from gatewise.nn.torchscript import OPTIONS_MARK
 Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
-
-# The attribute of a layer that `accelerate` has changed. It is copied and saved with the layer, for `restore`.
-_MARK = "_accelerated"
 
 # The options of gatewise's layers that PyTorch's have not got.
 _OPTIONS = ("kernel", "memory", "weight_dropout")
@@ -97,7 +94,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
         print(_report(model, swaps))
     for module, kind in classes:
         module.__class__ = kind
-        setattr(module, _MARK, True)
+        setattr(module, MARK, True)
     return model
 
 
@@ -121,7 +118,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """
     done, left = [], []
     for names, module in _modules(model):
-        if _MARK not in vars(module):
+        if MARK not in vars(module):
             continue
         original = original_class(type(module))
         if getattr(module, "weight_dropout", 0.0):
@@ -130,7 +127,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:
             module.__class__ = original
-            delattr(module, _MARK)
+            delattr(module, MARK)
             if any(name in vars(module) for name in _OPTIONS):  # they apply again after the next `accelerate`
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")

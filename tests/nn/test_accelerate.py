@@ -463,6 +463,71 @@ def test_a_subclass_without_its_own_forward_keeps_its_class_and_methods(capsys):
         torch.testing.assert_close(other(x), expected)
 
 
+class ByReduce(nn.GRU):
+    """A subclass that says itself how it is made again, without its attributes."""
+
+    def __reduce__(self):
+        return made_with_weights, (type(self), self.input_size, self.hidden_size, self.state_dict())
+
+
+def made_with_weights(kind, input_size, hidden_size, state):
+    layer = kind(input_size, hidden_size)
+    layer.load_state_dict(state)
+    return layer
+
+
+class ByItsClass(nn.GRU):
+    def __reduce__(self):
+        return ByItsClass, (self.input_size, self.hidden_size), self.__getstate__()
+
+
+class ByClassMethod(nn.GRU):
+    @classmethod
+    def made(cls, *sizes):
+        return cls(*sizes)
+
+    def __reduce__(self):
+        return type(self).made, (self.input_size, self.hidden_size), self.__getstate__()
+
+
+class ByKeywords(nn.GRU):
+    def __new__(cls, *given, label):
+        made = super().__new__(cls)
+        made.label = label
+        return made
+
+    def __init__(self, *given, label="mine"):
+        super().__init__(*given)
+
+    def __getnewargs_ex__(self):
+        return (), {"label": "mine"}
+
+
+class ByArguments(nn.GRU):
+    def __new__(cls, *given):
+        if not given:
+            raise TypeError("a size must be given")
+        return super().__new__(cls)
+
+    def __getnewargs__(self):
+        return (self.input_size,)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+@pytest.mark.parametrize("kind", [ByReduce, ByItsClass, ByClassMethod, ByKeywords, ByArguments])
+def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
+    layer, x = kind(3, 4, **({"label": "mine"} if kind is ByKeywords else {})), torch.randn(5, 2, 3)
+    expected = layer(x)
+    accelerate(layer, verbose=False)
+    other = copied(layer)
+    assert type(other) is type(layer)
+    torch.testing.assert_close(other(x), expected)
+    assert getattr(other, "label", "mine") == "mine"
+    restore(other, verbose=False)
+    assert type(other) is kind
+    torch.testing.assert_close(copied(other)(x), expected)
+
+
 def test_parametrizations_stay_and_can_be_removed():
     layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     parametrizations.weight_norm(layer, "weight_hh_l0")
