@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from clients.record import ROOT
 from gatewise import __version__
 
@@ -126,10 +128,9 @@ def difference(expected: Mapping[str, list[float]], found: Mapping[str, list[flo
     """
     if {name: len(numbers) for name, numbers in expected.items()} != {name: len(all_) for name, all_ in found.items()}:
         return float("inf")
-    return max(
-        max(abs(one - other) for one, other in zip(numbers, found[name], strict=True)) / (max(map(abs, numbers)) or 1.0)
-        for name, numbers in expected.items()
-    )
+    pairs = [(np.asarray(numbers), np.asarray(found[name])) for name, numbers in expected.items()]
+    # NumPy's maximum of anything and NaN is NaN, which no comparison accepts.
+    return float(np.max([np.abs(one - other).max() / (np.abs(one).max() or 1.0) for one, other in pairs]))
 
 
 def _origin() -> dict[str, str]:

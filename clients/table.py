@@ -38,13 +38,20 @@ def _row(each: Comparison) -> str:
         name,
         each.torch,
         f"`{each.line}`",
-        ", ".join(f"{count} {kind.removeprefix('gatewise.')}" for kind, count in each.layers.items()) or "none called",
+        _layers(each),
         _number(each.difference),
         _number(each.eager),
         _number(each.plain),
         "; ".join(dict.fromkeys(_saved(each))) or "-",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _layers(each: Comparison) -> str:
+    if not each.layers:
+        return "none called"
+    counts = ", ".join(f"{count} {kind.removeprefix('gatewise.')}" for kind, count in each.layers.items())
+    return f"{counts} on {', '.join(each.kernels)}"
 
 
 def _saved(each: Comparison) -> list[str]:

@@ -52,7 +52,8 @@ with Trial("flair", "gatewise.accelerate(model)") as trial, tempfile.TemporaryDi
     language_model.save(file)
     loaded_model = LanguageModel.load_language_model(file)
     strings = ["abc de", "gh ab"]
-    answers = [m.eval().get_representation(strings, "\n", " ").detach() for m in (language_model, loaded_model)]
+    with torch.no_grad():
+        answers = [each.eval().get_representation(strings, "\n", " ") for each in (language_model, loaded_model)]
     trial.saved("LanguageModel.save, load_language_model", *answers, loaded_model)
 
     corpus = Corpus(*(FlairDatapointDataset([sentence() for _ in range(count)]) for count in (24, 8, 8)))
