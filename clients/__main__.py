@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from clients import own_tests
 from clients.comparison import Comparison, compared, failed
 from clients.environment import Failed, environment, uv
 from clients.record import FOLDER, PAGE, ROOT, append, newest
@@ -31,9 +32,10 @@ def main() -> None:
         found = examined(client, options.environments, options.timeout)
         append(found)
         print(f"{client} {found.version}: {found.verdict}", flush=True)
-        if not found.agrees:
+        if not found.agrees or (client in own_tests.TESTS and not passed(found, options.environments, options.timeout)):
             wrong.append(client)
     fill_block(PAGE, "clients", table(newest()))
+    fill_block(PAGE, "client-tests", own_tests.table(own_tests.newest()))
     sys.exit(f"{', '.join(wrong)}: see {PAGE.relative_to(ROOT)}" if wrong else 0)
 
 
@@ -50,6 +52,24 @@ def examined(client: str, environments: Path, timeout: float) -> Comparison:
         return compared(client, {way: run(python, client, way, timeout) for way in WAYS})
     except Failed as failure:
         return failed(client, str(failure))
+
+
+def passed(found: Comparison, environments: Path, timeout: float) -> bool:
+    """Run a client's own tests, and return whether as many pass after the line as before.
+
+    Args:
+        found: The comparison of its runs.
+        environments: The folder of the environments.
+        timeout: The time after which the tests are ended, in seconds.
+    """
+    python = environments / found.client / "bin" / "python"
+    try:
+        results = own_tests.own_tests(python, found.client, found.version, found.commit, timeout)
+    except Failed as failure:
+        print(f"{found.client}: its own tests: {failure}", flush=True)
+        return False
+    print(f"{found.client}: its own tests: {results.before}, with gatewise {results.after}", flush=True)
+    return results.before == results.after
 
 
 def _options() -> argparse.Namespace:
