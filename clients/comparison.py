@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -133,8 +134,12 @@ def difference(expected: Mapping[str, list[float]], found: Mapping[str, list[flo
     return float(np.max([np.abs(one - other).max() / (np.abs(one).max() or 1.0) for one, other in pairs]))
 
 
-def _origin() -> dict[str, str]:
+@functools.cache  # the first record of a run would make the commits of the others dirty
+def _commit() -> str:
     words = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _origin() -> dict[str, str]:
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"python": platform.python_version(), "gatewise": __version__, "commit": commit, "date": date}
+    return {"python": platform.python_version(), "gatewise": __version__, "commit": _commit(), "date": date}
