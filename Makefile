@@ -40,11 +40,14 @@ PYTHONS ?= 3.11 3.12 3.13
 TORCHES ?= 2.6 2.11 2.13
 TESTS ?= tests
 
+# Of `clients`: those to run; all of them if empty.
+CLIENTS ?=
+
 # Of `outputs`: whose blocks to fill, "cpu" on a machine without a GPU, "h200" on one with an H200.
 MACHINE ?= cpu
 
 .PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records outputs \
-	release docs clean
+	clients release docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +116,9 @@ outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output wit
 	for page in $$(grep -rl --include=*.md "<!-- output: $(MACHINE):" docs); do \
 		$(RUN) docs/record_output.py $$page $(MACHINE) || exit 1; done
 
+clients: $(TRAIN_READY) ## real libraries before and after one line of gatewise, and their table in the docs (CLIENTS)
+	$(RUN) -m clients $(CLIENTS)
+
 release: ## build wheel and sdist, and test both in empty environments (PYTHONS, TORCHES, TESTS); uploads nothing
 	$(PYTHON) .ci/release.py --pythons="$(PYTHONS)" --torches="$(TORCHES)" --tests="$(TESTS)" --workers="$(WORKERS)" \
 		--pip="$(PIP_OPTIONS)"
@@ -121,7 +127,7 @@ docs: $(DEV_READY) ## build the documentation into site/
 	$(RUN) -m mkdocs build --strict
 
 clean: ## remove what the targets made, the environment too
-	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients site .pytest_cache .ruff_cache .hypothesis
 
 define install
 	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }

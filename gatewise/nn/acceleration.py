@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import textwrap
 import warnings
 from collections import Counter
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.nn.classes import OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
+from gatewise.nn.classes import MARK, OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.torchscript import OPTIONS_MARK
@@ -21,9 +22,6 @@ from gatewise.nn.torchscript import OPTIONS_MARK
 Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
-
-# The attribute of a layer that `accelerate` has changed. It is copied and saved with the layer, for `restore`.
-_MARK = "_accelerated"
 
 # The options of gatewise's layers that PyTorch's have not got.
 _OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
@@ -68,12 +66,13 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     The class of every `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` becomes the class of gatewise
     that derives from it. The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay
     the same objects, so existing optimizers and references keep working and the `state_dict` is unchanged. A subclass
-    of these classes that has no `forward` of its own keeps its methods. Calling the function again changes nothing, and
-    `gatewise.restore` undoes it.
+    of these classes keeps its methods; if it has a `forward` of its own, `super().forward` calls gatewise. Calling the
+    function again changes nothing, and `gatewise.restore` undoes it.
 
-    The following are left as they are: subclasses with their own `forward` or with their own versions of the checks
-    that PyTorch's `forward` calls, modules with attributes of their own that are named as options of gatewise's layers
-    are, modules to which a `forward` has been assigned, subclasses from which no class can be derived, and TorchScript.
+    The following are left as they are: subclasses whose own `forward` does not call `super().forward`, or that have
+    their own versions of the checks that PyTorch's `forward` calls, modules with attributes of their own that are named
+    as options of gatewise's layers are, modules to which a `forward` has been assigned, subclasses from which no class
+    can be derived, and TorchScript.
     One warning names all of them with the reasons, and `gatewise.nn.planned_swaps` returns them. Layers that are not
     registered as submodules (for example, in a plain list) are not found.
 
@@ -97,7 +96,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
         print(_report(model, swaps))
     for module, kind in classes:
         module.__class__ = kind
-        setattr(module, _MARK, True)
+        setattr(module, MARK, True)
     return model
 
 
@@ -121,7 +120,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """
     done, left = [], []
     for names, module in _modules(model):
-        if _MARK not in vars(module):
+        if MARK not in vars(module):
             continue
         original = original_class(type(module))
         ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
@@ -131,7 +130,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:
             module.__class__ = original
-            delattr(module, _MARK)
+            delattr(module, MARK)
             if any(name in vars(module) for name in _OPTIONS):  # they apply again after the next `accelerate`
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
@@ -209,9 +208,8 @@ def _obstacle(module: nn.Module) -> str:
     kind, theirs = type(module), class_of_pytorch(module)
     if theirs not in THEIRS:
         return f"is a subclass, {kind.__qualname__}, with a forward of its own"
-    if kind.forward is not theirs.forward:
-        advice = f"derive the class from gatewise.{theirs.__name__} for the calls of super().forward"
-        return f"is a subclass, {kind.__qualname__}, with a forward of its own; {advice}"
+    if not _calls_super(kind, theirs):
+        return f"is a subclass, {kind.__qualname__}, with a forward of its own that does not call super().forward"
     changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
     if changed:
         return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"
@@ -224,6 +222,14 @@ def _obstacle(module: nn.Module) -> str:
     except Exception as error:  # noqa: BLE001 - whatever the program's metaclass or __init_subclass__ raises
         return f"is a subclass, {kind.__qualname__}, that cannot be derived from: {error}"
     return ""
+
+
+def _calls_super(kind: type[nn.Module], theirs: type[nn.Module]) -> bool:
+    """Return whether every `forward` between a class and PyTorch's calls that of the next class by `super`."""
+    between = kind.__mro__[: kind.__mro__.index(theirs)]
+    functions = [inspect.unwrap(vars(base)["forward"]) for base in between if "forward" in vars(base)]
+    names = [getattr(getattr(function, "__code__", None), "co_names", ()) for function in functions]
+    return all({"super", "forward"} <= set(each) for each in names)
 
 
 def _taken(module: nn.Module, ours: type[nn.Module]) -> list[str]:

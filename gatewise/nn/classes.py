@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copyreg
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ OURS = (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell)
 
 THEIRS = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 """The classes of PyTorch that they derive from, in the same order."""
+
+MARK = "_accelerated"
+"""The attribute of a layer that `accelerate` has changed. It is copied and saved with the layer, for `restore`."""
 
 _BASES = (nn.RNNBase, nn.RNNCellBase)
 
@@ -86,10 +89,15 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
         return known
 
     def reduced(self: Any, protocol: Any) -> Any:
-        make, arguments, *rest = super(found, self).__reduce_ex__(protocol)
-        if make is not copyreg.__newobj__:  # pyright: ignore[reportAttributeAccessIssue] - the stub has not got it
-            return make, arguments, *rest
-        return _new, (kind, ours), *rest
+        by = super(found, self).__reduce_ex__(protocol)
+        if isinstance(by, str):  # the name of a global object, which is the module itself
+            return by
+        make, arguments, *rest = by
+        if getattr(make, "__self__", None) in (found, kind):  # a class method of the program
+            make, arguments = operator.methodcaller(make.__name__, *arguments), (make.__self__,)
+        # The program's own __reduce__ names its class, and what it makes is to be accelerated again.
+        named = (_Name(kind, ours) if each is found or each is kind else each for each in (make, *arguments))
+        return _made, tuple(named), *rest
 
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(kind, name) for name in names} | {_ORIGINAL: kind, "__reduce_ex__": reduced}
@@ -98,5 +106,15 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
     return found
 
 
-def _new(kind: type[nn.Module], ours: type[nn.Module]) -> nn.Module:
-    return object.__new__(_between(kind, ours))
+class _Name(NamedTuple):
+    """A class that `_between` has made, in a pickle, where only the classes from which it was made have names."""
+
+    kind: type[nn.Module]
+    ours: type[nn.Module]
+
+
+def _made(make: Any, *arguments: Any) -> nn.Module:
+    make, *arguments = (_between(*each) if isinstance(each, _Name) else each for each in (make, *arguments))
+    found = make(*arguments)
+    vars(found)[MARK] = True  # also where the program's own __reduce__ keeps no attributes
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import warnings
@@ -168,7 +169,7 @@ def test_hooks_stay_and_their_handles_still_remove_them():
 
 class Custom(nn.LSTM):
     def forward(self, x, hx=None):
-        return super().forward(2 * x, hx)
+        return nn.LSTM.forward(self, 2 * x, hx)
 
 
 class Checking(nn.LSTM):
@@ -204,7 +205,7 @@ def left_alone():
     return {
         "subclass": (
             Custom(3, 4),
-            "is a subclass, Custom, with a forward of its own; derive the class from gatewise.LSTM",
+            "is a subclass, Custom, with a forward of its own that does not call super().forward",
         ),
         "parametrised": (parametrised, "is a subclass, ParametrizedCustom, with a forward of its own"),
         "checks": (Checking(3, 4), "is a subclass, Checking, with its own check_input, which would not be called"),
@@ -333,8 +334,8 @@ def test_what_was_exchanged_and_what_was_left_is_printed(model, capsys):
         "  encoder: becomes gatewise.LSTM",
         "  stages.0: becomes gatewise.LSTM",
         "  stages.1, also: becomes gatewise.LSTM",
-        "  custom: stays: it is a subclass, Custom, with a forward of its own; derive the",
-        "    class from gatewise.LSTM for the calls of super().forward",
+        "  custom: stays: it is a subclass, Custom, with a forward of its own that does",
+        "    not call super().forward",
     ]
 
 
@@ -461,6 +462,126 @@ def test_a_subclass_without_its_own_forward_keeps_its_class_and_methods(capsys):
         assert type(other) is type(layer)
         assert other.calls == 3
         torch.testing.assert_close(other(x), expected)
+
+
+class OfAnyLength(nn.RNNBase):
+    """What a program's layers share, with an argument that PyTorch's have not got."""
+
+    def forward(self, x, hx=None, lengths=None):
+        y, state = super().forward(x, hx=hx)
+        return y if lengths is None else y * (torch.arange(len(y))[:, None] < lengths)[..., None], state
+
+
+class LSTMOfAnyLength(OfAnyLength, nn.LSTM):
+    pass
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def called(*given, **options):
+        return function(*given, **options)
+
+    return called
+
+
+class Halved(LSTMOfAnyLength):
+    @decorated
+    def forward(self, x, hx=None, lengths=None):
+        return super(Halved, self).forward(x / 2, hx, lengths=lengths)  # noqa: UP008 - as older programs say it
+
+
+@pytest.mark.parametrize("kind", [LSTMOfAnyLength, Halved])
+def test_super_in_a_subclass_with_its_own_forward_calls_gatewise(kind, monkeypatch):
+    layer, x, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 2])
+    expected = layer(x, lengths=lengths)
+    accelerate(layer, verbose=False)
+    forward, calls = LSTM.forward, []
+    monkeypatch.setattr(LSTM, "forward", lambda *given, **options: calls.append(1) or forward(*given, **options))
+    torch.testing.assert_close(layer(x, lengths=lengths), expected)
+    assert len(calls) == 1
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(other(x, lengths=lengths), expected)
+    assert len(calls) == 3
+    restore(layer, verbose=False)
+    torch.testing.assert_close(layer(x, lengths=lengths), expected)
+    assert len(calls) == 3
+
+
+class Skipping(Custom):
+    """A subclass whose `forward` calls one that does not call PyTorch's by `super`."""
+
+    def forward(self, x, hx=None):
+        return super().forward(x, hx)
+
+
+def test_a_subclass_of_one_that_does_not_call_super_is_left_alone():
+    with pytest.warns(UserWarning, match="Skipping, with a forward of its own that does not call super"):
+        accelerate(Skipping(3, 4), verbose=False)
+
+
+class ByReduce(nn.GRU):
+    """A subclass that says itself how it is made again, without its attributes."""
+
+    def __reduce__(self):
+        return made_with_weights, (type(self), self.input_size, self.hidden_size, self.state_dict())
+
+
+def made_with_weights(kind, input_size, hidden_size, state):
+    layer = kind(input_size, hidden_size)
+    layer.load_state_dict(state)
+    return layer
+
+
+class ByItsClass(nn.GRU):
+    def __reduce__(self):
+        return ByItsClass, (self.input_size, self.hidden_size), self.__getstate__()
+
+
+class ByClassMethod(nn.GRU):
+    @classmethod
+    def made(cls, *sizes):
+        return cls(*sizes)
+
+    def __reduce__(self):
+        return type(self).made, (self.input_size, self.hidden_size), self.__getstate__()
+
+
+class ByKeywords(nn.GRU):
+    def __new__(cls, *given, label):
+        made = super().__new__(cls)
+        made.label = label
+        return made
+
+    def __init__(self, *given, label="mine"):
+        super().__init__(*given)
+
+    def __getnewargs_ex__(self):
+        return (), {"label": "mine"}
+
+
+class ByArguments(nn.GRU):
+    def __new__(cls, *given):
+        if not given:
+            raise TypeError("a size must be given")
+        return super().__new__(cls)
+
+    def __getnewargs__(self):
+        return (self.input_size,)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+@pytest.mark.parametrize("kind", [ByReduce, ByItsClass, ByClassMethod, ByKeywords, ByArguments])
+def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
+    layer, x = kind(3, 4, **({"label": "mine"} if kind is ByKeywords else {})), torch.randn(5, 2, 3)
+    expected = layer(x)
+    accelerate(layer, verbose=False)
+    other = copied(layer)
+    assert type(other) is type(layer)
+    torch.testing.assert_close(other(x), expected)
+    assert getattr(other, "label", "mine") == "mine"
+    restore(other, verbose=False)
+    assert type(other) is kind
+    torch.testing.assert_close(copied(other)(x), expected)
 
 
 def test_parametrizations_stay_and_can_be_removed():

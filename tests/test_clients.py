@@ -1,0 +1,131 @@
+"""The programs of the clients, and the table of the documentation."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gatewise
+from clients.comparison import Comparison, compared, difference, failed
+from clients.environment import last_line
+from clients.record import FOLDER, PAGE, newest
+from clients.table import table
+from clients.trial import Trial
+
+CLIENTS = [
+    *("captum", "darts", "flair", "gluonts", "lightning", "neuralforecast", "neuralhydrology", "opacus"),
+    *("pytorch-forecasting", "resemblyzer", "sb3-contrib", "skorch", "stanza", "torchrl"),
+]
+GOOD = {"client": "one", "difference": 0.0, "eager": 1e-7, "plain": 1e-7, "layers": {"gatewise.LSTM": 2}}
+
+
+def test_every_client_has_a_program_pins_and_a_record():
+    programs = sorted(path.stem for path in (FOLDER / "programs").glob("*.py") if path.stem != "__init__")
+    assert programs == [client.replace("-", "_") for client in CLIENTS]
+    assert sorted(path.stem for path in (FOLDER / "requirements").glob("*.txt")) == CLIENTS
+    assert [each.client for each in newest()] == CLIENTS
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_program_can_be_read_and_states_its_line(client):
+    source = (FOLDER / "programs" / f"{client.replace('-', '_')}.py").read_text("utf-8")
+    assert ast.get_docstring(ast.parse(source))
+    name, line = re.search(r'Trial\(\s*"([\w-]+)",\s*"([^"]+)"', source).groups()
+    assert name == client
+    statement = re.split(r"[( ]", line)[0]
+    assert source.count(statement) > 1  # it is run, too
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_all_versions_are_pinned(client):
+    lines = (FOLDER / "requirements" / f"{client}.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert {client, "torch", "numpy"} <= pins.keys()
+    found = next(each for each in newest() if each.client == client)
+    assert found.version == pins[client]
+    assert found.torch.partition("+")[0] == pins["torch"]
+
+
+def test_the_page_shows_the_newest_records_all_of_which_agree():
+    assert table(newest()) in PAGE.read_text("utf-8")
+    assert [each.client for each in newest() if not each.agrees] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, ""),
+        ({"layers": {"gatewise.LSTM": 1, "torch.nn.LSTM": 1}}, "not all layers were replaced"),
+        ({"difference": 1e-4}, "the numbers differ by 0.0001"),
+        ({"difference": float("nan")}, "the numbers differ by nan"),
+        ({"eager": 1e-4}, "the numbers of eager differ by 0.0001"),
+        ({"eager": 1e-4, "plain": 1e-5}, ""),
+        ({"saved": ({"how": "save", "same": False, "layers": {}},)}, "a loaded model answers otherwise"),
+    ],
+)
+def test_what_does_not_agree_is_named(change, problem):
+    found = Comparison(**(GOOD | change))
+    assert found.problem == problem
+    assert found.agrees == (not problem)
+    assert ("**" in table([found])) == bool(problem)
+
+
+def test_an_error_stands_in_the_table():
+    found = failed("one", "gatewise: ValueError: a | b")
+    assert not found.agrees
+    assert "| one |  |  | **error: gatewise: ValueError: a   b** | | | | |" in table([found])
+
+
+def test_the_greatest_difference_is_relative_to_the_largest_number_of_the_name():
+    expected = {"losses": [1.0, -4.0], "scores": [0.0]}
+    assert difference(expected, {"losses": [1.0, -4.0], "scores": [0.0]}) == 0
+    assert difference(expected, {"losses": [2.0, -4.0], "scores": [0.0]}) == 0.25
+    assert difference(expected, {"losses": [1.0, -4.0], "scores": [3.0]}) == 3
+    assert difference(expected, {"losses": [1.0], "scores": [0.0]}) == float("inf")
+    assert difference(expected, {"losses": [1.0, -4.0]}) == float("inf")
+    assert str(difference(expected, {"losses": [1.0, float("nan")], "scores": [0.0]})) == "nan"
+
+
+def test_the_error_of_a_traceback_is_found_among_what_follows_it():
+    text = "Traceback\n  File x\nValueError: wrong\n  more of it\n1.0 seconds\n"
+    assert last_line(text) == "ValueError: wrong"
+    assert last_line("one\ntwo\n") == "two"
+
+
+def test_a_trial_reports_layers_kernels_numbers_and_what_was_loaded(tmp_path, monkeypatch):
+    reports = {}
+    for way in ("pytorch", "gatewise", "eager", "plain"):
+        monkeypatch.setattr(sys, "argv", ["program", way, str(tmp_path / way)])
+        with gatewise.use_kernel("eager" if way == "eager" else "auto"), Trial("torch", "the line") as trial:
+            layer = nn.LSTM(3, 4)
+            if trial.gatewise:
+                gatewise.accelerate(layer, verbose=False)
+            y = layer(torch.randn(5, 2, 3))[0]
+            trial.compare("outputs", y)
+            trial.compare("losses", y.sum())
+            trial.saved("nothing", [1.0], [1.0 if trial.gatewise else 2.0], nn.ModuleList([nn.GRU(1, 1)]))
+            with torch.no_grad():
+                nn.LSTM(3, 4)(torch.zeros(5, 2, 3))  # not looked at
+        reports[way] = json.loads((tmp_path / way).read_text())
+    torch.backends.mkldnn.set_flags(True)
+    assert reports["pytorch"]["layers"] == {"torch.nn.LSTM": 1}
+    assert reports["pytorch"]["saved"] == [{"how": "nothing", "same": False, "layers": {"torch.nn.GRU": 1}}]
+    assert (reports["eager"]["kernels"], reports["eager"]["calls"]) == (["eager"], 1)
+    found = compared("torch", reports)
+    assert (found.layers, found.kernels, found.count) == ({"gatewise.LSTM": 1}, ("aten",), 41)
+    assert (found.line, found.version.partition("+")[0]) == ("the line", torch.__version__.partition("+")[0])
+    assert found.difference == 0
+    assert found.agrees
+
+
+def test_a_program_that_fails_reports_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", "gatewise", str(tmp_path / "report")])
+    with pytest.raises(RuntimeError, match="must be equal to input_size"), Trial("torch", "the line"):
+        nn.LSTM(1, 1)(torch.zeros(1, 1, 2))
+    assert list(tmp_path.iterdir()) == []
