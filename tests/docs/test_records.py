@@ -49,3 +49,31 @@ def test_the_readme_states_the_speed_of_cells_as_the_tables_do() -> None:
     assert f"in PyTorch eager and {graph} under a CUDA graph" in readme
     eager, graph = (f"{float(normalized[column]):.0f}x" for column in (5, 6))
     assert f"(docs/how-to/layer-norm.md) {eager} and {graph}" in readme
+
+
+def test_the_readme_states_the_speed_of_models_and_the_time_to_quality_as_the_tables_do() -> None:
+    pages = {page.name: dict(BLOCK.findall(page.read_text("utf-8"))) for page in PAGES}
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+
+    def rows(page: str, block: str) -> list[list[str]]:
+        lines = [line for line in pages[page][block].splitlines() if line.startswith("|")][2:]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    factors: dict[str, dict[str, float]] = {}
+    for model, way, step, *_ in rows("benchmarks.md", "models"):
+        name = model.split(",")[0] or name
+        if "(" in step:
+            factors.setdefault(name, {})[way] = float(step.split("(")[1].split("x")[0])
+
+    def of(*names: str, way: str = "one line") -> list[float]:
+        return sorted(factors[name][way] for name in names)
+
+    slowest, *_, fastest = of("flood-512", "cudalstm-128", "cudalstm-256")
+    assert f"hydrology {slowest} to {fastest} times as fast" in readme
+    assert "a basecaller {} and {} times".format(*of("bonito-sup", "bonito-hac")) in readme
+    assert f"text-to-speech {factors['tts']['one line']} times" in readme
+    slowest, *_, fastest = of("ppo-128", "ppo-256", "ppo-512", way="resets=")
+    assert f"recurrent policies with `resets=` {slowest} to {fastest} times" in readme
+    (awd,) = [row for row in rows("training.md", "quality") if "awd" in row[0]]
+    assert f"[reaches {awd[3]}](docs/training.md" in readme
+    assert f"WikiText-2 in {float(awd[4]):.1f} minutes" in readme
