@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _RESERVED = re.compile(r"[vt]\d+|h")
 
 # The names of the other parameters of a layer, to which its number is appended as to those of a cell.
-_OF_LAYERS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"})
+_OF_LAYERS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", "weight_rh"})
 
 
 STEP_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

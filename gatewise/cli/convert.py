@@ -50,7 +50,7 @@ def convert(
         typer.Option(help="What TensorFlow 1 adds to the forget gate: its cells' forget_bias.", show_default="1"),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Heads of the blocks that xLSTM is written in.", show_default="1")
+        int | None, typer.Option(min=1, help="Heads of the blocks that an sLSTM is written in.", show_default="1")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     layouts: Annotated[

@@ -53,7 +53,8 @@ def convert(
         stack: Whether to combine the layers to one stack as in PyTorch, the first at the bottom. For `pair` and
             `stack`, the order is that of `layers`, or else of the numbers in the names of the layers.
         forget_bias: The constant that the cells of TensorFlow 1 add to the forget gate at run time; default 1.
-        heads: The number of heads in whose blocks a layout of xLSTM is written; default 1. Reading needs none.
+        heads: The number of heads in whose blocks a layout of xLSTM is written, or a `gatewise.Recurrent` with `heads`
+            that is converted from one; default 1. Reading needs none.
 
     Returns:
         New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.

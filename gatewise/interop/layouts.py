@@ -343,9 +343,9 @@ def with_heads(target: WeightLayout, heads: int | None) -> WeightLayout:
     """
     if heads is None:
         return target
-    if not target.input.form.in_blocks:
-        known = " and ".join(name for name, layout in LAYOUTS.items() if layout.input.form.in_blocks)
-        advice = f"Only the targets {known} have heads."
+    if not target.in_blocks:
+        known = " and ".join(name for name, layout in LAYOUTS.items() if layout.in_blocks)
+        advice = f"Only the targets {known} have heads, and {GATEWISE} for a source of theirs."
         raise ArgumentError(sentence("heads", f"left out for the target {target.name}", heads, advice))
     if heads < 1:
         raise ArgumentError(sentence("heads", "a positive number", heads))
@@ -353,12 +353,13 @@ def with_heads(target: WeightLayout, heads: int | None) -> WeightLayout:
 
 
 def _layout_of_gatewise(cell: Cell) -> WeightLayout:
+    in_blocks = any(layout.in_blocks for layout in LAYOUTS.values() if layout.cell == cell)
     return WeightLayout(
         name=GATEWISE,
         system="gatewise.Recurrent",
         gates="".join(cell.gates),
         input=Matrix("weight_ih", Form.ROWS, 0),
-        recurrent=Matrix("weight_hh", Form.ROWS, 0),
+        recurrent=Matrix("weight_hh", Form.ROWS_OF_BLOCKS if in_blocks else Form.ROWS, 0),
         bias=Bias(("bias_ih", "bias_hh"), required=False),
         places=Places("{name}", "{name}", "{name}", "{name}", names=("recurrent", "bidirectional")),
         suffix="_l{layer}{reverse}",

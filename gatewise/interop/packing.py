@@ -160,7 +160,7 @@ def _read_matrix(tensors: Mapping[str, Tensor], matrix: Matrix, layout: WeightLa
     """Return the matrix as [G*H, K], gates in the order of PyTorch."""
     count, wanted = len(layout.gates), layout.gates_of_pytorch
     found = [tensors[name] for name in _names(matrix.name, layout)]
-    _require(all(tensor.dim() == 2 + matrix.form.in_blocks for tensor in found), tensors, layout)
+    _require(all(tensor.dim() == matrix.form.rank for tensor in found), tensors, layout)
     if matrix.gates_along is not None:
         _require(found[0].shape[matrix.gates_along] % count == 0 and found[0].numel() > 0, tensors, layout)
         if layout.gates == wanted and (matrix.form, matrix.gates_along) in _TURNED_WHOLE:
@@ -278,6 +278,8 @@ def _turned(block: Tensor, form: Form) -> Tensor:
             return torch.block_diag(*block)
         case Form.COLUMN_BLOCKS:
             return torch.block_diag(*block.transpose(1, 2))
+        case Form.ROWS_OF_BLOCKS:
+            return torch.block_diag(*block.split(block.shape[1]))
         case Form.ROWS:
             return block
         case Form.COLUMNS:
@@ -297,9 +299,8 @@ def _formed(matrix: Tensor, described: Matrix, layout: WeightLayout) -> Tensor:
     heads, name = layout.heads, "the input weights" if described is layout.input else "the recurrent weights"
     if matrix.shape[0] != matrix.shape[1] or matrix.shape[0] % heads:
         expectation = f"square for each gate, with a number of units that {heads} heads divide"
-        raise ArgumentError(
-            sentence(name, expectation, list(matrix.shape), f"{layout.system} has as many features as units.")
-        )
+        advice = f"{layout.system} has as many features as units." if described is layout.input else ""
+        raise ArgumentError(sentence(name, expectation, list(matrix.shape), advice))
     units = matrix.shape[0] // heads
     blocks = torch.stack(
         [matrix[head * units : (head + 1) * units, head * units : (head + 1) * units] for head in range(heads)]
@@ -308,6 +309,8 @@ def _formed(matrix: Tensor, described: Matrix, layout: WeightLayout) -> Tensor:
         advice = "Write fewer heads; every matrix is one block of one head."
         expectation = f"zero outside of the blocks of {heads} heads"
         raise ArgumentError(sentence(name, expectation, "weights that connect heads", advice))
+    if described.form is Form.ROWS_OF_BLOCKS:
+        return blocks.flatten(0, 1)
     return blocks if described.form is Form.BLOCKS else blocks.transpose(1, 2).contiguous()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gatewise.cells import SHIPPED
 from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
-from gatewise.interop.layouts import LAYOUTS, WeightLayout
+from gatewise.interop.layouts import LAYOUTS, Form, WeightLayout
 from gatewise.interop.packing import missing_tensors, tensor_names, unpack
 from gatewise.interop.stacks import Stack, checked
 
@@ -162,7 +162,7 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
         return False  # a plain layer
     matrix = layout.matrices[-1]
     own = matrix.name.format(gate=layout.gates[0])
-    if matrix.form.in_blocks:
+    if matrix.form.rank == 3:
         return own in members
     if own in members and tensors[members[own]].dim() > 2:
         return False  # a convolutional layer
@@ -172,6 +172,8 @@ def _is_of_cell(members: Mapping[str, str], tensors: Mapping[str, Tensor], layou
     shape = sorted(tensors[members[layout.recurrent.name]].shape)
     if len(shape) != 2:
         return True
+    if matrix.form is Form.ROWS_OF_BLOCKS:
+        return shape[0] > 0 and shape[1] % (len(layout.gates) * shape[0]) == 0
     counts = {1, *(len(cell.gates) for cell in SHIPPED)}
     if shape[1] > max(counts) * shape[0]:
         return bool(layout.projection)  # a projection has fewer features than the cell has units

@@ -18,11 +18,17 @@ class Form(enum.Enum):
     RESHAPED = "[K, H], with the numbers in the order in which [H, K] has them in memory"
     BLOCKS = "[N, H/N, K/N], the blocks of N heads, outside of which the matrix is zero"
     COLUMN_BLOCKS = "[N, K/N, H/N], the same with each block transposed"
+    ROWS_OF_BLOCKS = "[H, K/N], the rows of the same blocks"
 
     @property
     def in_blocks(self) -> bool:
         """Whether the matrix is stored as the blocks of heads."""
-        return self in (Form.BLOCKS, Form.COLUMN_BLOCKS)
+        return self in (Form.BLOCKS, Form.COLUMN_BLOCKS, Form.ROWS_OF_BLOCKS)
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return 3 if self in (Form.BLOCKS, Form.COLUMN_BLOCKS) else 2
 
 
 class Matrix(NamedTuple):
@@ -202,3 +208,8 @@ class WeightLayout:
     def matrices(self) -> tuple[Matrix, ...]:
         """The one or two weight matrices."""
         return (self.input,) if self.recurrent is None else (self.input, self.recurrent)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether some matrix is stored as the blocks of heads."""
+        return any(matrix.form.in_blocks for matrix in self.matrices)

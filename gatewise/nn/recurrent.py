@@ -27,6 +27,7 @@ from gatewise.nn.arguments import (
     refuse_script,
     warn_of_idle_dropout,
 )
+from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
@@ -42,6 +43,12 @@ class Recurrent(nn.Module):
     [G*H], and the same with `_reverse`. Initial values are drawn from U(-1/sqrt(H), 1/sqrt(H)). The parameters of the
     cell follow those of each direction as `{name}_l{k}` [H], such as `p_i_l0` and `p_i_l0_reverse`, with the initial
     values that the cell states.
+
+    With `heads` or `recurrent_rank` the layer learns the blocks or the factors of its recurrent matrices. Every call
+    makes the matrices [G*H, H] of them, and the kernels read these as any other ones. So the parameters, their
+    gradients and the optimizer's state are smaller, but a call takes the time of one with full matrices and a little
+    more; the matrices and their gradients take memory during a training step, and the on-chip weights of `persistent`
+    are those of a full matrix. No kernel skips the zeros between blocks or multiplies by the factors.
 
     The backward pass is derived from the statement of the cell. The kernel of a call is chosen as for `gatewise.LSTM`;
     `gatewise.explain(module, input)` shows which one and why.
@@ -64,7 +71,8 @@ class Recurrent(nn.Module):
             more time.
         weight_dropout: The probability of dropping each element of the recurrent matrices `weight_hh` in training mode
             (weight drop of the AWD-LSTM, Merity et al. 2018): one mask for each matrix and call; the other elements are
-            multiplied by 1 / (1 - weight_dropout). Every kernel runs it.
+            multiplied by 1 / (1 - weight_dropout). Every kernel runs it. With `recurrent_rank`, elements of the product
+            of the factors are dropped.
         reverse: Whether the layers read each sequence from its last step to its first, within its length, as a layer
             between two flips: the output is in the order of the input, an initial state is that before the last step,
             and a final state that after the first one. Parameters are those of a layer with one direction. Input and
@@ -81,6 +89,14 @@ class Recurrent(nn.Module):
             a GRU, in training mode (Semeniuta et al. 2016, and LayerNormBasicLSTMCell of TensorFlow 1); the other units
             are multiplied by 1 / (1 - candidate_dropout). The step of the cell marks its candidate by
             `gatewise.cells.candidate`.
+        heads: N, the number of heads, which divides H. Unit u belongs to head u // (H/N), and the recurrent matrices
+            connect units of one head only, as in the sLSTM of xLSTM and in FlashRNN: the matrix of each gate is
+            block-diagonal. `weight_hh_l{k}` is then [G*H, H/N]: a row has the weights of its unit on the units of its
+            head. Initial values are drawn from U(-1/sqrt(H/N), 1/sqrt(H/N)).
+        recurrent_rank: r, the rank of the recurrent matrices; 0 for full ones. The matrix is then the product of
+            `weight_rh_l{k}` [G*H, r] and `weight_hr_l{k}` [r, H], which take the place of `weight_hh_l{k}`; all gates
+            share the second one. Initial values are drawn from U(-1/sqrt(r), 1/sqrt(r)) and U(-sqrt(3/H), sqrt(3/H)),
+            so that the elements of the product have the variance of those of a full matrix. Not together with `heads`.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -96,7 +112,10 @@ class Recurrent(nn.Module):
     """
 
     proj_size = 0
-    reverse = False  # of layers that were saved before there was the option
+    # Of layers that were saved before there were the options
+    reverse = False
+    heads = 1
+    recurrent_rank = 0
 
     def __init__(
         self,
@@ -118,12 +137,15 @@ class Recurrent(nn.Module):
         recurrent_dropout: float = 0.0,
         zoneout: float | Mapping[str, float] = 0.0,
         candidate_dropout: float = 0.0,
+        heads: int = 1,
+        recurrent_rank: int = 0,
     ) -> None:
         super().__init__()
         check_cell(cell)
         check_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
+        check_structure(heads, recurrent_rank, hidden_size)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
         self.input_size = input_size
@@ -136,6 +158,8 @@ class Recurrent(nn.Module):
         self.kernel = kernel
         self.memory = memory
         self.reverse = reverse
+        self.heads = heads
+        self.recurrent_rank = recurrent_rank
         self.weight_dropout = check_rate("weight_dropout", weight_dropout)
         self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
         rates = checked_zoneout(zoneout, cell)
@@ -146,7 +170,7 @@ class Recurrent(nn.Module):
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
-            shapes = {"weight_ih": (rows, features), "weight_hh": (rows, hidden_size)}
+            shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, features), **shapes_of(self)}
             if self.bias:
                 shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
             shapes |= dict.fromkeys(cell.parameters, (hidden_size,))
@@ -278,24 +302,32 @@ class Recurrent(nn.Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The weights, one list for each direction of each layer: matrices, biases, parameters of the cell."""
-        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
-        suffixes = ("", "_reverse")[: 1 + self.bidirectional]
+        """The weights, one list for each direction of each layer: matrices, biases, parameters of the cell.
+
+        The recurrent matrices are [G*H, H]; with `heads` or `recurrent_rank` they are computed from the parameters.
+        """
+        kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
+        suffixes = [
+            f"_l{layer}{way}" for layer in range(self.num_layers) for way in ("", "_reverse")[: 1 + self.bidirectional]
+        ]
         return [
-            [getattr(self, f"{kind}_l{layer}{suffix}") for kind in kinds]
-            for layer in range(self.num_layers)
+            [
+                getattr(self, f"weight_ih{suffix}"),
+                matrix_of(self, suffix),
+                *(getattr(self, kind + suffix) for kind in kinds),
+            ]
             for suffix in suffixes
         ]
 
     def reset_parameters(self) -> None:
-        """Initialise weights and biases from U(-1/sqrt(H), 1/sqrt(H)), and parameters of the cell as it states."""
+        """Initialise matrices and biases uniformly, as the class says, and parameters of the cell as it states."""
         for name, parameter in self.named_parameters():
             # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
             kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
             if kind in self.cell.parameters:
                 init.of_cell_(parameter, self.cell, kind)
             else:
-                init.uniform_([parameter], self.hidden_size)
+                initialise_(parameter, self, kind)
 
     def extra_repr(self) -> str:
         """Return the cell, the sizes and every option that differs from its default."""
@@ -312,6 +344,8 @@ class Recurrent(nn.Module):
             "recurrent_dropout": 0,
             "zoneout": 0,
             "candidate_dropout": 0,
+            "heads": 1,
+            "recurrent_rank": 0,
         }
         given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
         sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"

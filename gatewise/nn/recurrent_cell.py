@@ -15,6 +15,7 @@ from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
 from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_sizes, check_step, refuse_script
+from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
 
@@ -44,6 +45,9 @@ class RecurrentCell(nn.Module):
         device: The device of the parameters.
         dtype: The dtype of the parameters.
         kernel: "auto", or the name of the only kernel that may run, one of `gatewise.kernel_names()`.
+        heads: N, the number of heads, which divides H: `weight_hh` is then [G*H, H/N], as in `Recurrent`.
+        recurrent_rank: r, the rank of the recurrent matrix; 0 for a full one. `weight_rh` [G*H, r] and `weight_hr`
+            [r, H] then take the place of `weight_hh`, as in `Recurrent`.
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
@@ -62,8 +66,9 @@ class RecurrentCell(nn.Module):
         (torch.Size([3, 20]), torch.Size([3, 20]))
     """
 
+    heads = 1  # of layers that were saved before there were the options
+    recurrent_rank = 0
     weight_ih: nn.Parameter
-    weight_hh: nn.Parameter
     bias_ih: nn.Parameter | None
     bias_hh: nn.Parameter | None
 
@@ -77,6 +82,8 @@ class RecurrentCell(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         kernel: str = "auto",
+        heads: int = 1,
+        recurrent_rank: int = 0,
     ) -> None:
         super().__init__()
         check_cell(cell)
@@ -84,13 +91,16 @@ class RecurrentCell(nn.Module):
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
+        check_structure(heads, recurrent_rank, hidden_size)
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bias
         self.kernel = kernel
+        self.heads = heads
+        self.recurrent_rank = recurrent_rank
         rows = len(cell.gates) * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), **shapes_of(self)}
         if bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         for name in cell.parameters:
@@ -147,11 +157,11 @@ class RecurrentCell(nn.Module):
         if states is not None:
             given = joined_states(self.cell, tuple([state.unsqueeze(0) for state in states]))
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
+        kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
         _, h, others = recurrent(
             x.unsqueeze(0),
             given,
-            tuple([getattr(self, kind) for kind in kinds]),
+            (self.weight_ih, matrix_of(self), *[getattr(self, kind) for kind in kinds]),
             lengths=None,
             batch_sizes=None,
             bidirectional=False,
@@ -164,19 +174,21 @@ class RecurrentCell(nn.Module):
         return separate_states(self.cell, h.squeeze(0), others.squeeze(0))
 
     def reset_parameters(self) -> None:
-        """Initialise weights and biases from U(-1/sqrt(H), 1/sqrt(H)), and parameters of the cell as it states."""
+        """Initialise weights and biases as in `Recurrent`, and parameters of the cell as it states."""
         for name, parameter in self.named_parameters():
             # A parametrization moves the parameter `p` to `parametrizations.p.original`.
             kind = name.removeprefix("parametrizations.").partition(".")[0]
             if kind in self.cell.parameters:
                 init.of_cell_(parameter, self.cell, kind)
             else:
-                init.uniform_([parameter], self.hidden_size)
+                initialise_(parameter, self, kind)
 
     def extra_repr(self) -> str:
         """Return the cell, the sizes and every option that differs from its default."""
-        bias, kernel = "" if self.bias else ", bias=False", "" if self.kernel == "auto" else f", kernel={self.kernel}"
-        return f"{self.cell}, {self.input_size}, {self.hidden_size}{bias}{kernel}"
+        options = {"bias": True, "kernel": "auto", "heads": 1, "recurrent_rank": 0}
+        given = [(name, getattr(self, name)) for name, default in options.items() if getattr(self, name) != default]
+        sizes = f"{self.cell}, {self.input_size}, {self.hidden_size}"
+        return ", ".join([sizes, *(f"{name}={value}" for name, value in given)])
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("RecurrentCell")

@@ -12,7 +12,7 @@ import gatewise
 from gatewise.cells import SLSTM
 from gatewise.contract.errors import ArgumentError, ShapeError
 from gatewise.interop.convert import convert
-from gatewise.interop.layouts import LAYOUTS, default_target
+from gatewise.interop.layouts import LAYOUTS, default_target, layouts_of_conversion
 from gatewise.interop.search import find_stacks
 
 LAYOUT = pytest.mark.parametrize("layout", ["xlstm-slstm", "xlstm-slstm-vanilla"])
@@ -118,6 +118,49 @@ def test_the_weights_of_the_other_backend_are_named():
     _, _, weights = recorded("xlstm_one_head", "xlstm-slstm-vanilla")
     with pytest.raises(ShapeError, match="of the backend vanilla are those of the layout xlstm-slstm-vanilla"):
         convert(weights, "xlstm-slstm", "gatewise")
+
+
+@LAYOUT
+@pytest.mark.parametrize(("name", "heads"), [("xlstm", 2), ("xlstm_one_head", 1), ("xlstm_convolved", 3)])
+def test_a_layer_with_heads_has_the_blocks(name, heads, layout):
+    x, y, weights = recorded(name, layout)
+    tensors = convert(weights, layout, "gatewise", heads=heads)
+    layer = gatewise.Recurrent(SLSTM(), x.shape[2], H, heads=heads)
+    layer.load_state_dict(tensors)
+    assert layer.weight_hh_l0.shape == (4 * H, H // heads)
+    torch.testing.assert_close(layer(x)[0], y, rtol=0, atol=2e-6)
+    torch.testing.assert_close(layer.all_weights[0][1], convert(weights, layout, "gatewise")["weight_hh_l0"])
+    there = convert(layer.state_dict(), "gatewise", layout, heads=heads)
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in there.items())
+    fewer = convert(layer.state_dict(), "gatewise", layout)
+    back = convert(fewer, layout, "gatewise", heads=heads)
+    assert torch.equal(back["weight_hh_l0"], tensors["weight_hh_l0"])
+
+
+def test_heads_that_a_layer_cannot_have_are_refused():
+    _, _, weights = recorded("xlstm", "xlstm-slstm")
+    with pytest.raises(ArgumentError, match="the recurrent weights` must be zero outside of the blocks of 3 heads"):
+        convert(weights, "xlstm-slstm", "gatewise", heads=3)
+    with pytest.raises(ArgumentError, match=r"with a number of units that 4 heads divide, got \[6, 6\]\.$"):
+        convert(weights, "xlstm-slstm", "gatewise", heads=4)
+    with pytest.raises(ArgumentError, match="`heads` must be left out for the target gatewise, got 2"):
+        convert(torch.nn.GRU(3, 2).state_dict(), "torch-gru", "gatewise", heads=2)
+
+
+def test_layers_of_another_cell_are_left_out():
+    model = {
+        f"{name}.{key}": value
+        for name, layer in (
+            ("slstm", gatewise.Recurrent(SLSTM(), H, H, heads=2)),
+            ("gru", torch.nn.GRU(H, H)),
+            ("rnn", torch.nn.RNN(H, H)),
+        )
+        for key, value in layer.state_dict().items()
+    }
+    source, _ = layouts_of_conversion("gatewise", "xlstm-slstm")
+    found = find_stacks(model, source)
+    assert [stack.name for stack in found.stacks] == ["slstm"]
+    assert len(found.left) == 8
 
 
 def test_heads_are_of_these_layouts_only():

@@ -1,0 +1,83 @@
+"""Recurrent matrices of fewer parameters: block-diagonal ones and ones of low rank.
+
+The parameters of a matrix are its blocks or its factors, and the matrix [G*H, H] is made of them in every call by
+operators of PyTorch. So every kernel computes such a layer, and autograd gives the gradients of the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn import init
+
+
+def check_structure(heads: object, recurrent_rank: object, hidden_size: int) -> None:
+    """Check the number of heads and the rank of a layer's recurrent matrices.
+
+    Args:
+        heads: The number of heads; 1 for matrices that connect all units.
+        recurrent_rank: The rank; 0 for matrices without factors.
+        hidden_size: H, the number of hidden units.
+
+    Raises:
+        ArgumentError: One of them is not an integer in its range, the heads do not divide H, or both are given.
+    """
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or hidden_size % heads:
+        expectation = f"a positive integer that divides hidden_size = {hidden_size}"
+        raise ArgumentError(sentence("heads", expectation, repr(heads), "1 means that all units are connected."))
+    is_integer = isinstance(recurrent_rank, int) and not isinstance(recurrent_rank, bool)
+    if not is_integer or not 0 <= recurrent_rank <= hidden_size:  # type: ignore[operator]
+        expectation = f"an integer from 0 to hidden_size = {hidden_size}"
+        raise ArgumentError(sentence("recurrent_rank", expectation, repr(recurrent_rank), "0 means no factors."))
+    if heads > 1 and recurrent_rank:
+        advice = "A matrix has either blocks or factors."
+        raise ArgumentError(sentence("recurrent_rank", f"0 with heads = {heads}", recurrent_rank, advice))
+
+
+def shapes_of(layer: Any) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the parameters of one recurrent matrix, by their names without the layer's number.
+
+    Args:
+        layer: A layer with the attributes `cell`, `hidden_size`, `heads` and `recurrent_rank`.
+    """
+    rows, hidden_size, rank = len(layer.cell.gates) * layer.hidden_size, layer.hidden_size, layer.recurrent_rank
+    if rank:
+        return {"weight_rh": (rows, rank), "weight_hr": (rank, hidden_size)}
+    return {"weight_hh": (rows, hidden_size // layer.heads)}
+
+
+def matrix_of(layer: Any, suffix: str = "") -> Tensor:
+    """Return one recurrent matrix of a layer [G*H, H].
+
+    Args:
+        layer: A layer with the attributes `cell`, `hidden_size`, `heads` and `recurrent_rank`.
+        suffix: What follows the names of the parameters, such as "_l0".
+    """
+    if layer.recurrent_rank:
+        return getattr(layer, f"weight_rh{suffix}") @ getattr(layer, f"weight_hr{suffix}")
+    weight = getattr(layer, f"weight_hh{suffix}")
+    if layer.heads == 1:
+        return weight
+    units = layer.hidden_size // layer.heads
+    blocks = weight.unflatten(0, (len(layer.cell.gates), layer.heads, units))
+    # [G, N, H/N, H/N] becomes [G, N, H/N, N, H/N], zero where the two heads differ.
+    return torch.diag_embed(blocks.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(0, 2)
+
+
+def initialise_(parameter: Tensor, layer: Any, kind: str) -> None:
+    """Fill a matrix or a bias of a layer in place, so that a new layer's sums have the variance of PyTorch's.
+
+    Args:
+        parameter: The parameter.
+        layer: A layer with the attributes `hidden_size`, `heads` and `recurrent_rank`.
+        kind: The name of the parameter without the layer's number.
+    """
+    if kind == "weight_hr":
+        torch.nn.init.kaiming_uniform_(parameter, nonlinearity="linear")
+        return
+    read = {"weight_hh": layer.hidden_size // layer.heads, "weight_rh": layer.recurrent_rank}
+    init.uniform_([parameter], read.get(kind, layer.hidden_size))
