@@ -186,7 +186,6 @@ class Recurrent(nn.Module):
         hx: States | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | None = None,
-        *,
         return_steps: bool = False,
     ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor, States, tuple[LayerSteps, ...]]:
         """Run the layers over a batch of sequences.

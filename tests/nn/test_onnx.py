@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import Dim
 
 from gatewise import GRU, LSTM, RNN, Recurrent, functional
+from gatewise.cells import GRU as GRU_CELL
 from gatewise.cells import CoupledLSTM, LayerNormGRU, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 from gatewise.functional import export
@@ -254,3 +255,9 @@ def test_the_functional_call_is_exported_too():
     model = exported(layers, (x,), dynamo=False, dynamic=[{0: "time", 1: "batch"}])
     assert operators(model)["LSTM"] == 1
     assert_same(model, layers, (torch.randn(8, 3, 3),))
+
+
+def test_a_recurrent_layer_is_a_model_of_its_own():
+    layer, file = Recurrent(GRU_CELL(), 4, 6).eval(), io.BytesIO()
+    torch.onnx.export(layer, (torch.randn(5, 2, 4),), file, dynamo=False)
+    assert [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node].count("GRU") == 1
