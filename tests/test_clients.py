@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import gatewise
+from clients import own_tests
 from clients.comparison import Comparison, compared, difference, failed
 from clients.environment import last_line
 from clients.record import FOLDER, PAGE, newest
@@ -55,6 +56,13 @@ def test_all_versions_are_pinned(client):
 def test_the_page_shows_the_newest_records_all_of_which_agree():
     assert table(newest()) in PAGE.read_text("utf-8")
     assert [each.client for each in newest() if not each.agrees] == []
+
+
+def test_the_page_shows_the_newest_results_of_their_own_tests():
+    results = own_tests.newest()
+    assert [each.client for each in results] == sorted(own_tests.TESTS)
+    assert own_tests.table(results) in PAGE.read_text("utf-8")
+    assert all(each.before == each.after and "failed" not in each.after for each in results)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class _Name(NamedTuple):
 
 
 def _made(make: Any, *arguments: Any) -> nn.Module:
-    make, *arguments = (_between(*each) if isinstance(each, _Name) else each for each in (make, *arguments))
-    found = make(*arguments)
+    make, *given = (_between(*each) if isinstance(each, _Name) else each for each in (make, *arguments))
+    found = make(*given)
     vars(found)[MARK] = True  # also where the program's own __reduce__ keeps no attributes
     return found

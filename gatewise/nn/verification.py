@@ -141,17 +141,15 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     """
     layers = _layers(model)
     calls: list[_Call] = []
-    handles = [handle for name, layer in layers.items() for handle in _hooked(name, layer, calls)]
     on_gpu = any(tensor.is_cuda for tensor in _tensors((inputs, options, list(model.parameters()))))
     devices = range(torch.cuda.device_count()) if on_gpu else ()
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.enter_context(_watched(name, layer, calls))
         with torch.random.fork_rng(devices), _uncompiled(), profile.profiler(on_gpu) as profiler:
             _forward_and_backward(model, inputs, options)
             if on_gpu:
                 torch.cuda.synchronize()
-    finally:
-        for handle in handles:
-            handle.remove()
     if not calls:
         message = sentence("model", "called so that its layers run", f"no call of {', '.join(layers)}")
         raise ArgumentError(message)
@@ -182,8 +180,9 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _hooked(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[Any]:
-    """Register hooks that make the decision for each call of a layer and mark the call in the profile."""
+@contextlib.contextmanager
+def _watched(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[None]:
+    """Make the decision for each call of a layer, and mark the call in the profile."""
     running: list[profile.Range] = []
 
     def before(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
@@ -197,8 +196,35 @@ def _hooked(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[Any]:
         if running:
             running.pop().close()
 
-    yield layer.register_forward_pre_hook(before, with_kwargs=True)
-    yield layer.register_forward_hook(after, prepend=True, always_call=True)
+    base: Any = next(kind for kind in type(layer).__mro__ if kind in _OURS + _THEIRS)
+    forward = base.forward
+    if type(layer).forward is forward:
+        handles = (
+            layer.register_forward_pre_hook(before, with_kwargs=True),
+            layer.register_forward_hook(after, prepend=True, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        return
+
+    # A subclass may have other arguments, and change them: what counts is its call of `super().forward`.
+    def watched(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if module is not layer:
+            return forward(module, *arguments, **keywords)
+        before(module, arguments, keywords)
+        try:
+            return forward(module, *arguments, **keywords)
+        finally:
+            after(module, arguments, None)
+
+    base.forward = watched
+    try:
+        yield
+    finally:
+        base.forward = forward
 
 
 def _decision(

@@ -281,3 +281,38 @@ def test_a_falsified_decision_is_found_out_on_a_gpu(monkeypatch):
     monkeypatch.setattr(plan, "decide", lambda problem, device, kernel: real(problem, device, "cudnn"))
     with pytest.raises(gatewise.UnexpectedKernel, match=r"should have run cudnn: forward ran eager"):
         verify(layer, torch.randn(6, 8, 64, device="cuda", dtype=torch.bfloat16))
+
+
+class Padded(nn.RNNBase):
+    """A `forward` with arguments of its own, for the layers of a program."""
+
+    def forward(self, x, hx=None, lengths=None, enforce_sorted=True):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=enforce_sorted)
+        packed, state = super().forward(packed, hx=hx)
+        return nn.utils.rnn.pad_packed_sequence(packed)[0], state
+
+
+class PaddedLSTM(Padded, nn.LSTM):
+    pass
+
+
+class PaddedLSTMOfGatewise(Padded, gatewise.LSTM):
+    pass
+
+
+def test_subclasses_are_verified_by_what_they_give_to_super(x):
+    class Model(nn.ModuleDict):
+        def forward(self, x, lengths):
+            for layer in self.values():
+                x, _ = layer(x, lengths=lengths, enforce_sorted=False)
+            return x
+
+    model = Model({"one": PaddedLSTM(4, 5), "two": gatewise.accelerate(PaddedLSTM(5, 3), verbose=False)})
+    model["three"] = PaddedLSTMOfGatewise(3, 3)
+    before = nn.LSTM.forward, gatewise.LSTM.forward
+    report = verify(model, x.transpose(0, 1), lengths=torch.tensor([3, 6, 1]))
+    assert (nn.LSTM.forward, gatewise.LSTM.forward) == before
+    assert [(layer.name, layer.calls) for layer in report.layers] == [("one", 1), ("two", 1), ("three", 1)]
+    assert all("packed" in str(layer.decision.problem) for layer in report.layers)
+    assert [layer.decision.reason == "torch.nn.LSTM without cuDNN" for layer in report.layers] == [True, False, False]
+    assert all(layer.backward.kernels for layer in report.layers)
