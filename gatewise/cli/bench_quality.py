@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,13 +57,19 @@ def quality_record(folder: RunFolder) -> QualityRecord:
         ArgumentError: The folder contains no complete run of `gatewise train lm` or `gatewise train nmt`.
     """
     try:
-        result = json.loads(folder.result.read_text("utf-8"))
-        task = _TASKS[result.pop("task")]
-        run, evaluations = record.Run(**result.pop("run")), result.pop("evaluations")
-    except (OSError, ValueError, KeyError) as error:
-        expectation = "folders of complete runs of gatewise train lm or nmt"
+        found = _record(json.loads(folder.result.read_text("utf-8")), folder)
+        scores = [line[f"valid_{quality.SCORES[found.task]}"] for line in found.evaluations]
+        if not all(map(math.isfinite, [*scores, found.figure("valid"), found.figure("test")])):
+            raise ValueError("a score is not finite")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        expectation = "folders of complete runs of gatewise train lm or nmt with finite scores"
         got = f"{folder.path}, whose {folder.result.name} is missing or incomplete"
         raise ArgumentError(sentence("FOLDERS", expectation, got, "Resume the run, or train it again.")) from error
+    return found
+
+
+def _record(result: dict[str, Any], folder: RunFolder) -> QualityRecord:
+    task = _TASKS[result.pop("task")]
     values: dict[str, Any] = dataclasses.asdict(read_recipe(folder.recipe, task.defaults))
     seed = values["training"].pop("seed")
     for path in task.paths:
@@ -73,8 +80,8 @@ def quality_record(folder: RunFolder) -> QualityRecord:
         recipe=values.pop("name"),
         seed=seed,
         settings={name: value for name, value in values.items() if name not in _APART},
+        run=record.Run(**result.pop("run")),
+        evaluations=result.pop("evaluations"),
         minutes=result.pop("minutes"),
         figures={name: value for name, value in result.items() if isinstance(value, float)},
-        evaluations=evaluations,
-        run=run,
     )

@@ -231,7 +231,7 @@ def _finish(
         f"valid_{measure.score.lower()}": best.scores[measure.score],
         "test_loss": test_loss,
         **{f"test_{each}": score for each, score in test.items()},
-        "minutes": outcome.history[-1].seconds / 60,
+        "minutes": outcome.seconds / 60,
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     plot_curves(folder.curves, outcome.history, _UNIT, measure=measure)

@@ -113,7 +113,7 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     streams, options = material.streams, recipe.training
     test_loss = loss_on_test_data(best, streams["test"], options, folder, processes, reference, facts)
     if processes.first:
-        seconds = outcome.history[-1].seconds + time.perf_counter() - begun
+        seconds = outcome.seconds + time.perf_counter() - begun
         _finish(console, recipe, folder, outcome, best, material, test_loss, seconds, processes)
     return outcome
 

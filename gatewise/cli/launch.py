@@ -198,13 +198,13 @@ def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> t
 
 @contextlib.contextmanager
 def _begun_or_discarded(folder: RunFolder) -> Iterator[None]:
-    """Delete the files of a new run if the context ends with an error before a checkpoint with any step."""
+    """Delete the files of a new run if the context ends with an error before a checkpoint or a model of any step."""
     try:
         yield
     except NotFinite:
         raise  # the message refers to the checkpoint
     except BaseException:
-        if not _step(folder):
+        if not _step(folder) and not folder.model.exists():
             folder.discard()
         raise
 

@@ -49,11 +49,13 @@ class Outcome:
     Attributes:
         history: All evaluations, including those before an interruption.
         step: The number of optimizer steps.
+        seconds: The time of training, evaluations and checkpoints, including that before an interruption.
         interrupted: Whether the run was stopped by a signal; it can be resumed from its checkpoint.
     """
 
     history: tuple[Evaluation, ...]
     step: int
+    seconds: float
     interrupted: bool
 
 
@@ -123,6 +125,8 @@ def fit(
         restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
     else:
         fitting.save()
+    if processes.first and run.epoch + (run.batch == len(train)) < options.epochs:
+        folder.result.unlink(missing_ok=True)  # that of an earlier end of this run
     with arithmetic(options.precision):
         return fitting.until_done()
 
@@ -168,7 +172,7 @@ class _Fitting:
         run.model.train()
         for observer in self._observers:
             observer.started(run.step, run.history)
-        with self._train_batch() as train_batch, interruptible() as interruption:
+        with self._best_kept(), self._train_batch() as train_batch, interruptible() as interruption:
             self._restart_clock()
             while run.epoch < options.epochs and not self._out_of_patience():
                 for batch in self._train.windows(run.epoch, run.batch):
@@ -176,28 +180,39 @@ class _Fitting:
                     self._report()
                     if self._evaluation_due():
                         self._evaluate()
-                        if self._save_after_evaluation():
+                        if self._save_after_evaluation() or self._processes.any(self._checkpoint_due()):
                             self.save()
                         self._restart_clock()
                     elif self._agreed(self._checkpoint_due()):
                         self.save()
                     if self._agreed(interruption.requested):
                         self.save()
-                        return Outcome(tuple(run.history), run.step, interrupted=True)
+                        return Outcome(tuple(run.history), run.step, run.seconds, interrupted=True)
                     if self._out_of_patience():
                         break
                 self._require_finite()  # so that a step is repeated from the state in its own epoch
                 run.epoch, run.batch, run.carried = run.epoch + 1, 0, None
-        return Outcome(tuple(run.history), run.step, interrupted=False)
+        return Outcome(tuple(run.history), run.step, run.seconds, interrupted=False)
+
+    @contextlib.contextmanager
+    def _best_kept(self) -> Iterator[None]:
+        """Write the best weights if training ends with an error after the last checkpoint."""
+        try:
+            yield
+        except BaseException:
+            self._write_best()
+            raise
+
+    def _write_best(self) -> None:
+        if self._best:
+            write_tensors(self._folder.model, self._best, MODEL, self._model_facts)
+            self._best = None
 
     def save(self) -> None:
         self._require_finite()
         self._tick()
         tensors, facts = capture(self._run, self._processes, self._identity)
-        if self._best:
-            # First, because a run that is resumed from the checkpoint does not evaluate these weights again.
-            write_tensors(self._folder.model, self._best, MODEL, self._model_facts)
-            self._best = None
+        self._write_best()  # first, because a run that is resumed from the checkpoint does not evaluate them again
         if self._processes.first:
             write_tensors(self._folder.checkpoint, tensors, CHECKPOINT, facts)
         self._tick(training=False)
@@ -258,7 +273,7 @@ class _Fitting:
             step=run.step,
             train_loss=train_loss,
             valid_loss=valid_loss,
-            learning_rate=run.schedule.rate(run.step - 1),
+            learning_rate=run.schedule.prepared,
             tokens_per_second=speed,
             seconds=run.seconds,
             best=best,
@@ -291,7 +306,7 @@ class _Fitting:
             step=run.step,
             total_steps=self._options.epochs * len(self._train),
             loss=loss,
-            learning_rate=run.schedule.rate(run.step - 1),
+            learning_rate=run.schedule.prepared,
             tokens_per_second=tokens * self._processes.count / (now - then),
         )
         for observer in self._observers:

@@ -21,6 +21,9 @@ class Schedule:
         optimizer: The optimizer; its learning rate is a tensor, as `build_optimizer` makes it.
         options: The training options, with the schedule.
         total_steps: The number of steps in the whole run, for ``"cosine"``.
+
+    Attributes:
+        prepared: The learning rate of the last step that was prepared; NaN before the first.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: TrainingOptions, total_steps: int) -> None:
@@ -38,7 +41,7 @@ class Schedule:
         self._best = math.inf
         self._failures = 0
         self._reductions = 0
-        self._written = math.nan
+        self.prepared = math.nan
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, for a batch of `rate_tokens` tokens."""
@@ -58,9 +61,9 @@ class Schedule:
             tokens: The number of tokens of its batch, over all processes.
         """
         rate = self.rate(step) * (tokens / self._rate_tokens if self._rate_tokens else 1.0)
-        if rate == self._written:
+        if rate == self.prepared:
             return
-        self._written = rate
+        self.prepared = rate
         for group in self._optimizer.param_groups:
             group["lr"].fill_(rate)
 

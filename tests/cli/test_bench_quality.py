@@ -82,7 +82,7 @@ def test_an_incomplete_run_is_refused_and_nothing_recorded(gatewise, small, tmp_
     answer = gatewise("bench", "quality", "run", "--results", "records")
     assert answer.status == 1
     said = " ".join(answer.err.split())
-    assert "`FOLDERS` must be folders of complete runs of gatewise train lm or nmt, got run, whose result.json" in said
+    assert "`FOLDERS` must be folders of complete runs of gatewise train lm or nmt with finite scores, got run" in said
     assert not (tmp_path / "records" / "quality.jsonl").exists()
 
 
@@ -91,6 +91,26 @@ def test_a_result_of_another_task_is_refused(gatewise, small, tmp_path):
     path = tmp_path / "run" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "classify"}))
     assert gatewise("bench", "quality", "run", "--results", "records").status == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda result: [],
+        lambda result: result | {"run": {}},
+        lambda result: {name: value for name, value in result.items() if name != "minutes"},
+        lambda result: result | {"test_perplexity": None},
+        lambda result: result | {"evaluations": [{"epoch": 1, "minutes": 1.0, "valid_perplexity": None}]},
+    ],
+    ids=["a list", "no environment", "no minutes", "no finite score", "no finite evaluation"],
+)
+def test_what_is_no_complete_result_is_refused_and_nothing_recorded(gatewise, small, tmp_path, change):
+    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+    path = tmp_path / "run" / "result.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    answer = gatewise("bench", "quality", "run", "--results", "records")
+    assert (answer.status, "is missing or incomplete" in " ".join(answer.err.split())) == (1, True)
+    assert not (tmp_path / "records" / "quality.jsonl").exists()
 
 
 @pytest.mark.parametrize("field", ["train", "valid"])

@@ -255,3 +255,59 @@ def test_summaries_are_written_and_cut_back_at_a_resumption(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("epoch/valid_perplexity")] == [20, 40, 60]
+
+
+def failing_after(evaluations):
+    """An observer whose computer runs out of memory after some evaluations."""
+
+    class Failing(Diary):
+        def evaluated(self, evaluation):
+            super().evaluated(evaluation)
+            if len(self.evaluations) == evaluations:
+                raise RuntimeError("out of memory")
+
+    return Failing()
+
+
+def test_an_error_leaves_the_best_model_of_evaluations_after_the_last_checkpoint(tmp_path):
+    diary = failing_after(3)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(tmp_path, epochs=8, checkpoint_evaluations=100, observers=[diary])
+    kept = echo_model(seed=9)
+    load_weights(kept, read_tensors(RunFolder(tmp_path).model, MODEL)[0])
+    best = min(each.valid_loss for each in diary.evaluations)
+    assert evaluate(kept, Echoes(length=5, seed=1), ALONE) == best
+
+
+def test_checkpoints_that_are_due_by_steps_are_written_after_evaluations_too(tmp_path, monkeypatch):
+    written = []
+    write_tensors = loop_module.write_tensors
+
+    def write(path, tensors, kind, facts):
+        written.append((kind, facts.get("step")))
+        return write_tensors(path, tensors, kind, facts)
+
+    monkeypatch.setattr(loop_module, "write_tensors", write)
+    train(tmp_path, epochs=1, evaluations_per_epoch=20, checkpoint_evaluations=100, checkpoint_steps=5)
+    assert [step for kind, step in written if kind == loop_module.CHECKPOINT] == [0, 5, 10, 15, 20]
+
+
+def test_the_result_of_an_earlier_end_is_removed_when_a_run_goes_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    train(tmp_path, epochs=1)
+    folder.result.write_text("{}")
+    train(tmp_path, epochs=1)  # complete: nothing to train
+    assert folder.result.exists()
+    train(tmp_path, epochs=2)
+    assert not folder.result.exists()
+
+
+def test_the_rate_of_an_evaluation_is_that_of_its_last_step(tmp_path):
+    outcome, _ = train(tmp_path, epochs=1, schedule="constant", learning_rate=0.01, warmup_steps=0, rate_tokens=1000)
+    (tokens,) = {batch.count for batch in Echoes(length=5).windows()}
+    assert outcome.history[-1].learning_rate == pytest.approx(0.01 * tokens / 1000)
+
+
+def test_the_seconds_of_a_run_include_its_last_checkpoint(tmp_path):
+    outcome, _ = train(tmp_path, epochs=1)
+    assert outcome.seconds > outcome.history[-1].seconds
