@@ -85,7 +85,7 @@ def check_reverse(reverse: object, bidirectional: object) -> None:
         ArgumentError: It is neither True nor False, or True with two directions.
     """
     if not isinstance(reverse, bool):
-        raise ArgumentError(sentence("reverse", "True or False", repr(reverse)))
+        raise ArgumentError(sentence("reverse", "True or False", repr(reverse), "Use a flag of Python."))
     if reverse and bidirectional:
         advice = "A bidirectional layer has both directions already."
         raise ArgumentError(sentence("reverse", "False with bidirectional=True", "True", advice))

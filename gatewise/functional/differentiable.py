@@ -142,6 +142,8 @@ def recurrent(
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
     order = None
+    if reverse:
+        check_reverse(reverse, bidirectional)  # an attribute of a layer, which programs may set
     if reverse and x.dim() == (3 if batch_sizes is None else 2):  # otherwise the call refuses x
         order = Reversal.of(x, lengths, batch_sizes)
         resets = order.resets(resets, x)

@@ -135,7 +135,9 @@ def by_pytorch(
     """
     operator = getattr(torch, pytorch_layer(cell).mode.lower())
     # cuDNN refuses a backward pass unless it was told that one follows.
-    train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
+    # `torch.jit.trace` compares a trace with one that it makes without gradients.
+    follows = torch.is_grad_enabled() or torch._C._is_tracing()
+    train = follows and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
     options = found.bias, found.num_layers, float(dropout), train, found.bidirectional
     state = (h0, c0) if cell.states else h0
     with without_autocast(x):

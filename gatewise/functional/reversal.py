@@ -79,8 +79,8 @@ def _index_of_padded(lengths: Tensor, time: int) -> Tensor:
 
 
 def _index_of_packed(sizes: Tensor) -> Tensor:
-    steps = torch.arange(sizes.shape[0]).repeat_interleave(sizes)
+    steps = torch.arange(sizes.shape[0], device=sizes.device).repeat_interleave(sizes)
     starts = sizes.cumsum(0) - sizes
-    rows = torch.arange(steps.shape[0]) - starts[steps]
+    rows = torch.arange(steps.shape[0], device=sizes.device) - starts[steps]
     lengths = torch.bincount(rows)
     return starts[lengths[rows] - 1 - steps] + rows

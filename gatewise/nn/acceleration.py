@@ -120,9 +120,10 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """
     done, left = [], []
     for names, module in _modules(model):
-        if MARK not in vars(module):
-            continue
+        # A method of a program that makes another module of its class makes one of gatewise's without the mark.
         original = original_class(type(module))
+        if MARK not in vars(module) and (original is None or type(module) in OURS):
+            continue
         ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
         if ignored:
             left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn has not")
@@ -130,7 +131,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:
             module.__class__ = original
-            delattr(module, MARK)
+            vars(module).pop(MARK, None)
             if any(name in vars(module) for name in _OPTIONS):  # they apply again after the next `accelerate`
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")

@@ -45,7 +45,7 @@ def class_of_pytorch(module: nn.Module) -> type[nn.Module] | None:
 
 
 def accelerated_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of gatewise for a class of PyTorch, or for one that derives from it without its own `forward`.
+    """Return the class of gatewise for a class of PyTorch, or for one that derives from it.
 
     A subclass keeps its methods: the class that is returned derives from it and from that of gatewise.
 
@@ -116,5 +116,7 @@ class _Name(NamedTuple):
 def _made(make: Any, *arguments: Any) -> nn.Module:
     make, *given = (_between(*each) if isinstance(each, _Name) else each for each in (make, *arguments))
     found = make(*given)
+    if not isinstance(found, OURS):  # made by a function that names the program's class
+        found.__class__ = accelerated_class(type(found))
     vars(found)[MARK] = True  # also where the program's own __reduce__ keeps no attributes
     return found

@@ -34,6 +34,18 @@ from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
 
 
+def _rate(name: str) -> Any:
+    """Return a property for a rate of the recurrence; where it is set, the cells of the layer are made anew."""
+
+    def read(layer: Recurrent) -> Any:
+        return layer._rates[name]
+
+    def write(layer: Recurrent, value: Any) -> None:
+        layer._set_rates(**layer._rates | {name: value})
+
+    return property(read, write)
+
+
 class Recurrent(nn.Module):
     """A stack of layers of a recurrent cell, shipped or of your own.
 
@@ -111,6 +123,10 @@ class Recurrent(nn.Module):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
+    # They can be set, as `dropout` can.
+    recurrent_dropout = _rate("recurrent_dropout")
+    zoneout = _rate("zoneout")
+    candidate_dropout = _rate("candidate_dropout")
     proj_size = 0
     # Of layers that were saved before there were the options
     reverse = False
@@ -161,12 +177,7 @@ class Recurrent(nn.Module):
         self.heads = heads
         self.recurrent_rank = recurrent_rank
         self.weight_dropout = check_rate("weight_dropout", weight_dropout)
-        self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout)
-        rates = checked_zoneout(zoneout, cell)
-        self.zoneout = dict(zoneout) if isinstance(zoneout, Mapping) else rates[0]
-        self.candidate_dropout = checked_candidate_dropout(candidate_dropout, cell)
-        regularised = in_training(cell, self.recurrent_dropout, rates, self.candidate_dropout)
-        self._cells = in_evaluation(cell, rates), regularised
+        self._set_rates(recurrent_dropout, zoneout, candidate_dropout)
         rows, directions = len(cell.gates) * hidden_size, 1 + self.bidirectional
         for layer in range(num_layers):
             features = input_size if layer == 0 else directions * hidden_size
@@ -294,6 +305,18 @@ class Recurrent(nn.Module):
             y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
             steps += found
         return y, separate_states(self.cell, h_n, others_n)
+
+    def _set_rates(
+        self, recurrent_dropout: float, zoneout: float | Mapping[str, float], candidate_dropout: float
+    ) -> None:
+        rates = checked_zoneout(zoneout, self.cell)
+        self._rates = {
+            "recurrent_dropout": check_rate("recurrent_dropout", recurrent_dropout),
+            "zoneout": dict(zoneout) if isinstance(zoneout, Mapping) else rates[0],
+            "candidate_dropout": checked_candidate_dropout(candidate_dropout, self.cell),
+        }
+        own = self._rates["recurrent_dropout"], rates, self._rates["candidate_dropout"]
+        self._cells = in_evaluation(self.cell, rates), in_training(self.cell, *own)
 
     def cell_in(self, training: bool) -> Cell:
         """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""

@@ -88,7 +88,7 @@ def _with_fx(symbolic_trace: Any) -> None:
 def _with_opacus(validators: Any) -> None:
     """Let the validator of Opacus refuse and replace the layers as it does those of PyTorch."""
     _enter(validators.ModuleValidator.VALIDATORS)
-    _enter(validators.ModuleValidator.FIXERS, _in_one_direction)
+    _enter(validators.ModuleValidator.FIXERS, _without_options)
 
 
 def _with_thop(profile: Any) -> None:
@@ -96,13 +96,16 @@ def _with_thop(profile: Any) -> None:
     _enter(profile.register_hooks)
 
 
-def _in_one_direction(replace: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Return a function that replaces layers, and refuses those whose direction would be lost."""
+def _without_options(replace: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return a function that replaces layers, and refuses those with options that would be lost."""
 
     def checked(module: nn.Module, **options: Any) -> nn.Module:
         if getattr(module, "reverse", False):
             advice = "Flip the input and the output of a layer without it."
             raise ArgumentError(sentence("reverse", "False for a layer that Opacus replaces", True, advice))
+        if rate := getattr(module, "weight_dropout", 0.0):
+            advice = "Opacus computes no dropout of weights."
+            raise ArgumentError(sentence("weight_dropout", "0 for a layer that Opacus replaces", rate, advice))
         return replace(module, **options)
 
     return checked

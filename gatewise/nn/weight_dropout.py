@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def with_dropped_weights(weights: Sequence[Tensor], per_direction: int, rate: float) -> tuple[Tensor, ...]:
@@ -29,5 +30,9 @@ def _dropped(weight: Tensor, rate: float) -> Tensor:
     # The masks are the same in every dtype, and torch.func.vmap takes no random function that works in place.
     like = torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
     kept = torch.bernoulli(like, 1.0 - rate)
-    # weight * kept * scale in one launch; torch.nn.functional.dropout rounds the scale to float32 for float64 too.
-    return torch.ops.aten.native_dropout_backward(weight, kept, 1.0 / (1.0 - rate))
+    scale = 1.0 / (1.0 - rate)
+    differentiated_forward = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    if differentiated_forward or torch.jit.is_tracing():  # the operator below has no forward derivative, nor in ONNX
+        return weight * kept * scale
+    # The same in one launch; torch.nn.functional.dropout rounds the scale to float32 for float64 too.
+    return torch.ops.aten.native_dropout_backward(weight, kept, scale)

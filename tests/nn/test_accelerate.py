@@ -569,8 +569,17 @@ class ByArguments(nn.GRU):
         return (self.input_size,)
 
 
+def made_again(*sizes):
+    return ByFunction(*sizes)
+
+
+class ByFunction(nn.LSTM):
+    def __reduce__(self):
+        return made_again, (self.input_size, self.hidden_size), self.__getstate__()
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("kind", [ByReduce, ByItsClass, ByClassMethod, ByKeywords, ByArguments])
+@pytest.mark.parametrize("kind", [ByReduce, ByItsClass, ByClassMethod, ByKeywords, ByArguments, ByFunction])
 def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
     layer, x = kind(3, 4, **({"label": "mine"} if kind is ByKeywords else {})), torch.randn(5, 2, 3)
     expected = layer(x)
@@ -582,6 +591,32 @@ def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
     restore(other, verbose=False)
     assert type(other) is kind
     torch.testing.assert_close(copied(other)(x), expected)
+
+
+class WithClones(nn.LSTM):
+    def clone(self):
+        return type(self)(self.input_size, self.hidden_size)
+
+
+def test_what_an_accelerated_module_makes_of_its_class_is_restored():
+    layer = accelerate(WithClones(3, 4), verbose=False)
+    model = nn.Sequential(layer, layer.clone())
+    restore(model, verbose=False)
+    assert [type(each) for each in model] == [WithClones, WithClones]
+
+
+class Doubled(nn.LSTM):
+    def forward(self, x, hx=None):
+        y, state = super().forward(x, hx)
+        return 2 * y, state
+
+
+def test_an_accelerated_subclass_is_traced():
+    model, x = nn.Sequential(Doubled(3, 4)), torch.randn(5, 2, 3)
+    expected = model(x)[0]
+    traced = torch.jit.trace(accelerate(model, verbose=False), (x,))
+    torch.testing.assert_close(traced(x)[0], expected)
+    assert traced(torch.randn(7, 3, 3))[0].shape == (7, 3, 4)
 
 
 def test_parametrizations_stay_and_can_be_removed():

@@ -575,6 +575,21 @@ def test_bad_rates_are_refused(cell, options, message):
         gatewise.Recurrent(cell, F, H, **options)
 
 
+def test_rates_that_are_set_act():
+    layer, x = gatewise.Recurrent(LSTM(), 3, 5, zoneout=0.2, recurrent_dropout=0.3), torch.randn(4, 2, 3)
+    layer.zoneout = layer.recurrent_dropout = 0.0
+    assert torch.equal(layer(x)[0], layer(x)[0])
+    layer.zoneout = {"c": 0.5}
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    assert layer.zoneout == {"c": 0.5}
+    with pytest.raises(ArgumentError, match="recurrent_dropout"):
+        layer.recurrent_dropout = 1.5
+    assert layer.recurrent_dropout == 0.0
+    other = copy.deepcopy(layer)
+    other.zoneout = 0.0
+    assert layer.zoneout == {"c": 0.5}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_on_a_gpu(name):

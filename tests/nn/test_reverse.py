@@ -103,6 +103,22 @@ def test_a_packed_batch(kind):
     close(gradients(found, [x, *ours.parameters()]), gradients(expected, [x, *theirs.parameters()]))
 
 
+def test_a_packed_batch_under_a_default_device():
+    ours, _ = pair_of(KINDS[0])
+    packed = pack_padded_sequence(drawn(T, B, F), [6, 2, 1, 4], enforce_sorted=False)
+    expected = ours(packed)[0].data
+    with torch.device("meta"):
+        found = ours(packed)[0].data
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_layer_that_becomes_bidirectional_is_refused():
+    layer = gatewise.LSTM(3, 4, bidirectional=True)
+    layer.reverse = True
+    with pytest.raises(ArgumentError, match="`reverse` must be False with bidirectional=True"):
+        layer(torch.randn(5, 2, 3))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_arrangements(kind):
     ours, _ = pair_of(kind)

@@ -258,6 +258,21 @@ def test_every_kernel_of_a_gpu_reads_the_same_masks(kind, kernel, monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [gatewise.LSTM, gatewise.GRU])
+def test_weights_have_forward_mode_derivatives(kind):
+    layer, x = kind(3, 5, weight_dropout=P, dtype=torch.float64), torch.randn(4, 2, 3, dtype=torch.float64)
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+
+    def loss(weights):
+        torch.manual_seed(1)
+        return torch.func.functional_call(layer, weights, (x,))[0].square().sum()
+
+    _, found = torch.func.jvp(loss, (weights,), (weights,))
+    gradients = torch.func.grad(loss)(weights)
+    expected = sum((gradients[name] * weight).sum() for name, weight in weights.items())
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.gpu
 def test_a_captured_graph_draws_new_masks_at_each_replay():
     torch.manual_seed(0)

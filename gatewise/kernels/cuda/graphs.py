@@ -39,10 +39,10 @@ from torch import Tensor
 from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
 
-_MOST_REMEMBERED = 1024
+_MOST_REMEMBERED = 1024  # calls with other addresses, as of a loop over time with one call for each step
 _MOST_STREAMS = 4  # in addition to the default stream
 _FREELY = 8  # captures of a kind of call that are free
-_REPLAYS_PER_CAPTURE = 1  # for each further one, so that a loop of n calls is recorded in about log2(n) iterations
+_REPLAYS_PER_CAPTURE = 1  # before each further one, so that loops of n calls are recorded in log2(n) iterations
 _MOST_FAILURES = 3
 _DEFAULT_STREAM = 0
 

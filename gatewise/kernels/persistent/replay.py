@@ -174,8 +174,8 @@ def count_kept(problem: Problem) -> int:
 @functools.lru_cache(maxsize=256)
 def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
     """Return the recordings of one kind of call, which the arguments identify."""
-    # Calls that warm up for the capture of a graph by the caller are not worth recording.
     most = _MOST_GRAPHS_OF_A_STEP if problem.time == 1 else _MOST_GRAPHS
+    # Calls that warm up for the capture of a graph by the caller are not worth recording.
     return Replays(most_graphs=0 if problem.captured else most)
 
 
