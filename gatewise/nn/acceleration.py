@@ -210,7 +210,8 @@ def _obstacle(module: nn.Module) -> str:
     if theirs not in THEIRS:
         return f"is a subclass, {kind.__qualname__}, with a forward of its own"
     if not _calls_super(kind, theirs):
-        return f"is a subclass, {kind.__qualname__}, with a forward of its own that does not call super().forward"
+        said = f"is a subclass, {kind.__qualname__}, with a forward of its own that does not call super().forward"
+        return f"{said}; derive it from gatewise.{theirs.__name__} and call that"
     changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
     if changed:
         return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"
@@ -226,7 +227,10 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _calls_super(kind: type[nn.Module], theirs: type[nn.Module]) -> bool:
-    """Return whether every `forward` between a class and PyTorch's calls that of the next class by `super`."""
+    """Return whether every `forward` between a class and PyTorch's seems to call that of the next class by `super`.
+
+    It does where its code has the names `super` and `forward`; what else it does with them is not looked at.
+    """
     between = kind.__mro__[: kind.__mro__.index(theirs)]
     functions = [inspect.unwrap(vars(base)["forward"]) for base in between if "forward" in vars(base)]
     names = [getattr(getattr(function, "__code__", None), "co_names", ()) for function in functions]

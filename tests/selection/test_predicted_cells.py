@@ -23,7 +23,8 @@ def measured(kernel: str) -> list[tuple[str, str, float]]:
     for line in RECORD.read_text().splitlines():
         row = json.loads(line)
         own = row["ways"].get("gatewise", {})
-        wanted = (row["dtype"], row["direction"], own.get("ran_captured")) == ("bf16", "train", kernel)
+        about = row["dtype"], row["direction"], own.get("ran_captured"), row["run"]["device"]
+        wanted = about == ("bf16", "train", kernel, "NVIDIA H200")
         if wanted and row["cell"] in CELLS and row["case"][0].isdigit() and "graph" in own["times"]:
             found[row["cell"], row["case"]] = own["times"]["graph"]["median"]
     return [(*key, seconds) for key, seconds in found.items()]
