@@ -60,6 +60,7 @@ def test_the_readme_states_the_speed_of_models_and_the_time_to_quality_as_the_ta
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
     factors: dict[str, dict[str, float]] = {}
+    name = ""
     for model, way, step, *_ in rows("benchmarks.md", "models"):
         name = model.split(",")[0] or name
         if "(" in step:
