@@ -111,6 +111,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
 	$(RUN) -m gatewise bench report models --into docs/benchmarks.md --plot=docs/images/models
+	$(RUN) -m gatewise bench report quality --into docs/training.md --plot=docs/images/quality
 
 outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output with what this machine prints (MACHINE)
 	for page in $$(grep -rl --include=*.md "<!-- output: $(MACHINE):" docs); do \

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.environment import Failed, call
+from clients.environment import Failed, call, last_line
 from clients.record import ROOT
 
 RECORD = ROOT / "benchmarks" / "results" / "client_tests.jsonl"
@@ -36,8 +37,8 @@ class OwnTests:
         client: The name of the client in the package index.
         version: Its version.
         files: The files of its source distribution.
-        before: What pytest says at the end, such as "20 passed".
-        after: The same with gatewise's classes in `torch.nn`.
+        before: The summary of pytest without gatewise, such as "20 passed".
+        after: The summary with gatewise's classes in `torch.nn`.
         commit: The commit of gatewise.
         date: The date, in UTC.
     """
@@ -62,7 +63,7 @@ def own_tests(python: Path, client: str, version: str, commit: str, timeout: flo
         timeout: The time after which they are ended, in seconds.
 
     Raises:
-        Failed: The source distribution cannot be had, or the tests take too long.
+        Failed: The source distribution cannot be had, or the tests take too long, end without a result, or none passes.
     """
     with tempfile.TemporaryDirectory() as folder:
         words = ["download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder, f"{client}=={version}"]
@@ -124,5 +125,9 @@ def _tested(python: Path, client: str, source: Path, plugin: Sequence[str], time
         raise Failed(f"tests: not finished after {timeout:.0f} seconds") from error
     if answer.returncode:
         print(answer.stdout, flush=True)
-    lines = answer.stdout.strip().splitlines() or ["no output"]
-    return lines[-1].partition(" in ")[0].strip("= ")
+    summary = (answer.stdout.strip().splitlines() or [""])[-1].partition(" in ")[0].strip("= ")
+    if answer.returncode not in (0, 1) or not re.search(
+        r"\b\d+ passed", summary
+    ):  # 1: some failed, as they may do without gatewise
+        raise Failed(f"tests: {last_line(answer.stdout) or 'no output'}")
+    return summary

@@ -1,4 +1,4 @@
-"""What the program of a client reports: its numbers, the layers that it called, and the kernels that ran."""
+"""The report of a client's program: its numbers, the layers that it called, and the kernels that ran."""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 import gatewise
 from clients import own_tests
 from clients.comparison import Comparison, compared, difference, failed
-from clients.environment import last_line
+from clients.environment import Failed, last_line
 from clients.record import FOLDER, PAGE, newest
 from clients.table import table
 from clients.trial import Trial
@@ -74,6 +76,9 @@ def test_the_page_shows_the_newest_results_of_their_own_tests():
         ({"difference": float("nan")}, "the numbers differ by nan"),
         ({"eager": 1e-4}, "the numbers of eager differ by 0.0001"),
         ({"eager": 1e-4, "plain": 1e-5}, ""),
+        ({"difference": float("inf"), "plain": float("inf")}, "the numbers without oneDNN differ by inf"),
+        ({"layers": {}}, "no layer was called"),
+        ({"layers": {}, "client": "opacus"}, ""),
         ({"saved": ({"how": "save", "same": False, "layers": {}},)}, "a loaded model answers otherwise"),
     ],
 )
@@ -100,13 +105,49 @@ def test_the_greatest_difference_is_relative_to_the_largest_number_of_the_name()
     assert str(difference(expected, {"losses": [1.0, float("nan")], "scores": [0.0]})) == "nan"
 
 
+@pytest.mark.parametrize("numbers", [{}, {"losses": []}, {"losses": [1.0], "scores": []}])
+def test_a_program_without_numbers_cannot_be_compared(numbers):
+    assert difference(numbers, numbers) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "result"),
+    [
+        (0, "....\n4 passed, 1 deselected in 0.1s\n", "4 passed, 1 deselected"),
+        (1, "FAILED a.py - ValueError\n=== 1 failed, 3 passed in 0.1s ===\n", "1 failed, 3 passed"),
+        (1, "/bin/python: No module named pytest\n", Failed),
+        (1, "ERROR a.py - TypeError\n2 errors in 0.1s\n", Failed),
+        (2, "ERROR a.py\n3 passed, 1 error in 0.1s\n", Failed),
+        (0, "2 xpassed in 0.1s\n", Failed),
+        (5, "no tests ran in 0.01s\n", Failed),
+        (-9, "", Failed),
+    ],
+)
+def test_tests_without_a_result_do_not_pass(monkeypatch, tmp_path, status, output, result):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], status, output))
+    arguments = (Path("python"), "opacus", tmp_path, (), 1.0)
+    if result is not Failed:
+        assert own_tests._tested(*arguments) == result
+        return
+    with pytest.raises(Failed, match=f"^tests: {re.escape(last_line(output) or 'no output')}$"):
+        own_tests._tested(*arguments)
+
+
 def test_the_error_of_a_traceback_is_found_among_what_follows_it():
     text = "Traceback\n  File x\nValueError: wrong\n  more of it\n1.0 seconds\n"
     assert last_line(text) == "ValueError: wrong"
     assert last_line("one\ntwo\n") == "two"
 
 
-def test_a_trial_reports_layers_kernels_numbers_and_what_was_loaded(tmp_path, monkeypatch):
+@pytest.fixture
+def mkldnn():
+    """Set oneDNN back to what it was, which a trial without it disables."""
+    before = torch.backends.mkldnn.set_flags(True)
+    yield
+    torch.backends.mkldnn.set_flags(*before)
+
+
+def test_a_trial_reports_layers_kernels_numbers_and_what_was_loaded(tmp_path, monkeypatch, mkldnn):
     reports = {}
     for way in ("pytorch", "gatewise", "eager", "plain"):
         monkeypatch.setattr(sys, "argv", ["program", way, str(tmp_path / way)])
@@ -121,7 +162,6 @@ def test_a_trial_reports_layers_kernels_numbers_and_what_was_loaded(tmp_path, mo
             with torch.no_grad():
                 nn.LSTM(3, 4)(torch.zeros(5, 2, 3))  # not looked at
         reports[way] = json.loads((tmp_path / way).read_text())
-    torch.backends.mkldnn.set_flags(True)
     assert reports["pytorch"]["layers"] == {"torch.nn.LSTM": 1}
     assert reports["pytorch"]["saved"] == [{"how": "nothing", "same": False, "layers": {"torch.nn.GRU": 1}}]
     assert (reports["eager"]["kernels"], reports["eager"]["calls"]) == (["eager"], 1)
@@ -132,7 +172,7 @@ def test_a_trial_reports_layers_kernels_numbers_and_what_was_loaded(tmp_path, mo
     assert found.agrees
 
 
-def test_a_program_that_fails_reports_nothing(tmp_path, monkeypatch):
+def test_a_program_that_fails_reports_nothing(tmp_path, monkeypatch, mkldnn):
     monkeypatch.setattr(sys, "argv", ["program", "gatewise", str(tmp_path / "report")])
     with pytest.raises(RuntimeError, match="must be equal to input_size"), Trial("torch", "the line"):
         nn.LSTM(1, 1)(torch.zeros(1, 1, 2))

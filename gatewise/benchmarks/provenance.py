@@ -8,12 +8,13 @@ from gatewise.benchmarks.record import Run
 from gatewise.contract.decision import format_cudnn
 
 
-def provenance(runs: Sequence[Run], *, in_turn: bool = True) -> str:
+def provenance(runs: Sequence[Run], *, in_turn: bool = True, sampled: bool = True) -> str:
     """Return a sentence or two with the device, versions, dates and commits of runs.
 
     Args:
         runs: The runs of all records of a report, in any order; versions are those of the newest.
         in_turn: Whether the compared functions were sampled in turn, rather than one after the other.
+        sampled: Whether the numbers are medians of samples, which a sentence then says.
     """
     runs = sorted(runs, key=lambda run: run.date)
     run = runs[-1]
@@ -26,7 +27,8 @@ def provenance(runs: Sequence[Run], *, in_turn: bool = True) -> str:
     )
     parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((runs[0].date[:10], run.date[:10])))]
     parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
-    return f"{'; '.join(parts)}. Medians of samples{' taken in turn' if in_turn else ''}."
+    medians = f" Medians of samples{' taken in turn' if in_turn else ''}."
+    return f"{'; '.join(parts)}.{medians if sampled else ''}"
 
 
 def commands(runs: Sequence[Run]) -> str:

@@ -17,6 +17,7 @@ from gatewise.benchmarks.lstm import report as lstm_report
 from gatewise.benchmarks.models import picture as model_picture
 from gatewise.benchmarks.models import record as model_record
 from gatewise.benchmarks.models import report as model_report
+from gatewise.benchmarks.models.cases import CASES, TINY_CASES
 from gatewise.benchmarks.nmt import picture as nmt_picture
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt import report as nmt_report
@@ -79,7 +80,8 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             (lambda prefix: nmt_picture.draw(trained, prefix)) if nmt_picture.drawable(trained) else None,
         )
     if benchmark in (model_record.BENCHMARK, model_record.QUICK_BENCHMARK):
-        models = model_record.newest(record.read_lines(path, model_record.ModelRecord), device)
+        cases = CASES if benchmark == model_record.BENCHMARK else TINY_CASES
+        models = model_record.newest(record.read_lines(path, model_record.ModelRecord), cases, device)
         return Publication(
             model_report.markdown(models),
             model_report.report(models),

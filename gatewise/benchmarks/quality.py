@@ -57,29 +57,33 @@ class QualityRecord:
 
 
 def newest(records: Sequence[QualityRecord], device: str = "") -> list[QualityRecord]:
-    """Return the newest record of each recipe and seed, without those of a recipe that was changed since.
+    """Return the newest record of each task, recipe and seed, without those of a recipe that was changed since.
 
     Args:
         records: All records of a file, oldest first.
         device: A part of the device's name; see `of_device`.
     """
     fitting = of_device(records, device)
-    settings = {each.recipe: each.settings for each in fitting}
-    current = {(each.recipe, each.seed): each for each in fitting if each.settings == settings[each.recipe]}
+    settings = {(each.task, each.recipe): each.settings for each in fitting}
+    current = {
+        (each.task, each.recipe, each.seed): each
+        for each in fitting
+        if each.settings == settings[each.task, each.recipe]
+    }
     return sorted(current.values(), key=lambda each: (each.task, each.recipe, each.seed))
 
 
 def markdown(records: Sequence[QualityRecord]) -> str:
     """Return a table in Markdown with a row for each recipe: the means over its seeds, with the lowest and highest."""
     lines = ["| recipe | score | validation | test | minutes | seeds |", "|---|---|---:|---:|---:|---|"]
-    for recipe in dict.fromkeys(each.recipe for each in records):
-        rows = [each for each in records if each.recipe == recipe]
+    for task, recipe in dict.fromkeys((each.task, each.recipe) for each in records):
+        rows = [each for each in records if (each.task, each.recipe) == (task, recipe)]
         scores = [_spread([each.figure(split) for each in rows], 1) for split in ("valid", "test")]
         minutes = _spread([each.minutes for each in rows], 2)
         seeds = ", ".join(str(each.seed) for each in rows)
-        heading = HEADINGS[SCORES[rows[0].task]]
+        heading = HEADINGS[SCORES[task]]
         lines.append(f"| `{recipe}` | {heading} | {scores[0]} | {scores[1]} | {minutes} | {seeds} |")
-    origin = provenance([each.run for each in records]).removesuffix(" Medians of samples taken in turn.")
+    origin = provenance([each.run for each in records], sampled=False)
     return "\n".join([*lines, "", origin])
 
 

@@ -171,6 +171,8 @@ def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Materi
     streams = {}
     for split in _SPLITS:
         window, columns = _window(text, split, processes)
+        if split != "train":  # an evaluation may be shorter than a window
+            window = max(1, min(window, len(tokens[split]) // columns - 1))
         streams[split] = TokenStream(
             tokens[split],
             columns,
@@ -182,6 +184,7 @@ def _material(recipe: Recipe, folder: RunFolder, processes: Processes) -> Materi
             jitter=text.jitter if split == "train" else 0.0,
             seed=recipe.training.seed,
             name=f"the {_long(split)} text",
+            options=("batch_size" if split == "train" else "evaluation_batch_size", "window"),
         )
     return Material(corpus, tokenizer, tokens, streams)
 

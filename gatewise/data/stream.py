@@ -56,6 +56,7 @@ class TokenStream:
             the same in every epoch. 0 makes all windows equally long.
         seed: The seed of the starting positions and of the lengths.
         name: The name of the text in error messages.
+        options: The names of `batch_size` and `window` in error messages.
 
     Raises:
         CorpusError: The text has fewer than `batch_size * (window + 1)` tokens.
@@ -79,22 +80,27 @@ class TokenStream:
         jitter: float = 0.0,
         seed: int = 0,
         name: str = "the text",
+        options: tuple[str, str] = ("batch_size", "window"),
     ) -> None:
-        for option, value in (("batch_size", batch_size), ("window", window)):
+        columns, steps = options
+        for option, value in ((columns, batch_size), (steps, window)):
             if value < 1:
                 raise ArgumentError(sentence(option, "a positive integer", value))
         most = window / 4 if window >= 2 * GRAIN else 0
         if not 0 <= jitter <= most:
-            expectation = f"from 0 to {most:g} for windows of {window} steps"
-            raise ArgumentError(sentence("jitter", expectation, jitter, "Lower it, or raise `window`."))
+            allowed = f"from 0 to {most:g} for windows of {window} steps"
+            expectation = allowed if most else f"0 for windows below {2 * GRAIN} steps"
+            raise ArgumentError(sentence("jitter", expectation, jitter, f"Lower it, or raise `{steps}`."))
         if batch_size < processes:
             expectation = f"at least {processes}, one column a process"
-            raise ArgumentError(sentence("batch_size", expectation, batch_size, "Start fewer processes."))
+            raise ArgumentError(sentence(columns, expectation, batch_size, "Start fewer processes."))
         needed = batch_size * (window + 1)
         if len(tokens) < needed:
+            size = f"{batch_size} columns of {window} step{'s' if window > 1 else ''}"
+            lower = f"`{columns}` or `{steps}`" if window > 1 else f"`{columns}`"
             raise CorpusError(
-                f"{name} has {len(tokens):,} tokens, too few for one batch: {batch_size} columns of {window} steps "
-                f"need at least {needed:,}. Give a longer text, or lower `batch_size` or `window`."
+                f"{name} has {len(tokens):,} tokens, too few for one batch: {size} need at least {needed:,}. "
+                f"Give a longer text, or lower {lower}."
             )
         self._tokens = tokens.to(device)
         self._batch_size = batch_size
@@ -122,7 +128,7 @@ class TokenStream:
         """Iterate over the windows of one epoch.
 
         Args:
-            epoch: The number of the epoch, from 0; it matters only with `rotate`.
+            epoch: The number of the epoch, from 0; it matters only with `rotate` or `jitter`.
             start: The number of windows to skip, to resume an interrupted epoch.
 
         Yields:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gatewise.contract.errors import ArgumentError, sentence
+
 
 class LockedDropout(nn.Module):
     """Dropout with one mask for all steps of a call, also called variational dropout.
@@ -13,7 +15,10 @@ class LockedDropout(nn.Module):
     ones.
 
     Args:
-        p: The probability of dropping a unit of a sequence; the others are multiplied by 1 / (1 - p).
+        p: The probability of dropping a unit of a sequence, from 0 to 1; the others are multiplied by 1 / (1 - p).
+
+    Raises:
+        ArgumentError: `p` is not from 0 to 1.
 
     References:
         Gal, Ghahramani: A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016.
@@ -21,6 +26,8 @@ class LockedDropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        if not 0 <= p <= 1:  # NaN too
+            raise ArgumentError(sentence("p", "from 0 to 1", p))
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,4 +53,5 @@ def with_dropped_words(embedded: Tensor, tokens: Tensor, vocabulary_size: int, r
 
 
 def _mask(like: Tensor, rate: float) -> Tensor:
-    return torch.empty_like(like, requires_grad=False).bernoulli_(1 - rate).div_(1 - rate)
+    kept = 1 - rate
+    return torch.empty_like(like, requires_grad=False).bernoulli_(kept).div_(kept or 1.0)  # all zeros at rate 1

@@ -21,6 +21,7 @@ def test_one_run(row: Record) -> None:
     assert text.startswith(f"{row.run.device}; PyTorch {row.run.torch}, ")
     assert text.endswith("; 2026-01-02; commit 0123456789. Medians of samples taken in turn.")
     assert provenance([row.run], in_turn=False).endswith("; commit 0123456789. Medians of samples.")
+    assert provenance([row.run], sampled=False).endswith("; commit 0123456789.")
 
 
 def test_several_runs_are_said_in_the_order_in_which_they_were_made(row: Record, later: Run) -> None:

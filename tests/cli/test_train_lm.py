@@ -155,6 +155,24 @@ def test_a_perplexity_is_lower_than_higher_than_or_about_the_same_as_another(per
     assert compared(perplexity, 100.0) == said
 
 
+def test_an_evaluation_window_may_be_longer_than_the_text(gatewise, small):
+    perplexities = []
+    for window in (10, 100_000):
+        words = ("--epochs", 1, "--set", f"evaluation_window={window}", "--output", f"run{window}")
+        answer = gatewise("train", "lm", *small, *words)
+        assert answer.status == 0, answer.err
+        perplexities.append(json.loads(RunFolder(f"run{window}").result.read_text())["test_perplexity"])
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-5)
+
+
+def test_a_short_evaluation_text_hears_which_option_can_help(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--set", "evaluation_batch_size=1000", "--output", "run")
+    assert answer.status == 1
+    said = " ".join(answer.err.split())
+    assert "1000 columns of 1 step need at least 2,000. Give a longer text, or lower `--set text.evaluation_b" in said
+    assert "--window" not in said
+
+
 def test_a_tied_model_may_have_any_hidden_size(gatewise, small):
     answer = gatewise("train", "lm", *small, "--set", "model.hidden_size=11", "--output", "run")
     assert answer.status == 0, answer.err

@@ -90,9 +90,16 @@ def test_most_lengths_are_near_the_window_and_some_near_its_half():
     assert len(lengths.unique()) < 20
 
 
-@pytest.mark.parametrize(("window", "jitter", "most"), [(70, 18.0, "17.5"), (70, -1.0, "17.5"), (9, 1.0, "0")])
-def test_too_much_jitter_is_refused(window, jitter, most):
-    message = f"`jitter` must be from 0 to {most} for windows of {window} steps, got {jitter}"
+@pytest.mark.parametrize(
+    ("window", "jitter", "allowed"),
+    [
+        (70, 18.0, "from 0 to 17.5 for windows of 70 steps"),
+        (70, -1.0, "from 0 to 17.5 for windows of 70 steps"),
+        (9, 1.0, "0 for windows below 10 steps"),
+    ],
+)
+def test_too_much_jitter_is_refused(window, jitter, allowed):
+    message = f"`jitter` must be {allowed}, got {jitter}"
     with pytest.raises(ArgumentError, match=message):
         TokenStream(TOKENS, 4, window, jitter=jitter)
 
@@ -112,6 +119,16 @@ def test_a_short_text_hears_how_long_it_must_be():
     ):
         TokenStream(TOKENS[:719], 20, 35, name="the training text")
     assert len(TokenStream(TOKENS[:720], 20, 35)) == 1
+
+
+def test_a_short_text_hears_the_options_that_can_help():
+    names = ("columns", "steps")
+    with pytest.raises(CorpusError, match=r"2 columns of 3 steps .*, or lower `columns` or `steps`\."):
+        TokenStream(TOKENS[:7], 2, 3, options=names)
+    with pytest.raises(CorpusError, match=r"2 columns of 1 step need .*, or lower `columns`\."):
+        TokenStream(TOKENS[:3], 2, 1, options=names)
+    with pytest.raises(ArgumentError, match="`steps` must be a positive integer"):
+        TokenStream(TOKENS, 2, 0, options=names)
 
 
 @pytest.mark.parametrize(

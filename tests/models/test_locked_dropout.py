@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from gatewise.contract.errors import ArgumentError
 from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
 
 
@@ -27,6 +29,20 @@ def test_nothing_is_dropped_at_rate_zero_or_in_evaluation(rate, training):
     x, state = torch.rand(3, 2, 4), torch.random.get_rng_state()
     assert LockedDropout(rate).train(training)(x) is x
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_everything_is_dropped_at_rate_one_as_by_nn_dropout():
+    x = torch.rand(3, 2, 4, requires_grad=True)
+    y = LockedDropout(1.0)(x)
+    y.sum().backward()
+    for found in (y, x.grad):
+        assert torch.equal(found, nn.Dropout(1.0)(torch.ones(3, 2, 4)))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_a_probability_out_of_range_is_refused(p):
+    with pytest.raises(ArgumentError, match=f"`p` must be from 0 to 1, got {p}"):
+        LockedDropout(p)
 
 
 def test_gradients_pass_through_what_was_kept():

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gatewise.benchmarks.models.ways import BEFORE
+from gatewise.benchmarks.models.workload import Workload
 from gatewise.benchmarks.record import FAILED, MEASURED, WRONG, Run, of_device
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.selection.timing import Timing
 
 BENCHMARK = "models"
@@ -16,7 +18,7 @@ QUICK_BENCHMARK = "models_quick"  # in a separate file, so that reports do not i
 
 TRAIN, INFERENCE = "train", "inference"
 STEP, LAYERS, GRAPH = "step", "layers", "graph"
-"""What is timed: the whole step, the recurrent layers alone, and the whole step as a CUDA graph."""
+"""The names of the times: of the whole step, of the recurrent layers alone, and of the whole step as a CUDA graph."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,14 +111,23 @@ class ModelRecord:
         return cls(**fields | {"run": Run(**fields["run"]), "ways": ways})
 
 
-def newest(records: Sequence[ModelRecord], device: str = "") -> list[ModelRecord]:
+def newest(records: Sequence[ModelRecord], workloads: Sequence[Workload], device: str = "") -> list[ModelRecord]:
     """Return the newest record of every model and direction on one device, in order of first occurrence.
+
+    Records of a model whose settings were changed since are left out.
 
     Args:
         records: All records of a file, oldest first.
+        workloads: The models of the benchmark as they are now.
         device: A part of the device's name, in upper or lower case; empty for the device of the newest record.
 
     Raises:
-        ArgumentError: No record is from such a device; the message lists the devices.
+        ArgumentError: No record is of a model as it is now, or none of these is from such a device; the message then
+            lists the devices.
     """
-    return list({(record.case, record.direction): record for record in of_device(records, device)}.values())
+    settings = {workload.name: workload.settings for workload in workloads}
+    current = [record for record in records if record.settings == settings.get(record.case)]
+    if not current:
+        advice = "Run `gatewise bench models` again."
+        raise ArgumentError(sentence("--results", "records of the models as they are now", "older ones only", advice))
+    return list({(record.case, record.direction): record for record in of_device(current, device)}.values())

@@ -19,10 +19,11 @@ _LEGEND = (
     "`gatewise.accelerate(model)`. reverse=, resets=: with these arguments of `gatewise.LSTM`, in place of two flips "
     "or of a loop over the steps. A step is forward, loss, backward, clipping and the program's optimizer, launched "
     "one by one; CUDA graph is the same replayed, with a fused optimizer. LSTM is the time of the recurrent layers' "
-    "calls of a step, made again alone, forward and backward; its share is relative to the step. In brackets: times as "
-    "fast as before. Loss: the distance from the loss curve before, where 1 is how far three seeds are apart; in "
-    "inference the error of the output, where 1 is twice the error before. Models are float32 with PyTorch's defaults, "
-    "which is TF32 in recurrent layers, unless the table says otherwise."
+    "calls of a step, made again alone, forward and backward; its share is relative to the step, and above 100 % where "
+    "the calls take longer alone than a step does. In brackets: times as fast as before. Loss: the distance from the "
+    "loss curve before, where 1 is how far three seeds are apart; in inference the error of the output, where 1 is "
+    "twice the error before. Models are float32 with PyTorch's defaults, which is TF32 in recurrent layers, unless the "
+    "table says otherwise."
 )
 _COLUMNS = ("model", "way", "step, ms", "LSTM, ms", "LSTM's share", "CUDA graph, ms", "loss", "memory", "kernel")
 

@@ -22,6 +22,7 @@ from gatewise.selection.timing import Function, Timing, captured, peak_memory, s
 _SEED = 1
 _BATCHES = 4  # different batches, used in turn
 _WARMUPS = 2
+_FAILURES = (RuntimeError, KernelRefused)  # out of memory, or a library's error: the other ways still run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,15 +96,15 @@ class _Table:
                 if found[way.name].status == AGREED:
                     self._observer.step(f"warming up {way.name}")
                     found[way.name], steps[way.name], alone[way.name] = self._warm(way, found[way.name])
-            except (RuntimeError, KernelRefused) as error:  # out of memory, or a library's error: the others still run
+            except _FAILURES as error:
                 found[way.name] = Measurement(FAILED, first_line(error))
         self._observer.step("timing steps")
-        times = {name: {STEP: timing} for name, timing in self._timed(steps).items()}
+        of_steps = self._timed_in_turn(steps, found)
         self._observer.step("timing the layers alone")
-        for name, timing in self._timed(alone).items():
-            times[name][LAYERS] = timing
+        of_layers = self._timed_in_turn({name: alone[name] for name in of_steps}, found)
+        times = {name: {STEP: of_steps[name], LAYERS: timing} for name, timing in of_layers.items()}
         for way in used:
-            if way.name in steps:
+            if way.name in times:
                 note = self._replayed(way, times[way.name]) if self._training and self._settings.graphs else ""
                 found[way.name] = dataclasses.replace(
                     found[way.name], status=MEASURED, note=note, times=times[way.name]
@@ -132,6 +133,26 @@ class _Table:
         measured = dataclasses.replace(found, peak_bytes=peak, kernels=kernels, calls=len(calls))
         return measured, step, layers.repeated(calls, workload, device)
 
+    def _timed_in_turn(self, functions: Mapping[str, Function], found: dict[str, Measurement]) -> dict[str, Timing]:
+        """Time functions in turn; if one fails, its way has failed, and the others are timed again without it."""
+        remaining, running = dict(functions), ""
+
+        def named(name: str, function: Function) -> Function:
+            def call() -> None:
+                nonlocal running
+                running = name
+                function()
+
+            return call
+
+        while remaining:
+            try:
+                return self._timed({name: named(name, function) for name, function in remaining.items()})
+            except _FAILURES as error:
+                found[running] = Measurement(FAILED, first_line(error))
+                del remaining[running]
+        return {}
+
     def _timed(self, functions: Mapping[str, Function]) -> dict[str, Timing]:
         samples: dict[str, list[float]] = {}
         options = {"device": self._settings.device, "warmups": _WARMUPS, "budget": self._settings.seconds}
@@ -143,9 +164,9 @@ class _Table:
         """Time the step as a CUDA graph; return the reason if there is none."""
         settings, workload = self._settings, self._workload
         if settings.device.type != "cuda":
-            return f"No CUDA graph on a {settings.device.type}."
+            return f"No CUDA graph on a {settings.device.type.upper()}"
         if not workload.capturable:
-            return "No CUDA graph: packing a batch copies from memory that is not pinned."
+            return "No CUDA graph: packing a batch copies from memory that is not pinned"
         self._observer.step(f"{way.name} as a CUDA graph")
         try:
             model = way.model(workload, _SEED, settings.device)

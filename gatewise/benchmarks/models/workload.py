@@ -1,9 +1,11 @@
-"""What a model of the benchmark is: its layers, its data, and how it is trained."""
+"""The description of a model in the benchmark: its layers, its data, and how it is trained."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import hashlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -40,7 +42,7 @@ class Workload:
         name: The name in tables.
         about: The published model, in a few words.
         program: The sizes.
-        optimizer: A function from parameters to their optimizer, which takes the options of PyTorch's.
+        optimizer: The class of the optimizer, with its options.
         clip_norm: The norm to which the gradient is clipped.
         autocast: The dtype of autocast, with a GradScaler for float16; None without autocast.
         adaptation: What the model can use in addition to `gatewise.accelerate`, such as "reverse="; empty for nothing.
@@ -53,7 +55,7 @@ class Workload:
     name: str
     about: str
     program: Program
-    optimizer: Callable[..., torch.optim.Optimizer]
+    optimizer: functools.partial[torch.optim.Optimizer]
     clip_norm: float
     autocast: torch.dtype | None = None
     adaptation: str = ""
@@ -63,9 +65,22 @@ class Workload:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All values that define the model, by name."""
-        sizes = dataclasses.asdict(self.program)  # type: ignore[call-overload]
-        return sizes | {"clip_norm": self.clip_norm, "precision": self.precision}
+        """All values that define the model and its training, by name, as JSON has them.
+
+        "shapes" is a digest of the names and shapes of all parameters, which differs for models of other layers.
+        """
+        with torch.device("meta"):
+            parameters = dict(self.program.build(False).named_parameters())
+        options = ", ".join(f"{name}={value}" for name, value in self.optimizer.keywords.items())
+        shapes = repr([(name, *parameter.shape) for name, parameter in parameters.items()])
+        return {
+            **dataclasses.asdict(self.program),  # type: ignore[call-overload]
+            "parameters": sum(parameter.numel() for parameter in parameters.values()),
+            "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:12],
+            "optimizer": f"{self.optimizer.func.__name__}({options})",
+            "clip_norm": self.clip_norm,
+            "precision": self.precision,
+        }
 
     @property
     def precision(self) -> str:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("rich")
 
 from rich.console import Console
 
 from gatewise.benchmarks.models import report
+from gatewise.benchmarks.models.cases import TINY_CASES
+from gatewise.benchmarks.models.hydrology import Hydrology
 from gatewise.benchmarks.models.record import GRAPH, LAYERS, STEP, Measurement, ModelRecord, newest
 from gatewise.benchmarks.record import Run
+from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 
 RUN = Run(
@@ -71,7 +78,7 @@ def test_the_table_of_a_page(record: ModelRecord) -> None:
 
 def test_what_was_not_measured_is_said(record: ModelRecord) -> None:
     ways = record.ways | {
-        "before": measured(2.0, 1.0, 0.5, note="No CUDA graph: packed."),
+        "before": measured(2.0, 1.0, 0.5, note="No CUDA graph: packed"),
         "one line": Measurement("wrong", "around step 25 the loss is 3"),
     }
     record = dataclasses.replace(record, ways=ways)
@@ -80,7 +87,7 @@ def test_what_was_not_measured_is_said(record: ModelRecord) -> None:
     console.print(report.on_screen([record]))
     shown = " ".join(console.export_text().split())
     assert "wrong: around step 25 the loss is 3 (bonito-sup one line)" in shown
-    assert "No CUDA graph: packed. (bonito-sup before)" in shown
+    assert "No CUDA graph: packed (bonito-sup before)" in shown
     assert "| bonito-sup | one line |  |  |  | 0 |  |" in report.report([record])
 
 
@@ -91,6 +98,39 @@ def test_nothing_was_measured() -> None:
 
 
 def test_the_newest_record_of_each_model_counts(record: ModelRecord) -> None:
+    record = dataclasses.replace(record, case=TINY_CASES[0].name, settings=TINY_CASES[0].settings)
     newer = dataclasses.replace(record, run=dataclasses.replace(RUN, date="2026-02-02T03:04:05+00:00"))
     inference = dataclasses.replace(record, direction="inference")
-    assert newest([record, inference, newer]) == [newer, inference]
+    assert newest([record, inference, newer], TINY_CASES) == [newer, inference]
+
+
+def test_a_record_of_a_model_that_was_changed_since_does_not_count(record: ModelRecord) -> None:
+    changed, kept, *_ = TINY_CASES
+    records = [dataclasses.replace(record, case=case.name, settings=case.settings) for case in (changed, kept)]
+    changed = dataclasses.replace(changed, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
+    assert newest(records, (changed, kept)) == records[1:]
+    assert newest(records, (kept,)) == records[1:]
+    message = "`--results` must be records of the models as they are now, got older ones only. Run `gatewise bench mod"
+    with pytest.raises(ArgumentError, match=message):
+        newest(records, (changed,))
+
+
+def test_the_settings_tell_models_apart() -> None:
+    flood = TINY_CASES[0]
+    assert {"optimizer": "Adam(lr=0.001)", "parameters": 16_477, "hidden_size": 16}.items() <= flood.settings.items()
+    for change in (
+        {"optimizer": functools.partial(torch.optim.Adam, lr=0.1)},
+        {"program": dataclasses.replace(flood.program, static=4)},
+        {"program": Narrowed(**dataclasses.asdict(flood.program))},
+        {"clip_norm": 2.0},
+    ):
+        assert dataclasses.replace(flood, **change).settings != flood.settings
+    for case in TINY_CASES:
+        assert json.loads(json.dumps(case.settings)) == case.settings
+
+
+class Narrowed(Hydrology):
+    """The same sizes for another model."""
+
+    def build(self, adapted: bool) -> nn.Module:
+        return nn.LSTM(self.dynamic, self.hidden_size)

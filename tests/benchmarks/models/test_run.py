@@ -47,7 +47,7 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     for way in record.ways.values():
         assert way.times[STEP].runs >= 3
         assert way.times[LAYERS].median > 0
-        assert way.note == "No CUDA graph on a cpu."
+        assert way.note == "No CUDA graph on a CPU"
     assert record.settings["hidden_size"] == 16
     assert (tmp_path / "pictures" / "models.svg").is_file()
     page = tmp_path / "page.md"
@@ -100,6 +100,28 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     before, after = records()[0].ways.values()
     assert before.status == "measured"
     assert (after.status, after.note) == ("failed", "out of memory")
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["step", "layers"])
+def test_a_way_that_fails_while_it_is_timed_leaves_the_others(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    warmed = run._Table._warm
+
+    def failing(self, way, found):
+        measured, step, layers = warmed(self, way, found)
+        if way.name != "one line":
+            return measured, step, layers
+        return (measured, step, full) if alone else (measured, full, layers)
+
+    def full():
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(run._Table, "_warm", failing)
+    monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
+    assert call("--case", "ppo", "--steps", "26").exit_code == 1
+    before, after, resets = records()[0].ways.values()
+    assert (before.status, resets.status) == ("measured", "measured")
+    assert before.times.keys() == resets.times.keys() == {STEP, LAYERS}
+    assert (after.status, after.note, after.times) == ("failed", "out of memory", {})
 
 
 def test_an_interrupted_run_has_written_what_is_complete(observer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from gatewise.benchmarks.models.ways import Way
 
 CPU = torch.device("cpu")
 SGD = functools.partial(torch.optim.SGD, lr=1.0)
+STILL = functools.partial(torch.optim.SGD, lr=0.0)
 FLOOD = dataclasses.replace(TINY_CASES[0], optimizer=SGD)
 BONITO = dataclasses.replace(TINY_CASES[2], optimizer=SGD)  # whose sizes PyTorch computes in float16 on a CPU
 
@@ -36,15 +37,11 @@ def test_the_gradient_is_clipped(clip_norm):
 
 
 def test_the_optimizer_is_that_of_the_model():
-    assert not any(change.any() for change in weights_after(dataclasses.replace(FLOOD, optimizer=_still)))
-
-
-def _still(parameters, **options):
-    return torch.optim.SGD(parameters, lr=0.0)
+    assert not any(change.any() for change in weights_after(dataclasses.replace(FLOOD, optimizer=STILL)))
 
 
 def test_batches_are_taken_in_turn_and_gradients_are_freed():
-    step = step_of(dataclasses.replace(FLOOD, optimizer=_still))
+    step = step_of(dataclasses.replace(FLOOD, optimizer=STILL))
     losses = [float(step()) for _ in range(4)]
     assert losses[:2] == losses[2:]
     assert losses[0] != losses[1]

@@ -1,0 +1,36 @@
+"""Records of the quality of trained models: a recipe is told apart by its task and its name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gatewise.benchmarks.quality import QualityRecord, markdown, newest
+from gatewise.benchmarks.record import Record
+
+
+@pytest.fixture
+def language(row: Record) -> QualityRecord:
+    figures = {"valid_perplexity": 70.0, "test_perplexity": 65.0}
+    return QualityRecord("quality", "lm", "small", 1, {"window": 35}, 2.0, figures, [], row.run)
+
+
+@pytest.fixture
+def translation(language: QualityRecord) -> QualityRecord:
+    figures = {"valid_bleu": 30.0, "test_bleu": 25.0}
+    return dataclasses.replace(language, task="nmt", settings={"beam": 4}, figures=figures)
+
+
+def test_recipes_of_one_name_in_two_tasks_are_both_shown(language: QualityRecord, translation: QualityRecord) -> None:
+    assert newest([language, translation]) == newest([translation, language]) == [language, translation]
+    lines = markdown([language, translation]).splitlines()
+    assert "| `small` | perplexity | 70.0 | 65.0 | 2.00 | 1 |" in lines
+    assert "| `small` | BLEU | 30.0 | 25.0 | 2.00 | 1 |" in lines
+    assert lines[-1].endswith("; commit 0123456789.")
+
+
+def test_records_of_a_changed_recipe_do_not_count(language: QualityRecord, translation: QualityRecord) -> None:
+    older = dataclasses.replace(language, seed=2)
+    changed = dataclasses.replace(language, settings={"window": 70})
+    assert newest([older, translation, changed]) == [changed, translation]
