@@ -55,7 +55,7 @@ class Workload:
     name: str
     about: str
     program: Program
-    optimizer: functools.partial[torch.optim.Optimizer]
+    optimizer: functools.partial[Any]
     clip_norm: float
     autocast: torch.dtype | None = None
     adaptation: str = ""
