@@ -71,6 +71,8 @@ def quality_record(folder: RunFolder) -> QualityRecord:
 def _record(result: dict[str, Any], folder: RunFolder) -> QualityRecord:
     task = _TASKS[result.pop("task")]
     values: dict[str, Any] = dataclasses.asdict(read_recipe(folder.recipe, task.defaults))
+    if result.pop("epochs") != values["training"]["epochs"]:
+        raise ValueError("the result is that of the run before it was resumed to more epochs")
     seed = values["training"].pop("seed")
     for path in task.paths:
         del values[task.section][path]

@@ -325,7 +325,7 @@ def _finish(
         "test_perplexity": test,
         "unigram_perplexity": unigram,
         "share_of_unigram": valid / unigram,
-        **measurements("lm", outcome, seconds, processes),
+        **measurements("lm", outcome, seconds, recipe.training.epochs, processes),
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)

@@ -269,7 +269,7 @@ def _finish(
         **{f"test_{name.lower()}": value for name, value in test.figures().items()},
         "bleu_signature": test.bleu_signature,
         "chrf_signature": test.chrf_signature,
-        **measurements("nmt", outcome, outcome.seconds + seconds, processes, _MEASURE),
+        **measurements("nmt", outcome, outcome.seconds + seconds, recipe.training.epochs, processes, _MEASURE),
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)

@@ -163,14 +163,15 @@ def note_unlearned(console: Console, outcome: Outcome, options: TrainingOptions,
 
 
 def measurements(
-    task: str, outcome: Outcome, seconds: float, processes: Processes, measure: Measure = PERPLEXITY
+    task: str, outcome: Outcome, seconds: float, epochs: int, processes: Processes, measure: Measure = PERPLEXITY
 ) -> dict[str, Any]:
-    """Return what the result of every run has: its time, the evaluations on the validation data, the environment.
+    """Return the time, the evaluations on the validation data and the environment of a run, for its result.
 
     Args:
         task: The command under `gatewise train`.
         outcome: The outcome of the training.
         seconds: The time of training and all evaluations.
+        epochs: The number of epochs of the recipe, which a run that is resumed may exceed later.
         processes: The processes of the distributed training.
         measure: The format of losses.
     """
@@ -185,7 +186,7 @@ def measurements(
         for each in outcome.history
     ]
     run = dataclasses.asdict(Run.now(processes.device))
-    return {"task": task, "minutes": seconds / 60, "evaluations": evaluations, "run": run}
+    return {"task": task, "minutes": seconds / 60, "epochs": epochs, "evaluations": evaluations, "run": run}
 
 
 def print_early_stop(console: Console, outcome: Outcome, options: TrainingOptions) -> None:

@@ -125,8 +125,6 @@ def fit(
         restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
     else:
         fitting.save()
-    if processes.first and run.epoch + (run.batch == len(train)) < options.epochs:
-        folder.result.unlink(missing_ok=True)  # that of an earlier end of this run
     with arithmetic(options.precision):
         return fitting.until_done()
 

@@ -292,16 +292,6 @@ def test_checkpoints_that_are_due_by_steps_are_written_after_evaluations_too(tmp
     assert [step for kind, step in written if kind == loop_module.CHECKPOINT] == [0, 5, 10, 15, 20]
 
 
-def test_the_result_of_an_earlier_end_is_removed_when_a_run_goes_on(tmp_path):
-    folder = RunFolder(tmp_path)
-    train(tmp_path, epochs=1)
-    folder.result.write_text("{}")
-    train(tmp_path, epochs=1)  # complete: nothing to train
-    assert folder.result.exists()
-    train(tmp_path, epochs=2)
-    assert not folder.result.exists()
-
-
 def test_the_rate_of_an_evaluation_is_that_of_its_last_step(tmp_path):
     outcome, _ = train(tmp_path, epochs=1, schedule="constant", learning_rate=0.01, warmup_steps=0, rate_tokens=1000)
     (tokens,) = {batch.count for batch in Echoes(length=5).windows()}
