@@ -87,7 +87,7 @@ class Trial(contextlib.AbstractContextManager["Trial"]):
         """Add numbers that must be the same with and without the line.
 
         Args:
-            name: What they are, in the plural.
+            name: The plural of their name.
             values: Any number of them, as a number, a list, an array or a tensor.
         """
         found = values.detach().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

@@ -130,7 +130,7 @@ def place(name: str, places: Sequence[int]) -> str:
 
 
 def _masks(cell: Cell) -> tuple[str, str, list[str]]:
-    """Return what precedes a function that reads the masks of a cell, its last argument, and the names of the masks."""
+    """Return the text before a function that reads a cell's masks, its last argument, and the names of the masks."""
     if not cell.parameters:
         return "", "", []
     lines = [f"    const Real {learned(name)} = masks.of_cell({index});" for index, name in enumerate(cell.parameters)]

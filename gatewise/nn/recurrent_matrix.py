@@ -55,7 +55,7 @@ def matrix_of(layer: Any, suffix: str = "") -> Tensor:
 
     Args:
         layer: A layer with the attributes `cell`, `hidden_size`, `heads` and `recurrent_rank`.
-        suffix: What follows the names of the parameters, such as "_l0".
+        suffix: The end of the names of the parameters, such as "_l0".
     """
     if layer.recurrent_rank:
         return getattr(layer, f"weight_rh{suffix}") @ getattr(layer, f"weight_hr{suffix}")

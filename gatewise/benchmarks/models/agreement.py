@@ -34,7 +34,7 @@ class Agreement:
         worst: The distance relative to what is allowed, at most 1.
         largest: The largest difference of the losses of single steps, relative to the largest loss of plain PyTorch;
             for an output the norm of the difference, relative to that of the output of plain PyTorch.
-        note: What is wrong; empty if nothing is.
+        note: The problem; empty if there is none.
     """
 
     worst: float

@@ -45,7 +45,8 @@ class Workload:
         optimizer: The class of the optimizer, with its options.
         clip_norm: The norm to which the gradient is clipped.
         autocast: The dtype of autocast, with a GradScaler for float16; None without autocast.
-        adaptation: What the model can use in addition to `gatewise.accelerate`, such as "reverse="; empty for nothing.
+        adaptation: The argument that the model can use in addition to `gatewise.accelerate`, such as "reverse="; empty
+            if there is none.
         capturable: Whether a step can be captured in a CUDA graph, as it neither waits for the GPU nor copies from
             memory that is not pinned.
         inference: Whether inference is measured too.
