@@ -41,7 +41,7 @@ class Comparison:
         difference: The greatest difference after the line, relative to the largest number of the same name.
         eager: The same on gatewise's own kernel for CPUs, `eager`.
         plain: The difference of PyTorch's own results when it does not use oneDNN, as a measure of rounding.
-        saved: How the model was saved and loaded after the line, and what the loaded model has.
+        saved: The way in which the model was saved and loaded after the line, and the layers of the loaded model.
         error: The first line of an error; empty if there was none.
         python: The version of Python.
         gatewise: The version of gatewise.

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from clients.record import ROOT
@@ -61,6 +62,40 @@ def call(*words: object) -> None:
     if answer.returncode:
         print(answer.stdout, flush=True)
         raise Failed(f"{shlex.join(command[:3])}: {last_line(answer.stdout)}")
+
+
+def answer_of(
+    command: Sequence[str], folder: Path, what: str, timeout: float, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of a client on one thread and without a GPU, and return its status and output.
+
+    Args:
+        command: The command.
+        folder: The current folder of the command.
+        what: The name of the command in the error.
+        timeout: The time after which it is ended, in seconds.
+        settings: Further environment variables.
+
+    Raises:
+        Failed: The command takes too long.
+    """
+    # One thread, so that the order of summation, and with it every digit, is the same in every run.
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    try:
+        answer = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | ours | settings,
+            text=True,
+            timeout=timeout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{what}: not finished after {timeout:.0f} seconds") from error
+    if answer.returncode:
+        print(answer.stdout, flush=True)
+    return answer
 
 
 def last_line(text: str) -> str:

@@ -7,14 +7,13 @@ import datetime
 import json
 import os
 import re
-import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.environment import Failed, call, last_line
+from clients.environment import Failed, answer_of, call, last_line
 from clients.record import ROOT
 
 RECORD = ROOT / "benchmarks" / "results" / "client_tests.jsonl"
@@ -109,25 +108,10 @@ def _tested(python: Path, client: str, source: Path, plugin: Sequence[str], time
     # The installed library is tested, and not the source beside the tests.
     words = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull, "--rootdir", str(source)]
     words += ["--confcutdir", str((source / TESTS[client][0]).parent), "-k", f"not {_LEFT_OUT.get(client, 'nothing')}"]
-    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     command = [str(python), "-P", "-m", "pytest", *plugin, *words, *TESTS[client]]
-    try:
-        answer = subprocess.run(
-            command,
-            cwd=source,
-            env=os.environ | settings,
-            text=True,
-            timeout=timeout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"tests: not finished after {timeout:.0f} seconds") from error
-    if answer.returncode:
-        print(answer.stdout, flush=True)
+    answer = answer_of(command, source, "tests", timeout)
     summary = (answer.stdout.strip().splitlines() or [""])[-1].partition(" in ")[0].strip("= ")
-    if answer.returncode not in (0, 1) or not re.search(
-        r"\b\d+ passed", summary
-    ):  # 1: some failed, as they may do without gatewise
+    # 1: some failed, as they may do without gatewise
+    if answer.returncode not in (0, 1) or not re.search(r"\b\d+ passed", summary):
         raise Failed(f"tests: {last_line(answer.stdout) or 'no output'}")
     return summary

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from clients.environment import Failed, last_line
-from clients.record import ROOT
+from clients.environment import Failed, answer_of, last_line
 
 
 def run(python: Path, client: str, way: str, timeout: float) -> dict[str, Any]:
@@ -25,26 +22,12 @@ def run(python: Path, client: str, way: str, timeout: float) -> dict[str, Any]:
     Raises:
         Failed: The program fails, or takes too long.
     """
-    # One thread, so that the order of summation, and with it every digit, is the same in every run.
-    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    settings["GATEWISE_KERNEL"] = "eager" if way == "eager" else "auto"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         # -P: without the current folder, in which the libraries may look for modules that are named as ours are.
         command = [str(python), "-P", "-m", f"clients.programs.{client.replace('-', '_')}", way, str(report)]
-        try:
-            answer = subprocess.run(
-                command,
-                cwd=folder,
-                env=os.environ | settings,
-                text=True,
-                timeout=timeout,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Failed(f"{way}: not finished after {timeout:.0f} seconds") from error
+        kernel = "eager" if way == "eager" else "auto"
+        answer = answer_of(command, Path(folder), way, timeout, GATEWISE_KERNEL=kernel)
         if answer.returncode:
-            print(answer.stdout, flush=True)
             raise Failed(f"{way}: {last_line(answer.stdout)}")
         return json.loads(report.read_text("utf-8"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from gatewise.benchmarks import precision, record
 from gatewise.benchmarks.cases import LSTMCase
@@ -18,7 +17,7 @@ from gatewise.benchmarks.cells import run as cell_run
 from gatewise.benchmarks.lstm.record import INFERENCE, TRAIN
 from gatewise.benchmarks.sampling import Sampling
 from gatewise.cli.bench_layer import cases_named, directions_named
-from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Results, Where, complete, device_named
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -97,18 +96,12 @@ def bench_cells(
     )
     path = records or record.path_of(results, benchmark)
     record.check_writable(path.parent, "--record" if records else "--results")
-    with progress_bar() as progress:
-        outcome = cell_run.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
-    console = Console()
-    console.print(report.on_screen(outcome.records))
-    if outcome.records:
-        console.print(f"[dim]Recorded in {path}[/]")
-    if plot is not None:
-        shown = TRAIN if picture.drawable(outcome.records) else INFERENCE
-        if picture.drawable(outcome.records, shown):
-            files = picture.draw(outcome.records, plot, shown)
-            console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
-    finish(outcome.interrupted, outcome.records)
+
+    def draw(rows: list[cell_record.CellRecord]) -> list[Path]:
+        shown = TRAIN if picture.drawable(rows) else INFERENCE
+        return [] if plot is None or not picture.drawable(rows, shown) else picture.draw(rows, plot, shown)
+
+    complete(functools.partial(cell_run.run, settings), path, report.on_screen, draw)
 
 
 def _offered(quick: bool, device: torch.device) -> tuple[LSTMCase, ...]:

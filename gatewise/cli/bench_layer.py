@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from gatewise.benchmarks import precision, record
 from gatewise.benchmarks.cases import LSTM_GRID, LSTM_QUICK, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm import grid, picture
 from gatewise.benchmarks.lstm import record as lstm_record
 from gatewise.benchmarks.lstm import report as lstm_report
-from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Results, Where, complete, device_named
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import LEAN
 from gatewise.selection import AUTO, kernel_names
@@ -98,18 +97,12 @@ def bench_layer(cell: str) -> Callable[..., None]:
         )
         path = records or record.path_of(results, benchmark)
         record.check_writable(path.parent, "--record" if records else "--results")
-        with progress_bar() as progress:
-            outcome = grid.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
-        console = Console()
-        console.print(lstm_report.on_screen(outcome.records))
-        if outcome.records:
-            console.print(f"[dim]Recorded in {path}[/]")
-        if plot is not None:
-            shown = lstm_record.TRAIN if picture.drawable(outcome.records) else lstm_record.INFERENCE
-            if picture.drawable(outcome.records, shown):
-                files = picture.draw(outcome.records, plot, shown)
-                console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
-        finish(outcome.interrupted, outcome.records)
+
+        def draw(rows: list[lstm_record.LayerRecord]) -> list[Path]:
+            shown = lstm_record.TRAIN if picture.drawable(rows) else lstm_record.INFERENCE
+            return [] if plot is None or not picture.drawable(rows, shown) else picture.draw(rows, plot, shown)
+
+        complete(functools.partial(grid.run, settings), path, lstm_report.on_screen, draw)
 
     bench.__doc__ = _HELP.format(cell=cell, layer=cell.upper())
     return bench

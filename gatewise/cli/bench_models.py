@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from gatewise.benchmarks import record
 from gatewise.benchmarks.models import picture, report
@@ -16,7 +15,7 @@ from gatewise.benchmarks.models import run as benchmark
 from gatewise.benchmarks.models.cases import CASES, TINY_CASES
 from gatewise.benchmarks.models.workload import Workload
 from gatewise.benchmarks.trajectories.verdict import WINDOW
-from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Results, Where, complete, device_named
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -63,16 +62,11 @@ def bench_models(
     )
     path = record.path_of(results, settings.benchmark)
     record.check_writable(results)
-    with progress_bar() as progress:
-        outcome = benchmark.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
-    console = Console()
-    console.print(report.on_screen(outcome.records))
-    if outcome.records:
-        console.print(f"[dim]Recorded in {path}[/]")
-    if plot is not None and picture.drawable(outcome.records):
-        files = picture.draw(outcome.records, plot)
-        console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
-    finish(outcome.interrupted, outcome.records)
+
+    def draw(rows: list[model_record.ModelRecord]) -> list[Path]:
+        return [] if plot is None or not picture.drawable(rows) else picture.draw(rows, plot)
+
+    complete(functools.partial(benchmark.run, settings), path, report.on_screen, draw)
 
 
 def _workloads(parts: list[str], quick: bool) -> tuple[Workload, ...]:

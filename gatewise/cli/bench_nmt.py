@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from gatewise.benchmarks import precision, record
 from gatewise.benchmarks.nmt import picture, report, table
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt.cases import CASES, QUICK_CASES, TINY_CASES, TranslationCase
 from gatewise.benchmarks.nmt.ways import Way, ways
-from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
+from gatewise.cli.bench_run import Results, Where, complete, device_named
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.planning.budget import bytes_of
@@ -103,16 +102,11 @@ def bench_translation(
     )
     path = record.path_of(results, benchmark)
     record.check_writable(results)
-    with progress_bar() as progress:
-        outcome = table.run(settings, Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
-    console = Console()
-    console.print(report.on_screen(outcome.records))
-    if outcome.records:
-        console.print(f"[dim]Recorded in {path}[/]")
-    if plot is not None and picture.drawable(outcome.records):
-        files = picture.draw(outcome.records, plot)
-        console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
-    finish(outcome.interrupted, outcome.records)
+
+    def draw(rows: list[nmt_record.TranslationRecord]) -> list[Path]:
+        return [] if plot is None or not picture.drawable(rows) else picture.draw(rows, plot)
+
+    complete(functools.partial(table.run, settings), path, report.on_screen, draw)
 
 
 def _budget(text: str, device: torch.device) -> int | None:

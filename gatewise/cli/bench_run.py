@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gatewise.benchmarks import record
+from gatewise.benchmarks.outcome import Outcome
 from gatewise.contract.errors import ArgumentError, sentence
 
 Where = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
@@ -27,6 +29,31 @@ class Row(Protocol):
     def status(self) -> str:
         """The status: "measured", or the reason why it was not measured."""
         ...
+
+
+def complete(
+    run: Callable[[Bar, Callable[[Any], None]], Outcome[Any]],
+    path: Path,
+    on_screen: Callable[[list[Any]], RenderableType],
+    draw: Callable[[list[Any]], list[Path]],
+) -> None:
+    """Run a benchmark, append each row to a file as soon as it is measured, and print and draw all rows at the end.
+
+    Args:
+        run: A function that runs the benchmark, of the progress bar and a function that records a row, a dataclass.
+        path: The file.
+        on_screen: A function that returns the report of rows.
+        draw: A function that draws rows, if they are to be drawn, and returns the files.
+    """
+    with progress_bar() as progress:
+        outcome = run(Bar(progress), lambda row: record.append_line(dataclasses.asdict(row), path))
+    console = Console()
+    console.print(on_screen(outcome.records))
+    if outcome.records:
+        console.print(f"[dim]Recorded in {path}[/]")
+    if files := draw(outcome.records):
+        console.print(f"[dim]Drawn in {' and '.join(map(str, files))}[/]")
+    finish(outcome.interrupted, outcome.records)
 
 
 def finish(interrupted: bool, rows: Sequence[Row]) -> None:

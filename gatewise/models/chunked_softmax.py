@@ -24,8 +24,8 @@ _TILE = 128  # rows of a tile of a matrix kernel
 def mean_token_loss(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of `token_losses`, computed by `weighted_token_loss` in one chunk for 16-bit products on a GPU.
 
-    There it takes about half the time, forward and backward together, and as much memory: the gradients are computed
-    while the logits are in the memory, and only scaled later.
+    There the gradients are computed while the logits are in the memory, and only scaled later, which takes fewer passes
+    over the logits.
 
     Args:
         hidden: The hidden rows h [N, H], as in `token_losses`.

@@ -13,6 +13,7 @@ import gatewise
 from gatewise import functional
 from gatewise.cells import GRU, LSTM, SHIPPED, SLSTM, CoupledLSTM, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
+from tests.graphs import captured
 from tests.pairwise import pairwise
 
 T, B, F, H = 5, 3, 3, 6
@@ -439,15 +440,7 @@ def test_a_replayed_graph_reads_the_parameters_anew(structure):
     layer = gatewise.Recurrent(LSTM(), 32, 66, device="cuda", **structure)
     x = torch.randn(T, B, 32, device="cuda")
     with gatewise.for_cuda_graph(), torch.no_grad():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                layer(x)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y, _ = layer(x)
+        graph, (y, _) = captured(lambda: layer(x))
         layer.reset_parameters()
         graph.replay()
         torch.testing.assert_close(y, layer(x)[0])

@@ -12,6 +12,7 @@ from torch import nn
 import gatewise
 from gatewise.cells import GRU, LSTM, RNN, CoupledLSTM
 from gatewise.contract.errors import ArgumentError
+from tests.graphs import captured
 from tests.pairwise import pairwise
 
 T, B, F, H, P = 6, 3, 3, 5, 0.4
@@ -279,15 +280,7 @@ def test_a_captured_graph_draws_new_masks_at_each_replay():
     layer = gatewise.LSTM(32, 64, device="cuda", weight_dropout=P)
     x = torch.randn(T, B, 32, device="cuda")
     with gatewise.for_cuda_graph(), torch.no_grad():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                layer(x)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y, _ = layer(x)
+        graph, (y, _) = captured(lambda: layer(x))
     found = []
     for _ in range(2):
         graph.replay()

@@ -15,7 +15,7 @@ class TrainingStep:
     """Forward, loss, backward, clipping and update on the next batch, all of which is timed.
 
     Args:
-        workload: How the model is trained.
+        workload: The model with its optimizer and precision.
         model: The model, on its device.
         batches: The batches on the same device, used in turn.
         capturable: Whether the optimizer is fused and can be captured in a CUDA graph; otherwise it is as by default.

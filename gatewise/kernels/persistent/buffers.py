@@ -207,6 +207,40 @@ def new_entered(problem: Problem, like: Tensor | Scratch, tokens: Tokens) -> tup
     return states, like.new_empty(directions, tokens.batch, size)
 
 
+def exchanged(
+    problem: Problem,
+    layer: Layer,
+    y: Tensor,
+    masks: Masks | None,
+    entered: tuple[Tensor, ...] | None,
+    tokens: Tokens,
+    scratch: Scratch,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the memory through which the blocks of a forward pass exchange hidden states, and the initial ones.
+
+    Args:
+        problem: The problem.
+        layer: The inputs of the layer.
+        y: The output of the layer.
+        masks: The masks of the layer; None for a cell without masks.
+        entered: The tensors of `Entered` that are kept for the backward pass; None or empty if there are none.
+        tokens: The order of the tokens.
+        scratch: The memory of the call.
+
+    Returns:
+        The hidden states that the blocks exchange, in rows of a multiple of 8 units; the output that the pass writes in
+        addition, or None if they are the output; and the initial hidden state that enters the first product.
+    """
+    size, directions = problem.hidden_size, problem.num_directions
+    if masks is not None and masks.kept is not None:
+        states, h0 = entered or new_entered(problem, scratch, tokens)
+        torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
+        return states, y, h0
+    if size != hidden_of(size):
+        return tokens.new(scratch, width=directions * hidden_of(size)), y, layer.h0
+    return y, None, layer.h0
+
+
 def new_result(problem: Problem, x: Tensor, tokens: Tokens, kept: tuple[Tensor, ...]) -> Result:
     """Return uninitialised outputs and final states of one layer, with the memory for what it keeps."""
     y = tokens.new(x, width=problem.num_directions * problem.hidden_size)

@@ -11,7 +11,7 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import exactness, tilings
-from gatewise.kernels.persistent.sizes.step import is_fused
+from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # no clusters, which need their own instructions
@@ -48,7 +48,7 @@ def check(sources, problem, tolerance=3e-5, **given):
     found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
     for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
         assert testing.relative_error(found[name], value) < tolerance, name
-    row = "" if is_fused(problem.cell) else "row_"
+    row = "" if has_fused_passes(problem.cell) else "row_"
     assert f"recurrent_{row}forward" in sources.launched
     assert problem.needs_grad == (f"recurrent_{row}backward" in sources.launched)
 
@@ -191,7 +191,7 @@ class _BeginsAtOne(Cell):
 
 def test_initial_states_at_resets(sources):
     cell = masked(_BeginsAtOne(), *ALL)
-    assert not is_fused(cell)
+    assert not has_fused_passes(cell)
     check(sources, PROBLEM.replace(cell=cell, resets=True))
 
 

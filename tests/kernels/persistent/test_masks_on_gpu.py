@@ -11,6 +11,7 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.training.precision import arithmetic
+from tests.graphs import captured
 from tests.kernels.persistent.test_masks_on_cpu import ALL, CANDIDATE, DROPOUT, OF_CELL, masked
 from tests.pairwise import pairwise
 
@@ -114,14 +115,7 @@ def layer_with(options, cell=None, **others):
 def test_every_replay_of_a_graph_of_the_caller_draws_masks(options, cell):
     layer = layer_with(options, cell)
     step = training_step(layer, torch.randn(20, 8, 32, device="cuda"))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = captured(step)
     replayed = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)

@@ -9,6 +9,7 @@ from gatewise.cells import LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.problem import Layout, Problem
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.persistent.kernel import persistent
+from tests.graphs import captured
 from tests.kernels.cell_code import ROWS
 from tests.kernels.stepwise.test_rows_on_cpu import CELLS
 from tests.pairwise import pairwise
@@ -69,14 +70,7 @@ def test_a_training_step_in_a_cuda_graph(cell, dtype):
 
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = step()
+    graph, y = captured(step)
     x.copy_(torch.randn_like(x))
     graph.replay()
     replayed = [y.clone(), *(parameter.grad.clone() for parameter in layer.parameters())]

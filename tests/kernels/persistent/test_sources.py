@@ -16,7 +16,7 @@ from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
-from gatewise.kernels.persistent.sizes.step import code_of, is_fused, macros_of
+from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import each_value, exhaustive_unless, pairwise
@@ -105,7 +105,7 @@ def test_next_to_nothing_spills_with_resets(name, size, value_bytes, exact):
 def compiled_with_masks(name, architecture, cut, cell, **options):
     dtype = torch.float32 if cut.value_bytes == 4 else torch.bfloat16
     macros = {"SIZE": cut.hidden, "PAUSE": 250, **cut.macros(dtype, **options), **macros_of(cell)}
-    file = name if is_fused(cell) else f"row_{name}"
+    file = name if has_fused_passes(cell) else f"row_{name}"
     return toolchain.compile_afresh(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
 
 

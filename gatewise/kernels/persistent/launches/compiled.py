@@ -18,7 +18,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.step import code_of, is_fused, macros_of
+from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
 _NO_CHANGE = contextlib.nullcontext()
@@ -91,7 +91,7 @@ def launch_of(
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
     """
     asked = device, name == "backward", dtype.itemsize, exact
-    fused = is_fused(cell)
+    fused = has_fused_passes(cell)
     if pair:
         chosen = stacked_tiling(hidden_size, batch, *asked)
     else:

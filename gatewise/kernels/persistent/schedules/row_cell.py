@@ -55,20 +55,15 @@ class RowCell:
         """Compute the outputs."""
         (result,), layer = into, layers
         directions = len(layer.weights)
-        size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
+        hidden = hidden_of(problem.hidden_size)
         kept, entered = _kept(problem, result.kept) if result.kept else (None, None)
         gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
         with matrix_products.in_precision_of(problem, layer.x):
             for sums, weights in zip(gates, layer.weights, strict=True):
                 matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, None)
-        y, narrow, h0, masks = result.y, None, layer.h0, buffers.masks_of(problem, layer)
-        if masks is not None and masks.kept is not None:
-            y, h0 = entered or buffers.new_entered(problem, scratch, tokens)
-            narrow = result.y
-            torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
-        elif size != hidden:
-            y, narrow = tokens.new(scratch, width=directions * hidden), result.y
+        masks = buffers.masks_of(problem, layer)
+        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)

@@ -24,7 +24,7 @@ from gatewise.kernels.persistent.schedules.layer_pair import layer_pair
 from gatewise.kernels.persistent.schedules.projection import Projection
 from gatewise.kernels.persistent.schedules.row_cell import row_cell
 from gatewise.kernels.persistent.schedules.single_layer import single_layer
-from gatewise.kernels.persistent.sizes.step import is_fused
+from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.stack import Layer, LayerGradients
 
 
@@ -151,7 +151,7 @@ def layer_passes(problem: Problem, new_scratch: Callable[[Tensor], Scratch] = Sc
 
 def layer_schedule(problem: Problem) -> LayerSchedule:
     """Return the schedule of each layer of a problem without projections."""
-    if not is_fused(problem.cell):
+    if not has_fused_passes(problem.cell):
         return row_cell
     return checkpointed if problem.rebuilds_gates else single_layer
 

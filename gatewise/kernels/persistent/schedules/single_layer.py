@@ -95,7 +95,7 @@ class SingleLayer:
         """Compute the outputs; `first` is added to the gate sums of each direction's first step [B, 4H], H padded."""
         (result,), layer = into, layers
         directions = len(layer.weights)
-        size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
+        hidden = hidden_of(problem.hidden_size)
         kept = KeptSteps.of(problem, result.kept) if result.kept else None
         gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
         cells, entered, matrices = kept[1:] if kept else (None, None, ())
@@ -106,13 +106,8 @@ class SingleLayer:
                 matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, keep)
         if first is not None:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
-        y, narrow, h0, masks = result.y, None, layer.h0, buffers.masks_of(problem, layer)
-        if masks is not None and masks.kept is not None:
-            y, h0 = entered or buffers.new_entered(problem, scratch, tokens)
-            narrow = result.y
-            torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
-        elif size != hidden:
-            y, narrow = tokens.new(scratch, width=directions * hidden), result.y
+        masks = buffers.masks_of(problem, layer)
+        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)

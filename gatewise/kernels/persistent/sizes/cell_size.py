@@ -10,7 +10,7 @@ from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import combinations_of
 from gatewise.derivation.trace import traced
-from gatewise.kernels.persistent.sizes.step import is_fused
+from gatewise.kernels.persistent.sizes.step import has_fused_passes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CellSize:
 @functools.lru_cache(maxsize=256)
 def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
     """Return the memory that a pass needs for a cell; None for a fused cell, which needs what tilings count."""
-    if is_fused(cell):
+    if has_fused_passes(cell):
         return None
     own, masks = step_cell(cell), masks_of_steps(cell)
     places, widest = combinations_of(own)

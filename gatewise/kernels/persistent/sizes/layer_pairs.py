@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
-from gatewise.kernels.persistent.sizes.step import is_fused
+from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
 
@@ -44,7 +44,7 @@ def _start(problem: Problem, cut: Tiling, weights: Mapping[str, float]) -> float
 
 def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
     """Return the tiling of a pair of layers; None if two layers of the problem cannot be computed in one launch."""
-    if problem.num_layers < 2 or problem.bidirectional or problem.rebuilds_gates or not is_fused(problem.cell):
+    if problem.num_layers < 2 or problem.bidirectional or problem.rebuilds_gates or not has_fused_passes(problem.cell):
         return None
     if not is_laid_out(problem) or isinstance(problem.cell, Regularised):
         return None

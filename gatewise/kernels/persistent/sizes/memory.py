@@ -16,7 +16,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
-from gatewise.kernels.persistent.sizes.step import is_fused
+from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
@@ -51,7 +51,7 @@ def overwrites_gates(problem: Problem) -> bool:
     The gradients are their own signal that they have arrived, so that must tell them from gates: by the last place of
     numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps.
     """
-    if not is_fused(problem.cell):
+    if not has_fused_passes(problem.cell):
         return False
     return rounds_to_tf32(problem) and (problem.rebuilds_gates or not problem.traced)
 

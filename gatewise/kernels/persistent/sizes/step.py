@@ -14,12 +14,11 @@ from gatewise.kernels import carried, criteria
 
 
 @functools.lru_cache(maxsize=256)
-def is_fused(cell: Cell) -> bool:
+def has_fused_passes(cell: Cell) -> bool:
     """Return whether forward.cu and backward.cu compute a cell; row_forward.cu and row_backward.cu compute all others.
 
-    Both apply recurrent dropout. Of a cell with zoneout or dropout of the candidate, the former apply zoneout of the
-    hidden state, too, and leave the other masks to the code of the cell, which carries a single state; at resets this
-    state is zero.
+    All four apply recurrent dropout. The first two also apply zoneout of the hidden state. All other masks are part of
+    the code of the cell. For the first two this code carries one state, which begins at zero, also after resets.
     """
     if not isinstance(cell, Regularised):
         return criteria.is_fused(cell)
@@ -31,7 +30,7 @@ def is_fused(cell: Cell) -> bool:
 
 def code_of(cell: Cell) -> DeviceCode:
     """Return the code of a cell's step that its passes include."""
-    return device_code(_fused_cell(cell)) if is_fused(cell) else row_code(cell)
+    return device_code(_fused_cell(cell)) if has_fused_passes(cell) else row_code(cell)
 
 
 def macros_of(cell: Cell) -> dict[str, int]:
@@ -41,7 +40,7 @@ def macros_of(cell: Cell) -> dict[str, int]:
     return {
         "DROPS_HIDDEN": int(cell.recurrent_dropout > 0),
         "STEP_MASKS": masks_of_steps(cell),
-        "ZONES_HIDDEN": int(is_fused(cell) and any(cell.zoneout[:1])),
+        "ZONES_HIDDEN": int(has_fused_passes(cell) and any(cell.zoneout[:1])),
     }
 
 
@@ -52,12 +51,12 @@ def drops_hidden(cell: Cell) -> bool:
 
 def carried_size(problem: Problem) -> int:
     """Return the number of values of a sequence's carried states, C*H with C carried states."""
-    return problem.hidden_size if is_fused(problem.cell) else carried.carried_size(problem)
+    return problem.hidden_size if has_fused_passes(problem.cell) else carried.carried_size(problem)
 
 
 def carries_hidden(problem: Problem) -> bool:
     """Return whether the hidden state is one of the carried states."""
-    if not is_fused(problem.cell):
+    if not has_fused_passes(problem.cell):
         return carried.carries_hidden(problem)
     return "h" in carried_states(_fused_cell(problem.cell))
 
