@@ -7,7 +7,7 @@ kernel keeps for the backward pass is returned as tensors too, after the dropout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, List  # noqa: UP035
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ def _preferred(kernel: str) -> str:
 _preferred._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+# `List`, because PyTorch 2.6 infers no schema of an operator that returns `list`.
 @torch.library.custom_op("gatewise::lstm_forward", mutates_args=())
 def lstm_forward(
     x: Tensor,
@@ -95,7 +96,7 @@ def lstm_forward(
     memory: str,
     cell: str,
     resets: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, List[Tensor]]:  # noqa: UP006
     """Run the forward pass; the last result is the masks, and with `needs_grad` what the kernel kept."""
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)
@@ -161,7 +162,7 @@ def lstm_backward(
     cell: str,
     resets: Tensor | None,
     keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, List[Tensor]]:  # noqa: UP006
     """Run the backward pass of the kernel that `lstm_forward` chose; without `keeps`, it kept nothing but masks."""
     options = lengths, batch_sizes, bidirectional, dropout, True, kernel, memory, cell, resets
     plan, inputs = _prepared(x, h0, c0, weights, *options)

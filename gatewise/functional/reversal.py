@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.functional.export import is_exporting
 from gatewise.functional.lengths import as_tensor, checked_batch_sizes, checked_lengths
 from gatewise.functional.resets import copied_resets
 
@@ -36,17 +37,17 @@ class Reversal(NamedTuple):
             lengths: The lengths [B], or None.
             batch_sizes: The batch size at each step [T] of a packed batch, or None.
         """
-        compiling = torch.compiler.is_compiling()
-        if batch_sizes is not None:
-            sizes = batch_sizes if compiling else checked_batch_sizes(batch_sizes, len(x))
-            return cls(_index_of_packed(sizes).to(x.device, non_blocking=True))
-        if lengths is None:
+        if lengths is None and batch_sizes is None:
             return cls(None)
-        if not compiling:
-            lengths, _ = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        elif not isinstance(lengths, Tensor):
+        if not torch.compiler.is_compiling():
+            return cls(_checked_source(x.shape, x.device, lengths, batch_sizes))
+        if lengths is not None and not isinstance(lengths, Tensor):
             lengths = as_tensor(lengths)
-        return cls(_index_of_padded(lengths.to(x.device, non_blocking=True), x.shape[0]))
+        if not is_exporting():
+            return cls(_source(x.shape, x.device, lengths, batch_sizes))
+        # An exported graph runs without gatewise, so that nothing checks the values that it is given.
+        source = _index_of_packed(batch_sizes) if lengths is None else _index_of_padded(lengths.to(x.device), len(x))
+        return cls(source.to(x.device, non_blocking=True))
 
     def reordered(self, sequence: Tensor) -> Tensor:
         """Convert a tensor [T, B, F], or [N, F] of a packed batch, from one order to the other."""
@@ -69,6 +70,32 @@ class Reversal(NamedTuple):
             return None
         begins = self.reordered(copied_resets(resets, x.shape, x.device, packed=x.dim() == 2).unsqueeze(2)).squeeze(2)
         return torch.cat([torch.zeros_like(begins[:1]), begins])[: begins.shape[0]]
+
+
+# One operator of a compiled graph, because values can be checked only when the graph runs, and before sequences are read
+# in an order that is made of them.
+@torch.library.custom_op("gatewise::reversal", mutates_args=())
+def _source(
+    shape: Sequence[int], device: torch.device, lengths: Tensor | None, batch_sizes: Tensor | None
+) -> Tensor:
+    return _checked_source(shape, device, lengths, batch_sizes)
+
+
+@_source.register_fake
+def _source_fake(
+    shape: Sequence[int], device: torch.device, lengths: Tensor | None, batch_sizes: Tensor | None
+) -> Tensor:
+    tokens = shape[0] if lengths is None else shape[0] * shape[1]
+    return torch.empty(tokens, dtype=torch.int64, device=device)
+
+
+def _checked_source(
+    shape: Sequence[int], device: torch.device, lengths: Tensor | Sequence[int] | None, batch_sizes: Tensor | None
+) -> Tensor:
+    if batch_sizes is not None:
+        return _index_of_packed(checked_batch_sizes(batch_sizes, shape[0])).to(device, non_blocking=True)
+    lengths, _ = checked_lengths(lengths, shape[0], shape[1], device)
+    return _index_of_padded(lengths.to(device, non_blocking=True), shape[0])
 
 
 def _index_of_padded(lengths: Tensor, time: int) -> Tensor:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import re
 
 import pytest
 import torch
@@ -262,6 +263,35 @@ def test_what_the_call_refuses():
         gatewise.functional.lstm(x, None, ours.all_weights, bidirectional=True, reverse=True)
     with pytest.raises(ShapeError, match="of rank 3"):
         gatewise.functional.lstm(x[0], None, ours.all_weights, reverse=True)
+
+
+@pytest.mark.parametrize("lengths", [[7, 1, 1, 1], [-1, 1, 1, 1], [1], [6.0, 2.0, 0.0, 4.0]], ids=str)
+def test_a_compiled_call_refuses_the_same_lengths(lengths):
+    ours, _ = pair_of("lstm", dtype=torch.float32)
+    x, lengths = drawn(T, B, F, dtype=torch.float32), torch.tensor(lengths)
+    with pytest.raises((ShapeError, DtypeError)) as eager:
+        ours(x, lengths=lengths)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=False)
+    with pytest.raises(Exception, match=re.escape(str(eager.value))):
+        compiled(x, lengths=lengths)
+
+
+@pytest.mark.parametrize("sizes", [[4, 3, 3, 2], [2, 4, 4, 3], [4, 3, 3, 3, 1]], ids=str)
+def test_a_compiled_call_refuses_the_same_batch_sizes(sizes):
+    ours, _ = pair_of("lstm", dtype=torch.float32)
+    data, sizes = drawn(13, F, dtype=torch.float32), torch.tensor(sizes)
+
+    def call(data, sizes):
+        states = torch.zeros(1, 4, H), torch.zeros(1, 4, H)
+        return gatewise.functional.lstm(data, states, ours.all_weights, batch_sizes=sizes, reverse=True).y
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=False)
+    right = torch.tensor([4, 4, 3, 2])
+    torch.testing.assert_close(compiled(data, right), call(data, right))
+    with pytest.raises(ShapeError) as eager:
+        call(data, sizes)
+    with pytest.raises(Exception, match=re.escape(str(eager.value))):
+        compiled(data, sizes)
 
 
 @pytest.mark.parametrize("way", ["script", "trace"])
