@@ -79,7 +79,7 @@ def as_tensor(lengths: Any) -> Tensor:
         if array.dtype.kind != "O" or array.ndim != 1:
             raise DtypeError(sentence("lengths", "integers", f"an array of {array.dtype}"))
         lengths = array.tolist()
-    if not isinstance(lengths, Sequence) or isinstance(lengths, str | bytes):
+    if not isinstance(lengths, Sequence) or isinstance(lengths, (str, bytes)):
         raise ArgumentError(sentence("lengths", _KINDS, type(lengths).__name__))
     found = [_integer(length, place) for place, length in enumerate(lengths)]
     try:
@@ -134,12 +134,12 @@ def checked_batch_sizes(batch_sizes: object, tokens: int) -> Tensor:
 
 
 def _integer(length: Any, place: int) -> int:
-    if not isinstance(length, bool | np.bool_) and not (isinstance(length, Tensor) and length.dtype == torch.bool):
+    if not isinstance(length, (bool, np.bool_)) and not (isinstance(length, Tensor) and length.dtype == torch.bool):
         try:
             return operator.index(length)
         except TypeError:
             pass
-    shown = str(length.dtype) if isinstance(length, Tensor | np.ndarray) else repr(length)
+    shown = str(length.dtype) if isinstance(length, (Tensor, np.ndarray)) else repr(length)
     raise DtypeError(sentence("lengths", "integers", f"{shown} at place {place}"))
 
 

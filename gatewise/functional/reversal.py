@@ -72,8 +72,8 @@ class Reversal(NamedTuple):
         return torch.cat([torch.zeros_like(begins[:1]), begins])[: begins.shape[0]]
 
 
-# One operator of a compiled graph, because values can be checked only when the graph runs, and before sequences are read
-# in an order that is made of them.
+# One operator of a compiled graph, because values can be checked only when the graph runs, and before they give the
+# order in which sequences are read.
 @torch.library.custom_op("gatewise::reversal", mutates_args=())
 def _source(
     shape: Sequence[int], device: torch.device, lengths: Tensor | None, batch_sizes: Tensor | None

@@ -169,7 +169,7 @@ def refuse_input(input: object) -> NoReturn:
 
 def check_pair(hx: object) -> None:
     """Check that the initial states are a pair of tensors."""
-    if not (isinstance(hx, tuple | list) and len(hx) == 2 and isinstance(hx[0], Tensor) and isinstance(hx[1], Tensor)):
+    if not (isinstance(hx, (tuple, list)) and len(hx) == 2 and isinstance(hx[0], Tensor) and isinstance(hx[1], Tensor)):
         advice = "Give zeros for a state that is not known."
         raise ArgumentError(sentence("hx", "None or a pair of tensors (h_0, c_0)", _words(hx), advice))
 
@@ -224,6 +224,6 @@ def refuse_script(layer: str) -> NoReturn:
 
 
 def _words(given: object) -> str:
-    if isinstance(given, tuple | list) and len(given) < 5:
+    if isinstance(given, (tuple, list)) and len(given) < 5:
         return f"({', '.join('None' if each is None else type(each).__name__ for each in given)})"
     return type(given).__name__

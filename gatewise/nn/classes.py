@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import operator
+import functools
+from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -92,12 +94,9 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
         by = super(found, self).__reduce_ex__(protocol)
         if isinstance(by, str):  # the name of a global object, which is the module itself
             return by
-        make, arguments, *rest = by
-        if getattr(make, "__self__", None) in (found, kind):  # a class method of the program
-            make, arguments = operator.methodcaller(make.__name__, *arguments), (make.__self__,)
+        made_by, rest = by[:2], by[2:]
         # The program's own __reduce__ names its class, and what it makes is to be accelerated again.
-        named = (_Name(kind, ours) if each is found or each is kind else each for each in (make, *arguments))
-        return _made, tuple(named), *rest
+        return _made, _mapped(made_by, lambda value: _named(value, (found, kind), _Name(kind, ours))), *rest
 
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(kind, name) for name in names} | {_ORIGINAL: kind, "__reduce_ex__": reduced}
@@ -107,14 +106,48 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Name(NamedTuple):
-    """A class that `_between` has made, in a pickle, where only the classes from which it was made have names."""
+    """A class that `_between` has made, in a pickle, where only the classes from which it was made have names.
+
+    Attributes:
+        kind: The class of the program.
+        ours: The class of gatewise.
+        method: The name of a class method that takes the place of the class, or "".
+    """
 
     kind: type[nn.Module]
     ours: type[nn.Module]
+    method: str = ""
+
+    def meant(self) -> Any:
+        """Return the class or its method."""
+        found = _between(self.kind, self.ours)
+        return getattr(found, self.method) if self.method else found
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call the class or its method, because `functools.partial` takes only what can be called."""
+        return self.meant()(*arguments, **options)
 
 
-def _made(make: Any, *arguments: Any) -> nn.Module:
-    make, *given = (_between(*each) if isinstance(each, _Name) else each for each in (make, *arguments))
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with everything changed in it that lies in tuples and in calls of `functools.partial`."""
+    if type(value) is tuple:
+        return tuple(_mapped(each, change) for each in value)
+    if type(value) is functools.partial:
+        options = {name: _mapped(each, change) for name, each in value.keywords.items()}
+        return functools.partial(_mapped(value.func, change), *_mapped(value.args, change), **options)
+    return change(value)
+
+
+def _named(value: Any, classes: tuple[type, type], name: _Name) -> Any:
+    if isinstance(value, type) and value in classes:
+        return name
+    if isinstance(value, MethodType) and value.__self__ in classes:
+        return name._replace(method=value.__name__)
+    return value
+
+
+def _made(make: Any, arguments: Any) -> nn.Module:
+    make, given = _mapped((make, arguments), lambda value: value.meant() if isinstance(value, _Name) else value)
     found = make(*given)
     if not isinstance(found, OURS):  # made by a function that names the program's class
         found.__class__ = accelerated_class(type(found))

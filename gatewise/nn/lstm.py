@@ -149,7 +149,7 @@ class LSTM(nn.LSTM):
                 `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
-        if not isinstance(input, Tensor | PackedSequence):
+        if not isinstance(input, (Tensor, PackedSequence)):
             return recorded(self, input, hx=hx, lengths=lengths, resets=resets)
         if hx is not None:
             check_pair(hx)

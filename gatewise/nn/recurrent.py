@@ -234,7 +234,7 @@ class Recurrent(nn.Module):
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
             StatementError: The cell's step returns other states, or cannot run.
         """
-        if not isinstance(input, Tensor | PackedSequence):
+        if not isinstance(input, (Tensor, PackedSequence)):
             return recorded(self, input, hx=hx, lengths=lengths, resets=resets, return_steps=return_steps or None)
         states = None if hx is None else checked_states(self.cell, hx)
         if isinstance(input, PackedSequence):

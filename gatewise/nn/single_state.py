@@ -30,7 +30,7 @@ def run(
     resets: Tensor | None,
 ) -> tuple[Tensor | PackedSequence, Tensor]:
     """Run the layers over a batch of sequences; the arguments and results are those of `forward`."""
-    if not isinstance(input, Tensor | PackedSequence):
+    if not isinstance(input, (Tensor, PackedSequence)):
         return recorded(layer, input, hx=hx, lengths=lengths, resets=resets)
     run_layers, states = functools.partial(_run, layer), None
     if hx is not None:

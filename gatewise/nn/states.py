@@ -25,10 +25,10 @@ def checked_states(cell: Cell, hx: object) -> tuple[Tensor, ...]:
     names = ("h", *cell.states)
     if len(names) == 1:
         found: tuple[object, ...] = (hx,)
-    elif isinstance(hx, tuple | list) and len(hx) == len(names):
+    elif isinstance(hx, (tuple, list)) and len(hx) == len(names):
         found = tuple(hx)
     else:
-        got = f"{len(hx)} of them" if isinstance(hx, tuple | list) else type(hx).__name__
+        got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
         raise ArgumentError(sentence("hx", f"a tuple ({', '.join(names)}) of tensors", got))
     for name, state in zip(names, found, strict=True):
         if not isinstance(state, Tensor):

@@ -579,8 +579,31 @@ class ByFunction(nn.LSTM):
         return made_again, (self.input_size, self.hidden_size), self.__getstate__()
 
 
+class ByPartial(nn.GRU):
+    def __reduce__(self):
+        return functools.partial(ByPartial, self.input_size, hidden_size=self.hidden_size), (), self.__getstate__()
+
+
+class ByPartialOfMethod(ByClassMethod):
+    def __reduce__(self):
+        return functools.partial(type(self).made, self.input_size), (self.hidden_size,), self.__getstate__()
+
+
+class ByNestedTuples(nn.GRU):
+    def __reduce__(self):
+        return made_of, ((type(self), (self.input_size, self.hidden_size)),), self.__getstate__()
+
+
+def made_of(plan):
+    kind, sizes = plan
+    return kind(*sizes)
+
+
+BY_REDUCE = [ByReduce, ByItsClass, ByClassMethod, ByFunction, ByPartial, ByPartialOfMethod, ByNestedTuples]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("kind", [ByReduce, ByItsClass, ByClassMethod, ByKeywords, ByArguments, ByFunction])
+@pytest.mark.parametrize("kind", [*BY_REDUCE, ByKeywords, ByArguments])
 def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
     layer, x = kind(3, 4, **({"label": "mine"} if kind is ByKeywords else {})), torch.randn(5, 2, 3)
     expected = layer(x)
