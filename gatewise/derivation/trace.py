@@ -118,12 +118,18 @@ def traced(cell: Cell) -> Step:
     tape: list[Operation] = []
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
-    parameters = {name: _Value(tape, learned(name)) for name in cell.parameters}
+    parameters = {name: _Value(tape, learned(name), of_units=True) for name in cell.parameters}
     try:
         hidden, after = cell.called(sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
+    except _Mistaken as error:
+        expectation = "normalize parameters apart from gates and states, which have values for each sequence"
+        raise StatementError(
+            f"`{type(cell).__name__}.step` must {expectation}, got {error}{line_of(cell, error)}. "
+            "Call `standardized` once for each of the two kinds."
+        ) from None
     except StatementError:
         raise
     except STEP_ERRORS as error:
@@ -171,11 +177,16 @@ class _Untraceable(Exception):
     """An operation that cannot be recorded."""
 
 
+class _Mistaken(Exception):
+    """An operation that PyTorch cannot compute either; the message is what the step does."""
+
+
 class _Value:
     """A symbolic value that records the operations on it."""
 
-    def __init__(self, tape: list[Operation], name: str) -> None:
+    def __init__(self, tape: list[Operation], name: str, of_units: bool = False) -> None:
         self._tape, self.name = tape, name
+        self.of_units = of_units  # whether it depends on parameters alone
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> _Value:
@@ -257,7 +268,8 @@ def _recorded(function: str, *operands: Any) -> _Value:
     known = next((one for one in tape if one[1:] == operation[1:]), None)
     if known is None:
         tape.append(operation)
-    return _Value(tape, (known or operation).name)
+    of_units = all(operand.of_units for operand in operands if isinstance(operand, _Value))
+    return _Value(tape, (known or operation).name, of_units)
 
 
 def _clamped(value: _Value, min: Any = None, max: Any = None) -> _Value:
@@ -276,6 +288,8 @@ def _standardized(*values: Any, eps: float, centered: bool) -> Any:
     for value in values:
         if not isinstance(value, _Value):
             raise _Untraceable(f"`standardized` of {type(value).__name__}")
+    if len({value.of_units for value in values}) > 1:
+        raise _Mistaken("`standardized` of both")
     mean = _recorded(MEAN, *values) if centered else 0.0
     scale = _recorded(RECIPROCAL_DEVIATION, eps, mean, *values)
     found = [(value - mean) * scale if centered else value * scale for value in values]

@@ -26,6 +26,8 @@ from gatewise.functional.resets import check_resets, refuse_packed
 from gatewise.functional.weights import structure_while_traced
 from gatewise.selection import kernel_named, preference
 
+_KEEPS = torch.__version__ >= "2.11"  # 2.6 and 2.11 were tried
+
 
 def traced(
     x: Tensor,
@@ -65,7 +67,10 @@ def traced(
             return whole
     # While `torch.export` traces, PyTorch hides oneDNN from the choice, and an exported graph may run elsewhere: what
     # the chosen kernel will keep is not known. Its backward pass repeats the forward pass.
-    needs_grad = not leaves and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
+    # Older versions of PyTorch compile no operator whose results have sizes that are known only when it has run, like
+    # what cuDNN and oneDNN keep.
+    keeps = _KEEPS and not leaves and torch.is_grad_enabled()
+    needs_grad = keeps and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell.name, resets
     y, h_n, c_n, _ = lstm_forward(x, h0, c0, flat, *options)
     return y, h_n, c_n

@@ -75,9 +75,7 @@ class Reversal(NamedTuple):
 # One operator of a compiled graph, because values can be checked only when the graph runs, and before they give the
 # order in which sequences are read.
 @torch.library.custom_op("gatewise::reversal", mutates_args=())
-def _source(
-    shape: Sequence[int], device: torch.device, lengths: Tensor | None, batch_sizes: Tensor | None
-) -> Tensor:
+def _source(shape: Sequence[int], device: torch.device, lengths: Tensor | None, batch_sizes: Tensor | None) -> Tensor:
     return _checked_source(shape, device, lengths, batch_sizes)
 
 

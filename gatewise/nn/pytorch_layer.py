@@ -121,7 +121,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
 
 def _named(layer: Any, name: str) -> Any:
     # None for a weight that was deleted, as pruning and weight dropout do before they set another one.
-    has_one = name in layer._parameters or name in vars(layer) or hasattr(type(layer), name)
+    has_one = name in layer._parameters or name in layer.__dict__ or hasattr(type(layer), name)
     return getattr(layer, name) if has_one else None
 
 

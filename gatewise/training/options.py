@@ -36,8 +36,8 @@ class TrainingOptions:
             `plateau_patience` evaluations.
         warmup_steps: The number of steps in which the learning rate rises linearly from zero, under any schedule.
         rate_tokens: The number of tokens of a batch, over all processes, for which the learning rate is that of the
-            schedule; for others it is multiplied by their number divided by this. 0 does not multiply. For a
-            classifier it is the number of sequences.
+            schedule; for others it is multiplied by their number divided by this. 0 does not multiply.
+            Classifiers have no such option, because their batches are counted in sequences.
         plateau_factor: The factor of ``"plateau"``.
         plateau_patience: The number of evaluations of ``"plateau"``.
         average: The weights that are evaluated and saved: ``"none"`` for those of the last step; ``"ema"`` for an

@@ -188,3 +188,10 @@ def test_the_command_prints_a_recipe_which_can_be_run(gatewise, tmp_path):
     refused = gatewise("recipes", "absent")
     assert refused.status == 1
     assert "`NAME` must be one of digits, synthetic, demo" in refused.err
+
+
+def test_a_classifier_has_no_rate_for_a_number_of_tokens():
+    message = r"`rate_tokens` must be 0 for a classifier, got 5600\. A classifier's batches are counted in sequences"
+    with pytest.raises(ArgumentError, match=message):
+        overridden(ClassifierRecipe(), parse_settings(["training.rate_tokens=5600"]))
+    assert overridden(ClassifierRecipe(), parse_settings(["training.rate_tokens=0"])) == ClassifierRecipe()

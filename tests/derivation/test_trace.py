@@ -1,11 +1,15 @@
 """The recorded operations of a cell's step, and errors that name the line of an unsupported operation."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 
+import gatewise
 from gatewise.cells.cell import Cell
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.normalization import standardized
 from gatewise.cells.statement import StatementError
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import NotTraceable, traced
@@ -106,6 +110,34 @@ class Typed(Cell):
     exec(compile(source, "<input>", "exec"), names)
     with pytest.raises(NotTraceable, match=r"got torch\.erf, in line 6 of <input>\.$"):
         traced(names["Typed"]())
+
+
+@pytest.mark.parametrize("derived", [False, True], ids=["parameter", "function of it"])
+def test_a_sum_and_a_parameter_normalized_together_are_refused_with_their_line(derived):
+    class Mixed(Cell):
+        gates = ("g",)
+        parameters: ClassVar = {"gain": 1.0}
+
+        def step(self, gate, state, parameter):
+            gain = parameter.gain
+            first, second = standardized(gate.g, gain * 2 if derived else gain)
+            return first * second, {}
+
+    line = r"in line \d+ of .*test_trace\.py: first, second = standardized\("
+    with pytest.raises(StatementError, match=rf"`Mixed\.step` must normalize parameters apart from gates.* {line}"):
+        gatewise.Recurrent(Mixed(), 3, 4)(torch.randn(5, 2, 3))
+
+
+def test_parameters_are_normalized_by_themselves():
+    class Apart(Cell):
+        gates = ("g",)
+        parameters: ClassVar = {"a": torch.nn.init.normal_, "b": torch.nn.init.normal_}
+
+        def step(self, gate, state, parameter):
+            a, b = standardized(parameter.a, parameter.b)
+            return standardized(gate.g) * a + b, {}
+
+    assert len(traced(Apart()).statistics) == 4
 
 
 def test_a_step_returns_values():

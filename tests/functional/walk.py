@@ -75,6 +75,7 @@ def walk(call, tensor):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # without a frame that asks for them, Python 3.12 traces no opcodes at first
     sys.settrace(trace)
     try:
         call()

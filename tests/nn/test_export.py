@@ -14,6 +14,10 @@ from gatewise import GRU, LSTM, RNN, Recurrent, functional, use_kernel
 from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="PyTorch cannot tell torch.export from torch.compile before 2.7"
+)
+
 
 @pytest.fixture(autouse=True)
 def seed():

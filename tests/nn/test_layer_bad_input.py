@@ -36,6 +36,8 @@ def test_constructor_refuses_what_torch_refuses(options, message):
     with pytest.raises(ArgumentError) as raised:
         LSTM(**options)
     assert str(raised.value).startswith(message)
+    if torch.__version__ < "2.11" and message.split("`")[1] in ("bias", "batch_first", "input_size"):
+        return  # older versions of PyTorch take these
     with pytest.raises((ValueError, TypeError)) as theirs:
         nn.LSTM(**options)
     assert isinstance(raised.value, theirs.type)

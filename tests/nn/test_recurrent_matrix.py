@@ -264,6 +264,8 @@ def test_compiled_in_one_graph(cell, structure):
 @each_structure
 @pytest.mark.parametrize("cell", [LSTM(), SLSTM()], ids=repr)
 def test_exported(cell, structure):
+    if torch.__version__ < "2.13" and type(cell) is LSTM:
+        pytest.skip("PyTorch 2.11 decomposes its own LSTM into one whose final states have another shape")
     layer, x = layer_of(cell, dtype=torch.float32, **structure).eval(), x_of(dtype=torch.float32).detach()
     exported = torch.export.export(layer, (x,), strict=False).run_decompositions()
     torch.testing.assert_close(exported.module()(x), layer(x))
