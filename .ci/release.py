@@ -2,9 +2,11 @@
 
     make release                                             every Python and PyTorch that can be had here
     make release PYTHONS=3.11 TORCHES=2.13 TESTS=tests/nn    one of each, and some of the tests
+    make release PYTHONS="3.11 /opt/python3.13/bin/python"   an interpreter that is not on the PATH
 
-Nothing is uploaded. What cannot be had, such as an interpreter that is not installed, is skipped with a sentence; the
-exit status is 1 if anything failed or nothing was tested. dist/ is replaced only when both files have been built.
+Nothing is uploaded. What cannot be had, such as an interpreter that is not installed, is skipped with a sentence, and
+all that was not tried is listed at the end; the exit status is 1 if anything failed or nothing was tested. dist/ is
+replaced only when both files have been built.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ def main() -> None:
         source = unpacked(sdist, Path(folder))
         for python, torch, extras in combinations(options):
             name = f"Python {python}, PyTorch {torch}, {f'extras {extras}' if extras else 'no extras'}"
-            interpreter = shutil.which(f"python{python}")
+            program = python if "/" in python else f"python{python}"
+            interpreter = shutil.which(program)
             if interpreter is None or not _runs(interpreter):
-                print(f"skipped: {name}: python{python} is not installed. Add it to the PATH.", flush=True)
+                advice = "Add it to the PATH, or give the path of an interpreter in PYTHONS."
+                print(f"skipped: {name}: {program} is not installed. {advice}", flush=True)
                 skipped.append(name)
                 continue
             try:
@@ -65,6 +69,8 @@ def main() -> None:
             else:
                 print(f"passed: {name}", flush=True)
                 done.append(name)
+    for name in skipped:
+        print(f"not tried: {name}")
     counts = f"{len(done)} combinations passed, {len(failed)} failed, {len(skipped)} skipped"
     print(f"\n{counts}. In {DIST}: {wheel.name}, {sdist.name}")
     sys.exit(0 if done and not failed else 1)
@@ -171,7 +177,7 @@ def _within(test: str, asked: Sequence[str]) -> bool:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pythons", type=str.split, default="3.11 3.12 3.13")
+    parser.add_argument("--pythons", type=str.split, default="3.11 3.12 3.13", help="versions, or paths")
     parser.add_argument("--torches", type=str.split, default="2.6 2.11 2.13")
     parser.add_argument("--tests", type=str.split, default="tests", help="empty for none")
     parser.add_argument("--workers", default="auto", help="processes that run tests")

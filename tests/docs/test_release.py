@@ -82,8 +82,15 @@ def test_a_version_that_cannot_be_had_is_skipped_with_a_sentence(release, monkey
     assert "skipped: Python 3.99, PyTorch 2.6, no extras: python3.99 is not installed." in said
     assert "skipped: Python 3.11, PyTorch 9.9, no extras: pip finds no PyTorch 9.9 for it." in said
     assert said.count("passed: ") == 2
+    assert said.count("not tried: ") == 6
+    assert "not tried: Python 3.11, PyTorch 9.9, no extras\n" in said
     assert "2 combinations passed, 0 failed, 6 skipped. In " in said.splitlines()[-1]
     assert checked == [sdist, wheel]
+    monkeypatch.setattr(release.sys, "argv", ["release", "--pythons", "/opt/own/python", "--torches", "2.6"])
+    with pytest.raises(SystemExit) as leaving:
+        release.main()
+    assert leaving.value.code == 0
+    assert "passed: Python /opt/own/python, PyTorch 2.6, no extras\n" in capsys.readouterr().out
     monkeypatch.setattr(release.sys, "argv", ["release", "--pythons", "3.99"])
     with pytest.raises(SystemExit) as leaving:
         release.main()

@@ -120,6 +120,7 @@ def _drawn(
         seed=generator.randrange(2**31),
         cell=cell,
         resets=rarely(generator.choice(("bool", "bool", "uint8", "int64")), "", 0.1),
+        reverse=rarely(True, False, 0.1),
     )
 
 
@@ -149,6 +150,10 @@ def _settled(setting: Setting) -> Setting:
         change(lengths="int32")
     if setting.poison == "padding" and not setting.lengths:
         change(poison="nowhere")
+    if setting.reverse and (setting.bidirectional or setting.packed or setting.resets or setting.dropout):
+        change(reverse=False)
+    if setting.reverse and setting.mode == "explicit":
+        change(mode="eager")
     if setting.dropout:
         change(mode="explicit")  # in other modes the reference does not know the dropout masks
     if setting.mode == "graph" and (setting.packed or setting.lengths_on_cpu):

@@ -53,6 +53,7 @@ class Setting:
         seed: The seed of all values.
         cell: The name of a cell in `gatewise.cells`.
         resets: The dtype of the resets, as a name, or empty for none.
+        reverse: Whether the layer reads sequences from their last step to their first.
     """
 
     time: int = 1
@@ -88,6 +89,7 @@ class Setting:
     seed: int = 0
     cell: str = "lstm"
     resets: str = ""
+    reverse: bool = False
 
     @property
     def computes_in(self) -> torch.dtype:

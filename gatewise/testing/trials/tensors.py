@@ -52,15 +52,22 @@ class Asked(NamedTuple):
         inputs: The inputs in that dtype.
         above: The gradients of the outputs, or None.
         order: The index in the user's batch of each row of a packed batch; None if the orders are equal.
+        steps: The step of each row that the reference reads at each step [T, B], for a layer that reads sequences from
+            their last step to their first; None for others.
     """
 
     problem: Problem
     inputs: Inputs
     above: OutputGradients | None
     order: Tensor | None
+    steps: Tensor | None = None
 
     def to_user(self, result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
-        """Return the result of the reference in the order of the user's batch."""
+        """Return the result of the reference in the order of the user's batch and of time."""
+        if self.steps is not None:
+            result = result._replace(y=_in_steps(result.y, self.steps))
+            if gradients is not None and gradients.x is not None:
+                gradients = gradients._replace(x=_in_steps(gradients.x, self.steps))
         if self.order is None:
             return result, gradients
         back = torch.argsort(self.order)
@@ -126,8 +133,9 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     weights = tuple(weight.detach().to(inner, copy=True) for names in layer.all_weights for weight in names)
     ragged = layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     # Copied, so that a call that modifies its inputs is detected.
+    steps = _steps_from_the_last(rows, setting.time).to(device) if setting.reverse else None
     inputs = Inputs(
-        x.detach().to(inner, copy=True),
+        _in_steps(x.detach().to(inner, copy=True), steps),
         sorted_rows(h0.detach().to(inner, copy=True)),  # type: ignore[arg-type]
         sorted_rows(c0.detach().to(inner, copy=True)),  # type: ignore[arg-type]
         weights,
@@ -136,8 +144,19 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
         resets=None if resets is None else resets.bool(),
     )
     copied = [None if one is None else one.clone() for one in above]
-    own = OutputGradients(copied[0], sorted_rows(copied[1]), sorted_rows(copied[2]))
-    return tensors, Asked(problem, inputs, own if setting.training else None, order)
+    of_outputs = None if copied[0] is None else _in_steps(copied[0], steps)
+    own = OutputGradients(of_outputs, sorted_rows(copied[1]), sorted_rows(copied[2]))
+    return tensors, Asked(problem, inputs, own if setting.training else None, order, steps)
+
+
+def _steps_from_the_last(rows: Tensor, time: int) -> Tensor:
+    steps = torch.arange(time)[:, None]
+    return torch.where(steps < rows, rows - 1 - steps, steps)
+
+
+def _in_steps(sequence: Tensor, steps: Tensor | None) -> Tensor:
+    """Return a tensor [T, B, F] with the values of other steps; they are in the order of time again if done twice."""
+    return sequence if steps is None else sequence.gather(0, steps[:, :, None].expand_as(sequence))
 
 
 def _problem(setting: Setting) -> Problem:
@@ -178,6 +197,7 @@ def _layer(
         "dtype": dtype,
         "kernel": setting.kernel,
         "memory": setting.memory,
+        "reverse": setting.reverse,
     }
     match setting.cell:
         case "lstm":

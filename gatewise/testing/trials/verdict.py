@@ -73,7 +73,7 @@ class Judge:
     def _prepare(self, masks: tuple[Tensor, ...]) -> None:
         self._masks = masks
         self._asked = self._asked._replace(inputs=self._asked.inputs._replace(masks=masks))
-        problem, inputs, above, _ = self._asked
+        problem, inputs, above, *_ = self._asked
         self._reference = oracle(problem, inputs, above, self._setting.device)
         self._exact = named(problem, *self._asked.to_user(*self._reference))
         values = list(self._exact.values())
@@ -84,7 +84,7 @@ class Judge:
         self._allow(_NUDGES[0])
 
     def _allow(self, nudges: int) -> None:
-        problem, inputs, above, _ = self._asked
+        problem, inputs, above, *_ = self._asked
         assert self._reference is not None
         plain = named(problem, *self._reference)
         with rounding_of(self._setting), _operators_of(self._setting), torch.enable_grad():

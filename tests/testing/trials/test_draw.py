@@ -69,3 +69,10 @@ def test_resets_and_given_states_are_drawn_for_every_cell():
 def test_a_setting_is_written_as_python_reads_it():
     for one in drawn(50):
         assert eval(str(one), {"Setting": Setting}) == one
+
+
+def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
+    found = [one for one in drawn(6000) if one.reverse]
+    assert {one.cell for one in found} == {cell.name for cell in SHIPPED}
+    assert not any(one.bidirectional or one.packed or one.resets for one in found)
+    assert {bool(one.lengths) for one in found} == {False, True}

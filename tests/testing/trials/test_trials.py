@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gatewise.contract.saved import OutputGradients
+from gatewise.functional.reversal import Reversal
 from gatewise.kernels.eager import eager
 from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials, verdict
 from gatewise.testing.trials.call import call_of, rounding_of
@@ -68,6 +69,16 @@ def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
         return original(self, problem, inputs._replace(resets=torch.zeros_like(inputs.resets)))
 
     monkeypatch.setattr(type(eager), "forward", without_resets)
+    with pytest.raises(Wrong):
+        trial(setting)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "explicit"])
+@pytest.mark.parametrize("lengths", ["", "int64"])
+def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
+    setting = Setting(time=5, batch=3, hidden_size=4, mode=mode, lengths=lengths, reverse=True, above="y h c", seed=1)
+    trial(setting)
+    monkeypatch.setattr(Reversal, "reordered", lambda self, sequence: sequence.clone())
     with pytest.raises(Wrong):
         trial(setting)
 
