@@ -46,8 +46,10 @@ class Reversal(NamedTuple):
         if not is_exporting():
             return cls(_source(x.shape, x.device, lengths, batch_sizes))
         # An exported graph runs without gatewise, so that nothing checks the values that it is given.
-        source = _index_of_packed(batch_sizes) if lengths is None else _index_of_padded(lengths.to(x.device), len(x))
-        return cls(source.to(x.device, non_blocking=True))
+        if batch_sizes is not None:
+            return cls(_index_of_packed(batch_sizes).to(x.device, non_blocking=True))
+        assert lengths is not None
+        return cls(_index_of_padded(lengths.to(x.device, non_blocking=True), len(x)))
 
     def reordered(self, sequence: Tensor) -> Tensor:
         """Convert a tensor [T, B, F], or [N, F] of a packed batch, from one order to the other."""
