@@ -53,23 +53,26 @@ def plain_ways() -> dict[str, Way]:
     return {way.name: way for way in rivals.ways() if way.kernel is None}
 
 
-RUN = Run(
-    date="2026-01-02T03:04:05+00:00",
-    command="gatewise bench lm",
-    device="NVIDIA H200",
-    driver="570.1",
-    python="3.12.1",
-    torch="2.9.0",
-    cuda="12.8",
-    cudnn=91900,
-    gatewise="0.1.0",
-    commit="0123456789abcdef",
-    dirty=False,
-)
+@pytest.fixture
+def run() -> Run:
+    """The circumstances of a measurement."""
+    return Run(
+        date="2026-01-02T03:04:05+00:00",
+        command="gatewise bench lm",
+        device="NVIDIA H200",
+        driver="570.1",
+        python="3.12.1",
+        torch="2.9.0",
+        cuda="12.8",
+        cudnn=91900,
+        gatewise="0.1.0",
+        commit="0123456789abcdef",
+        dirty=False,
+    )
 
 
 @pytest.fixture
-def row() -> Record:
+def row(run: Run) -> Record:
     """A measured row, from which tests derive others."""
     return Record(
         benchmark="lm",
@@ -80,7 +83,7 @@ def row() -> Record:
         dtype="tf32",
         status="measured",
         note="",
-        run=RUN,
+        run=run,
         median=0.02,
         q20=0.019,
         q80=0.023,

@@ -22,20 +22,6 @@ from gatewise.benchmarks.record import Run
 from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 
-RUN = Run(
-    date="2026-01-02T03:04:05+00:00",
-    command="gatewise bench models",
-    device="NVIDIA H200",
-    driver="570.1",
-    python="3.12.1",
-    torch="2.9.0",
-    cuda="12.8",
-    cudnn=91900,
-    gatewise="0.1.0",
-    commit="0123456789abcdef",
-    dirty=False,
-)
-
 
 def measured(step: float, layers: float, graph: float, *kernels: str, note: str = "") -> Measurement:
     times = {STEP: step, LAYERS: layers, GRAPH: graph}
@@ -52,10 +38,10 @@ def measured(step: float, layers: float, graph: float, *kernels: str, note: str 
 
 
 @pytest.fixture
-def record() -> ModelRecord:
+def record(run: Run) -> ModelRecord:
     ways = {"before": measured(200.0, 180.0, 190.0), "one line": measured(50.0, 30.0, 40.0, "persistent")}
     settings = {"batch": 64, "precision": "float16 autocast"}
-    return ModelRecord("models", "bonito-sup", "bonito", settings, "train", RUN, ways)
+    return ModelRecord("models", "bonito-sup", "bonito", settings, "train", run, ways)
 
 
 def test_speed_ups_and_shares(record: ModelRecord) -> None:
@@ -99,7 +85,7 @@ def test_nothing_was_measured() -> None:
 
 def test_the_newest_record_of_each_model_counts(record: ModelRecord) -> None:
     record = dataclasses.replace(record, case=TINY_CASES[0].name, settings=TINY_CASES[0].settings)
-    newer = dataclasses.replace(record, run=dataclasses.replace(RUN, date="2026-02-02T03:04:05+00:00"))
+    newer = dataclasses.replace(record, run=dataclasses.replace(record.run, date="2026-02-02T03:04:05+00:00"))
     inference = dataclasses.replace(record, direction="inference")
     assert newest([record, inference, newer], TINY_CASES) == [newer, inference]
 
