@@ -1,5 +1,7 @@
 """Every call takes one road: its input goes through few files, and comes back to few that it had left."""
 
+import sys
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ def files_until_the_kernel(found):
     return files[: next(index for index, file in enumerate(files) if file.startswith("kernels/"))]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a walk reads the bytecode of Python 3.11 and 3.12")
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("kernel", ["eager", "auto"])
 def test_the_input_of_a_layer(kernel, training):
