@@ -109,15 +109,18 @@ class _Packing:
 
     def __init__(self, lengths: Tensor, time: int, device: torch.device) -> None:
         self._batch = len(lengths)
-        order = torch.argsort(lengths, descending=True, stable=True)
-        alive = int((lengths > 0).sum())
-        longest_first = lengths[order]
-        steps = torch.arange(int(longest_first[0]) if alive else 0, device="cpu")
-        self._batch_sizes = (longest_first[None, :] > steps[:, None]).sum(1)
-        rows = order[None, :].expand(len(steps), -1) + steps[:, None] * len(lengths)
-        token = longest_first[None, :] > steps[:, None]
-        self._tokens = _Tokens(rows[token].to(device, non_blocking=True), time, len(lengths))
-        self._rows = order[:alive].to(device, non_blocking=True)
+        longest_first, order = lengths.sort(descending=True, stable=True)
+        alive = int(torch.count_nonzero(lengths))
+        order = order[:alive]
+        # PyTorch packs the places of the tokens as it packs tokens, in one operator.
+        places = torch.arange(time * self._batch, device="cpu").view(time, self._batch)
+        if alive:
+            packed = torch._VF._pack_padded_sequence(places.index_select(1, order), longest_first[:alive], False)
+        else:
+            packed = places.new_empty(0), places.new_empty(0)
+        self._batch_sizes = packed[1]
+        self._tokens = _Tokens(packed[0].to(device, non_blocking=True), time, self._batch)
+        self._rows = order.to(device, non_blocking=True)
 
     def problem(self, problem: Problem) -> Problem:
         return problem.replace(layout=Layout.PACKED, time=len(self._batch_sizes), batch=len(self._rows))

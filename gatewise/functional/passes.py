@@ -64,9 +64,13 @@ class Guarded:
             return between.result_out(self.kernel.forward(between.problem(problem), between.inputs(inputs)), inputs)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        """Run the kernel's recorded forward pass; the kernel must read the layout of the problem."""
+        """Run the kernel's recorded forward pass, with the layout converted by operators that autograd records."""
+        between = conversion(problem, inputs, self.kernel.layouts)
         with _around(problem, inputs.x):
-            return self.kernel.recorded(problem, inputs)
+            if between is None:
+                return self.kernel.recorded(problem, inputs)
+            found = self.kernel.recorded(between.problem(problem), between.inputs(inputs))
+            return None if found is None else between.result_out(found, inputs)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs

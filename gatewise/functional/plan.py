@@ -74,8 +74,8 @@ class Plan(NamedTuple):
         problem: The problem.
         kernel: The name of the chosen kernel.
         passes: The passes: those of the kernel itself where nothing has to be done around them.
-        records: Whether to ask for the recorded forward pass first: the kernel reads the layout, no lengths are given,
-            and no dropout masks must be drawn.
+        records: Whether to ask for the recorded forward pass first: the kernel reads the layout, and no lengths are
+            given, or the sequences are packed for it on a CPU; and no dropout masks must be drawn.
         single_use: Whether a backward pass consumes what the forward pass kept.
         draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
     """
@@ -162,7 +162,9 @@ def plan_of(
     reads_layout = problem.layout in kernel.layouts
     elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
     straight = reads_layout and not (autocast or capture or elsewhere)
-    records = reads_layout and lengths is None and (needs_grad or not problem.dropout)
+    # On a CPU, autograd records the packing and the operator in less time than the explicit passes take around them.
+    packs = problem.layout is Layout.HOST_LENGTHS and x[2].type == "cpu" and Layout.PACKED in kernel.layouts
+    records = (packs or (reads_layout and lengths is None)) and (needs_grad or not problem.dropout)
     return Plan(
         problem,
         kernel.name,
