@@ -170,6 +170,7 @@ class ClassifierRecipe:
     def __post_init__(self) -> None:
         """Check the values."""
         check_ranges(self)
+        self.training.check_best_by()
         if self.training.rate_tokens:
             advice = "A classifier's batches are counted in sequences, data.batch_size of them."
             raise ArgumentError(sentence("rate_tokens", "0 for a classifier", self.training.rate_tokens, advice))

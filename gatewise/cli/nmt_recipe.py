@@ -210,3 +210,4 @@ class TranslationRecipe:
     def __post_init__(self) -> None:
         """Check the values."""
         check_ranges(self)
+        self.training.check_best_by("BLEU", "chrF")

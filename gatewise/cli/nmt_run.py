@@ -260,7 +260,7 @@ def _finish(
     seconds: float,
     processes: Processes,
 ) -> None:
-    best = min(outcome.history, key=lambda evaluation: evaluation.valid_loss)
+    best = [evaluation for evaluation in outcome.history if evaluation.best][-1]
     test = _scores(translator, material, "test", found, recipe)
     result = {
         "valid_perplexity": perplexity(best.valid_loss),

@@ -199,6 +199,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check the values."""
         check_ranges(self)
+        self.training.check_best_by()
 
 
 _DEFAULTS = Recipe()

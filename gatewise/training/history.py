@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _OVERFLOWS = 709.0
 """The loss in nats above which its exponential overflows float64, rounded down."""
@@ -35,6 +35,17 @@ class Evaluation:
     seconds: float
     best: bool
     scores: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def merit(valid_loss: float, scores: Mapping[str, float], best_by: str) -> float:
+    """Return a number that is larger for better weights.
+
+    Args:
+        valid_loss: The validation loss, in nats per token.
+        scores: Other measurements on the validation data, by name.
+        best_by: ``"loss"``, or the name of a score.
+    """
+    return -valid_loss if best_by == "loss" else scores[best_by]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gatewise.training.carried import flatten
 from gatewise.training.checkpoint import read_tensors, write_tensors
 from gatewise.training.fault import Inquiry
 from gatewise.training.graph import Capture, ReplayedStep, TrainBatch, cuda_graphs, refusal
-from gatewise.training.history import Evaluation, Progress
+from gatewise.training.history import Evaluation, Progress, merit
 from gatewise.training.interruption import interruptible
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.options import TrainingOptions
@@ -83,7 +83,7 @@ def fit(
         model: A `Trainable` on the device of `processes`.
         train: The training data. With several processes, each reads its own part, and all parts have the same size;
             they start with the weights of the first process.
-        valid: The validation data, by which the best weights are chosen.
+        valid: The validation data, by which the best weights are chosen; see `TrainingOptions.best_by`.
         options: The training options.
         folder: The folder for checkpoints and the best weights; `RunFolder.prepare` has been called.
         processes: The processes of the distributed training.
@@ -262,7 +262,9 @@ class _Fitting:
             if not math.isfinite(valid_loss):
                 raise self._validation_not_finite(valid_loss)
             scores = dict(self._score()) if self._score else {}
-            best = valid_loss < run.best_loss
+            by = self._options.best_by
+            found = merit(valid_loss, scores, by)
+            best = all(found > merit(each.valid_loss, each.scores, by) for each in run.history)
             if best and self._processes.first:
                 self._best = {name: each.detach().to("cpu", copy=True) for name, each in weights_of(run.model).items()}
         self._tick()

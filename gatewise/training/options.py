@@ -54,6 +54,8 @@ class TrainingOptions:
         seed: The seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
         epochs_per_evaluation: The number of epochs between evaluations; the last epoch always ends with one.
+        best_by: The figure by which the best weights are chosen: ``"loss"`` for the validation loss, or the name of a
+            score of the task, which is larger for better weights.
         patience: The number of evaluations without improvement after which training stops; 0 never stops early.
         checkpoint_seconds: The largest time between checkpoints.
         checkpoint_evaluations: The number of evaluations after which a checkpoint is written; one is always written at
@@ -83,6 +85,7 @@ class TrainingOptions:
     seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
     epochs_per_evaluation: Annotated[int, _MORE_THAN_NONE] = 1
+    best_by: str = "loss"
     patience: Annotated[int, COUNT_OR_NONE, Option("Stop after this many evaluations without gain; 0: never.")] = 0
     checkpoint_seconds: Annotated[float, POSITIVE] = 60.0
     checkpoint_evaluations: Annotated[int, _MORE_THAN_NONE] = 1
@@ -102,3 +105,9 @@ class TrainingOptions:
         if self.epochs_per_evaluation > 1 and self.evaluations_per_epoch > 1:
             expectation = f"1 with {self.evaluations_per_epoch} evaluations per epoch"
             raise ArgumentError(sentence("epochs_per_evaluation", expectation, self.epochs_per_evaluation))
+
+    def check_best_by(self, *scores: str) -> None:
+        """Raise an `ArgumentError` unless `best_by` is "loss" or one of the scores of a task."""
+        known = ("loss", *scores)
+        if self.best_by not in known:
+            raise ArgumentError(sentence("best_by", f"one of {', '.join(known)}", repr(self.best_by)))

@@ -53,11 +53,6 @@ class Run:
     segment_seconds: float = 0.0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
 
-    @property
-    def best_loss(self) -> float:
-        """The lowest validation loss so far."""
-        return min((evaluation.valid_loss for evaluation in self.history), default=float("inf"))
-
 
 _COUNTERS = ("loss_tokens", "epoch", "batch", "step", "seconds", "segment_seconds")
 

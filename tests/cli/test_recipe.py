@@ -195,3 +195,15 @@ def test_a_classifier_has_no_rate_for_a_number_of_tokens():
     with pytest.raises(ArgumentError, match=message):
         overridden(ClassifierRecipe(), parse_settings(["training.rate_tokens=5600"]))
     assert overridden(ClassifierRecipe(), parse_settings(["training.rate_tokens=0"])) == ClassifierRecipe()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "known"),
+    [(Recipe(), "loss"), (ClassifierRecipe(), "loss"), (TranslationRecipe(), "loss, BLEU, chrF")],
+    ids=["lm", "classify", "nmt"],
+)
+def test_the_best_weights_are_chosen_by_a_figure_of_the_task(recipe, known):
+    with pytest.raises(ArgumentError, match=rf"`best_by` must be one of {known}, got 'accuracy'\."):
+        overridden(recipe, parse_settings(["best_by=accuracy"]))
+    chosen = known.rpartition(" ")[2]
+    assert overridden(recipe, parse_settings([f"best_by={chosen}"])).training.best_by == chosen

@@ -38,6 +38,17 @@ def test_the_best_weights_are_kept_and_the_last_ones_trained(tmp_path):
     assert evaluate(model, valid, ALONE) == outcome.history[-1].valid_loss
 
 
+def test_a_score_may_choose_the_best_weights(tmp_path):
+    scores = iter([1.0, 3.0, 2.0, 3.0])
+    outcome, _ = train(tmp_path, epochs=4, score=lambda: {"BLEU": next(scores)}, best_by="BLEU", patience=2)
+    assert [evaluation.best for evaluation in outcome.history] == [True, True, False, False]
+    losses = [evaluation.valid_loss for evaluation in outcome.history]
+    assert min(losses) < losses[1], "the case must have its least loss elsewhere"
+    kept = echo_model(seed=9)
+    load_weights(kept, read_tensors(RunFolder(tmp_path).model, MODEL)[0])
+    assert evaluate(kept, Echoes(length=5, seed=1), ALONE) == losses[1]
+
+
 def test_the_best_weights_keep_no_graph_of_autograd_alive(tmp_path, monkeypatch):
     """A node that accumulates gradients and was created outside of a capture would make a later capture fail."""
     written = []

@@ -36,6 +36,7 @@ CHANGES = {
     "precision": ("float32", "bfloat16", {}),
     "evaluations_per_epoch": (1, 2, {}),
     "epochs_per_evaluation": (1, 2, {}),
+    "best_by": ("loss", "constant", {"score": lambda: {"constant": 0.0}}),
     "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
 }
 # These options determine when files are written, or are used by the caller; they must not change the weights here.
