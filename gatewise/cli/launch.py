@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,8 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
 
 def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> tuple[RunFolder, Any]:
     """Return the folder, locked and ready for writing, and the recipe."""
+    if _of_torchrun("MAX_RESTARTS"):
+        _check_can_restart(request)
     folder = _locked_folder(request, held)
     folder.recover()
     recipe = _recipe_to_run(request, folder)
@@ -194,6 +197,23 @@ def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> t
         held.enter_context(_begun_or_discarded(folder))
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
     return folder, recipe
+
+
+def _of_torchrun(name: str) -> int:
+    """Return a number that torchrun tells its processes; 0 without torchrun."""
+    return int(os.environ.get(f"TORCHELASTIC_{name}") or 0)
+
+
+def _check_can_restart(request: _Request) -> None:
+    """Check that the same command, started again after a failure, can only go on with the run that it began."""
+    if request.output is None:
+        expectation = "given with `torchrun --max-restarts`, so that processes that start again find their run"
+        raise ArgumentError(sentence("output", expectation, "none"))
+    if request.overwrite:
+        raise ArgumentError(
+            "`--overwrite` and `torchrun --max-restarts` exclude each other: processes that start again would replace "
+            "their own run. Delete the old run, or choose another `--output`."
+        )
 
 
 @contextlib.contextmanager
@@ -257,7 +277,8 @@ def _numbered(name: str) -> Iterator[RunFolder]:
 
 
 def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
-    if not folder.exists() and request.resume and not request.specified:
+    restarted = _of_torchrun("RESTART_COUNT") > 0  # the run of these processes, which ended before its end
+    if not folder.exists() and request.resume and not request.specified and not restarted:
         raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
     if not folder.exists() or request.overwrite:
         return request.asked
@@ -267,7 +288,7 @@ def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
             f"{folder.path} holds files of a run that cannot be resumed without {lacking}. Replace them by "
             "`--overwrite`, or choose another `--output`."
         )
-    if not request.resume:
+    if not request.resume and not restarted:
         raise ArgumentError(
             f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."

@@ -161,15 +161,27 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         return
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
-        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
+        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **_rendezvous())
     else:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("gloo", **_rendezvous())
     processes = Processes(rank, count, chosen)
     try:
         with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()
+
+
+def _rendezvous() -> dict[str, Any]:
+    """Return the arguments by which processes that torchrun started again find each other.
+
+    torchrun's store may still hold the addresses of the processes that ended, so that each attempt has keys of its own.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0":
+        return {}
+    store, rank, count = next(iter(distributed.rendezvous("env://")))
+    return {"store": distributed.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": count}
 
 
 def _abort() -> None:

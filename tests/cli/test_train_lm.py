@@ -357,7 +357,7 @@ def test_two_processes_have_the_losses_of_one(gatewise, small, tmp_path):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
 
 
-# The one test of commands that starts torchrun itself, which takes seconds.
+# The tests of commands that start torchrun itself take seconds.
 @pytest.mark.slow
 def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -374,3 +374,47 @@ def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
     assert resume in out
     step = read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"]
     assert f"Stopped after {step:,} steps" in out
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_again_go_on_from_the_checkpoint(small, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "gatewise", "train", "lm", *map(str, small), "--epochs", "12", "--set", "checkpoint_steps=1"]
+    options = {
+        "cwd": tmp_path,
+        "env": environment,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+    undisturbed = subprocess.Popen([*launcher, *words, "--output", "whole"], **options)
+    out, _ = undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0, out
+    process = subprocess.Popen([*launcher, "--max-restarts", "1", *words, "--output", "run"], **options)
+    folder = RunFolder(tmp_path / "run")
+    while not folder.model.exists() and process.poll() is None:
+        time.sleep(0.01)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not folder.result.exists(), "the run must not have ended"
+    os.kill(int(workers[1]), signal.SIGKILL)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "`--output` must be given with `torchrun --max-restarts`"),
+        (["--output", "run", "--overwrite"], "`--overwrite` and `torchrun --max-restarts` exclude each other"),
+    ],
+)
+def test_a_run_that_torchrun_may_start_again_names_its_folder(gatewise, small, tmp_path, monkeypatch, given, message):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    answer = gatewise("train", "lm", *small, *given)
+    assert answer.status == 1
+    assert message in " ".join(answer.err.split())
+    assert not list(tmp_path.glob("run*"))
