@@ -27,7 +27,7 @@ def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
         replayed: False chooses kernels as for calls from Python, even while a graph is captured, for replays that must
             return the same bits as such calls.
 
-    Example:
+    Examples:
         >>> import torch, gatewise
         >>> lstm = gatewise.LSTM(4, 8)
         >>> with gatewise.for_cuda_graph():  # and torch.cuda.graph(...) around the same call

@@ -78,7 +78,7 @@ def lstm(
         ArgumentError: An argument is of a wrong type, or an option has a value that it cannot have.
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise import functional
         >>> module = torch.nn.LSTM(4, 8)

@@ -115,7 +115,7 @@ class Recurrent(nn.Module):
         KernelRefused: No kernel is named `kernel`.
         StatementError: Names of the cell clash, or an initial value is neither a number nor a function.
 
-    Example:
+    Examples:
         >>> from gatewise.cells import CoupledLSTM
         >>> layer = Recurrent(CoupledLSTM(), 10, 20, num_layers=2)
         >>> y, (h_n, c_n) = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])

@@ -15,7 +15,7 @@ def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[st
         names: The names of operators and GPU kernels in one pass of one layer.
         backward: Whether the pass is the backward pass.
 
-    Example:
+    Examples:
         >>> kernels_among(["aten::lstm", "aten::_cudnn_rnn", "aten::view"], backward=False)
         {'cudnn': ('aten::_cudnn_rnn',)}
     """
