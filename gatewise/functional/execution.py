@@ -119,7 +119,7 @@ def prepare(
         DeviceError: Tensors are on devices that do not go together.
         ArgumentError: An option has a value that it cannot have, or `batch_sizes` is given with `lengths` or `resets`.
         KernelRefused: The kernel that was named cannot run this call.
-        OutOfMemoryPredicted: No kernel keeps to the memory budget.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
     if lengths is not None or batch_sizes is not None:
         particulars, batch_sizes = _with_layout(particulars, x, lengths, batch_sizes)

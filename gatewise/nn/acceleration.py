@@ -91,7 +91,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     classes = [(swap.module, accelerated_class(type(swap.module))) for swap in swaps if not swap.obstacle]
     left = [swap for swap in swaps if swap.obstacle]
     if left:
-        warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} in place:", *map(str, left)]), stacklevel=2)
+        warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} unchanged:", *map(str, left)]), stacklevel=2)
     if verbose:
         print(_report(model, swaps))
     for module, kind in classes:
@@ -136,7 +136,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
     if left:
-        warnings.warn("\n  ".join(["restore leaves layers in place:", *left]), stacklevel=2)
+        warnings.warn("\n  ".join(["restore leaves layers unchanged:", *left]), stacklevel=2)
     if verbose:
         head = f"restore: {len(done)} of {len(done) + len(left)} accelerated layers restored"
         print("\n".join(_indented([head], [*done, *left])))

@@ -69,7 +69,7 @@ class _Eager:
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         if not has_adjoint(problem.cell):
             return "one product and the cell's own step, differentiated by autograd, which keeps all values"
-        return "one product and a few pointwise operators a step"
+        return "one product and a few pointwise operators per step"
 
     def work(self, problem: Problem, device: Device) -> Work:
         """Return the work; the number of operators is proportional to the number of steps."""

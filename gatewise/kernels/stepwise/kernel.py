@@ -34,7 +34,7 @@ class _Stepwise:
     """
 
     name = "stepwise"
-    summary = "a library product and an element-wise launch a step"
+    summary = "one library product and one element-wise launch per step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
     traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
