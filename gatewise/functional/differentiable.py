@@ -1,7 +1,7 @@
 """The differentiable calls: `lstm`, and `recurrent` for any shipped cell.
 
-Tensors come in as they are, converted by autocast, or as the symbols of a graph that `torch.compile` traces. From here
-on all of them take the road of `execution`, the last ones when the graph runs.
+The tensors of a call are those of the caller, converted by autocast, or the symbols of a graph that `torch.compile`
+traces. From here on `execution` computes all calls; those of a graph when it runs.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
 
-# The options of gatewise's layers that PyTorch's have not got.
+# The options of gatewise's layers that PyTorch's layers do not have.
 _OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
 
-# What the forward pass of PyTorch's layers calls, and that of gatewise's does not.
+# The methods that `forward` of PyTorch's layers calls, and that of gatewise's layers does not.
 _CALLED = (
     "check_forward_args",
     "check_input",
@@ -120,13 +120,13 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """
     done, left = [], []
     for names, module in _modules(model):
-        # A method of a program that makes another module of its class makes one of gatewise's without the mark.
+        # If a method of the program creates another module of its class, that module has gatewise's class, but no mark.
         original = original_class(type(module))
         if MARK not in vars(module) and (original is None or type(module) in OURS):
             continue
         ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
         if ignored:
-            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn has not")
+            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn does not have")
         elif original is None:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:

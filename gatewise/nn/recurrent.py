@@ -35,7 +35,7 @@ from gatewise.nn.weight_dropout import with_dropped_weights
 
 
 def _rate(name: str) -> Any:
-    """Return a property for a rate of the recurrence; where it is set, the cells of the layer are made anew."""
+    """Return a property for a rate of the recurrence; setting it creates the cells of the layer again."""
 
     def read(layer: Recurrent) -> Any:
         return layer._rates[name]

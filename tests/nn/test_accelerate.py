@@ -729,7 +729,7 @@ def test_restore_leaves_what_accelerate_has_not_made(capsys):
     with pytest.warns(UserWarning, match="restore leaves layers unchanged:") as caught:
         restore(model)
     left = [
-        "  1: stays: it has the option weight_dropout, which torch.nn has not",
+        "  1: stays: it has the option weight_dropout, which torch.nn does not have",
         "  2: stays: its class, Sharded, was made after accelerate",
     ]
     assert str(caught[0].message).splitlines()[1:] == left

@@ -1,4 +1,4 @@
-"""The kernel `eager`: the operators of the cells in `gatewise.cells`, on any device and in any floating-point dtype.
+"""The kernel `eager`: the operators of a cell, one step after another, in any floating-point dtype.
 
 It has no criteria, so that at least one kernel runs every problem. Double backward repeats its forward pass under
 autograd.
@@ -127,7 +127,7 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         backward = adjoint.backward_workspace(problem, device.kind)
-        if _repeats(problem):  # a direction at a time, and what the forward pass keeps lives beside it
+        if _repeats(problem):  # one direction at a time, with the tensors that the repeated forward pass keeps
             backward += sum(spec.nbytes for spec in unroll.Kept.specs(problem))
         return max(forward, backward)
 
