@@ -1,4 +1,4 @@
-"""Swap the LSTMs of a model that exists: same parameters, same state_dict, same numbers."""
+"""Replace the LSTMs of an existing model; parameters, state_dict and results stay the same."""
 
 import copy
 

@@ -1,9 +1,9 @@
-"""Ask which kernel would run, what the others say, and what it would cost: on a GPU that need not be there."""
+"""Show which kernel would run, why others would not, and predicted times, for a GPU that need not be present."""
 
 import gatewise
 from gatewise import Device
 
-layer = gatewise.LSTM(512, 512, num_layers=2, device="meta")  # no memory is needed to ask
+layer = gatewise.LSTM(512, 512, num_layers=2, device="meta")  # a layer without memory is sufficient
 
 print(gatewise.explain(layer, (100, 64, 512), device="h200"))
 print()

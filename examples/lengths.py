@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one batch: no sorting, no packing, any order."""
+"""Sequences of different lengths in one batch, in any order and without packing."""
 
 import torch
 

@@ -1,6 +1,6 @@
 """A drop-in for `torch.nn.LSTM`, `GRU` and `RNN` that chooses the fastest kernel for each call and says why.
 
-Example:
+Examples:
     >>> import torch, gatewise
     >>> lstm = gatewise.LSTM(input_size=4, hidden_size=8)
     >>> y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
@@ -52,7 +52,8 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
         restore,
         verify,
     )
-    from gatewise.selection import explain, kernel_names, use_kernel
+    from gatewise.selection import kernel_names, use_kernel
+    from gatewise.selection.explain import explain
 
 __all__ = [
     "GRU",

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 # For each contract of pyproject.toml: a file, and an import in it that the contract must catch.
 FORBIDDEN_IMPORTS = {
-    "floors": ("gatewise/contract/problem.py", "import gatewise.selection"),
+    "levels": ("gatewise/contract/problem.py", "import gatewise.selection"),
     "kernels": ("gatewise/kernels/aten/kernel.py", "import gatewise.kernels.cudnn"),
     "cells": ("gatewise/functional/explicit.py", "import gatewise.derivation"),
     "statements": ("gatewise/models/translation.py", "import gatewise.cells"),
@@ -37,7 +37,7 @@ FORBIDDEN_IMPORTS = {
 WRONG_SENTENCES = {
     "a package more": ("| `files` | the one place", "| `attic` | old things | `contract` |\n| `files` | the one place"),
     "a package less": ("| `data`, `training` |", "| `training` |"),
-    "a row out of place": ("| `contract` | the words", "| `cli` | commands | everything |\n| `contract` | the words"),
+    "a row out of place": ("| `contract` | the data", "| `cli` | commands | everything |\n| `contract` | the data"),
     "an import more": ("`attention`, `kernels.cuda`, `sel", "`attention`, `kernels`, `sel"),
     "an import less": (
         "| `contract`, `nn`, `functional`, `attention`, `feeding` |",
@@ -49,11 +49,11 @@ WRONG_SENTENCES = {
 Contract = dict[str, Any]
 
 
-class Floors(NamedTuple):
+class Levels(NamedTuple):
     """The structure of the package, as stated by the document or by the contracts.
 
     Attributes:
-        heights: The height of each package's floor, counted from the bottom.
+        heights: The height of each package's level, counted from the bottom.
         imports: The modules that each package may import: packages, or parts of packages of which not all are allowed.
     """
 
@@ -74,42 +74,42 @@ def contracts() -> list[Contract]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
 
 
-def floors_of(layers: list[str]) -> dict[str, int]:
-    """Return the floor of each package, from a list of floors from top to bottom, in which bars separate packages."""
+def levels_of(layers: list[str]) -> dict[str, int]:
+    """Return the level of each package, from a list of levels from top to bottom, in which bars separate packages."""
     return {name.strip(" ()"): height for height, names in enumerate(reversed(layers)) for name in names.split("|")}
 
 
-def checked() -> Floors:
+def checked() -> Levels:
     """Return what the contracts allow."""
     known = contracts()
-    heights = floors_of(next(each["layers"] for each in known if each["id"] == "floors"))
-    floors = Floors(heights, {})
+    heights = levels_of(next(each["layers"] for each in known if each["id"] == "levels"))
+    levels = Levels(heights, {})
     for package in heights:
-        floors.imports[package] = floors.below(package)
+        levels.imports[package] = levels.below(package)
     for contract in known:
         if contract["type"] == "forbidden":
             for source, forbidden in itertools.product(contract["source_modules"], contract["forbidden_modules"]):
-                own = floors.imports.get(source.removeprefix("gatewise."), set())
+                own = levels.imports.get(source.removeprefix("gatewise."), set())
                 own.discard(forbidden.removeprefix("gatewise."))
             for importer, imported in (each.split(" -> ") for each in contract.get("ignore_imports", ())):
-                own = floors.imports[importer.removeprefix("gatewise.").removesuffix(".**")]
+                own = levels.imports[importer.removeprefix("gatewise.").removesuffix(".**")]
                 own.add(imported.removeprefix("gatewise.").removesuffix(".**"))
         elif contract["type"] == "protected":
             importers = {importer.removeprefix("gatewise.") for importer in contract["allowed_importers"]}
             for name in contract["protected_modules"]:
                 protected = name.removeprefix("gatewise.")
                 for package in heights.keys() - importers:
-                    floors.imports[package].discard(protected)
-    return floors
+                    levels.imports[package].discard(protected)
+    return levels
 
 
-def documented(text: str) -> Floors:
-    """Return what the table of docs/architecture.md allows; rows must be in the order of the floors."""
+def documented(text: str) -> Levels:
+    """Return what the table of docs/architecture.md allows; rows must be in the order of the levels."""
     rows = re.findall(r"^\| (`.+?`) \| .+? \| (.+?) \|$", text, re.MULTILINE)
     order = [name for first, _ in rows for name in names_in(first)]
     known = checked().heights
     heights = itertools.accumulate((known.get(name, 0) for name in order), max)
-    floors = Floors(dict(zip(order, heights, strict=True)), {})
+    levels = Levels(dict(zip(order, heights, strict=True)), {})
     for first, last in rows:
         clause, _, _ = last.partition(";")
         for package in names_in(first):
@@ -117,9 +117,9 @@ def documented(text: str) -> Floors:
             if clause.startswith("everything but"):
                 named = set(order) - named - {package}
             elif "what is below" in clause:
-                named |= floors.below(*named)
-            floors.imports[package] = named
-    return floors
+                named |= levels.below(*named)
+            levels.imports[package] = named
+    return levels
 
 
 def lint(folder: Path, contract: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -139,7 +139,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_floors_hold() -> None:
+def test_the_levels_hold() -> None:
     pytest.importorskip("importlinter")
     outcome = lint(ROOT)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
@@ -160,10 +160,10 @@ def test_a_forbidden_import_is_caught(copy: Path, contract: str) -> None:
     assert statement.removeprefix("import ") in outcome.stdout
 
 
-def test_a_new_package_must_be_given_its_floor(copy: Path) -> None:
+def test_a_new_package_must_be_given_its_level(copy: Path) -> None:
     (copy / "gatewise" / "attic").mkdir()
     (copy / "gatewise" / "attic" / "__init__.py").touch()
-    outcome = lint(copy, "floors")
+    outcome = lint(copy, "levels")
     assert outcome.returncode != 0
     assert "gatewise.attic" in outcome.stdout
 
@@ -182,8 +182,8 @@ def test_a_wrong_sentence_in_the_document_is_noticed(wrong: str) -> None:
     assert documented(text.replace(right, instead)) != checked()
 
 
-def test_the_picture_of_the_packages_has_the_same_floors() -> None:
+def test_the_picture_of_the_packages_has_the_same_levels() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     picture = text.partition("## Packages")[2].split("```")[1]
     lines = [re.split(r"  +", line)[0] for line in picture.strip().splitlines()]
-    assert floors_of(lines) == checked().heights
+    assert levels_of(lines) == checked().heights

@@ -119,7 +119,7 @@ def attend(
         Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015, section 3 and
         A.1.2; Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, section 3.1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise.attention import attend
         >>> query, keys, values = torch.randn(5, 2, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 3)
@@ -201,7 +201,7 @@ def explain(problem: Problem, device: Device | torch.device | str = "cpu", kerne
     Raises:
         KernelRefused: No kernel has that name.
 
-    Example:
+    Examples:
         >>> from gatewise.attention import Problem, explain
         >>> print(explain(Problem(50, 50, 128, 512, 512, needs_grad=True), "h200"))  # doctest: +ELLIPSIS
         problem  additive attention, T 50, S 50, B 128, H 512, V 512, float32, training

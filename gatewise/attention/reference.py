@@ -62,7 +62,7 @@ class _Reference:
     """The attention kernel that computes all decoder steps as one chunk and stores the feature map."""
 
     name = "reference"
-    summary = "PyTorch operators that store the feature map, any device and floating-point dtype"
+    summary = "PyTorch operators that store the feature map, any floating-point dtype"
 
     def criteria(self) -> Sequence[Criterion]:
         """Return no criteria: this kernel runs every problem."""

@@ -250,5 +250,5 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> N
 def _check_rows(name: str, tensor: Tensor) -> None:
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise ArgumentError(
-            sentence(name, "of a last stride of 1", tensor.stride(-1), "Give a tensor with contiguous rows.")
+            sentence(name, "contiguous in its last dimension", f"stride {tensor.stride(-1)}", "Give such a tensor.")
         )

@@ -20,7 +20,7 @@ def candidate(value: Any) -> Any:
     Args:
         value: The activated candidate, such as `torch.tanh(gate.g)` of an LSTM.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise.cells import Cell, candidate
         >>> class Leaky(Cell):

@@ -34,7 +34,7 @@ class Cell:
             not named.
         bias: Whether a layer of the cell has the biases b_ih and b_hh, unless the layer's `bias` says otherwise.
 
-    Example:
+    Examples:
         >>> class Leaky(Cell):
         ...     gates = ("a", "g")
         ...

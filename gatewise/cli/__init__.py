@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 _SMALLER = "Use a smaller model, or close other programs."
 COMMANDS = (
-    Command("train", "gatewise.cli.train", "Train a model: lm, nmt or classify."),
+    Command("train", "gatewise.cli.train", "Train a language model, a translation model or a classifier."),
     Command(
         "evaluate",
         "gatewise.cli.evaluate",
@@ -39,21 +39,21 @@ COMMANDS = (
     Command(
         "translate",
         "gatewise.cli.translate",
-        "Translate lines with a trained model.",
+        "Translate lines of text with a trained translation model.",
         "Lower `--batch-lines` or `--beam-size`.",
     ),
     Command("convert", "gatewise.cli.convert", "Convert weights from and to Keras, TensorFlow and others.", _SMALLER),
-    Command("recipes", "gatewise.cli.recipe_list", "List the recipes that come with gatewise."),
+    Command("recipes", "gatewise.cli.recipe_list", "List the recipes (settings of complete training runs)."),
     Command("bench", "gatewise.cli.bench", "Run benchmarks, and write reports from their records."),
     Command("explain", "gatewise.cli.explain", "Show which kernel a call would run, why, and what would help."),
-    Command("tune", "gatewise.cli.tune", "Measure this machine, so that its times choose kernels."),
+    Command("tune", "gatewise.cli.tune", "Measure the kernels on this machine, to choose by these times."),
     Command(
         "replay",
         "gatewise.cli.replay",
-        "Repeat a recorded training step that was not finite.",
+        "Repeat a recorded training step whose loss was not finite.",
         "Use another `--device`, or close other programs.",
     ),
-    Command("doctor", "gatewise.cli.doctor", "Show what is installed or missing, and test every kernel."),
+    Command("doctor", "gatewise.cli.doctor", "Show what is installed, and test every kernel on this machine."),
 )
 
 

@@ -54,7 +54,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Train and run LSTMs at the speed of the hardware.",
+        help="Train LSTM models, and show which kernel computes a recurrent layer.",
     )
 
     @root.callback()
@@ -63,7 +63,7 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
             bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
         ] = False,
     ) -> None:
-        """Train and run LSTMs at the speed of the hardware."""
+        """Train LSTM models, and show which kernel computes a recurrent layer."""
 
     return typer.main.get_command(root)
 

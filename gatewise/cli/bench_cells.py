@@ -25,7 +25,7 @@ def bench_cells(
     cell: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of a cell, or own_lstm for one that is stated in the benchmark; repeatable. Default: all."
+            help="Name of a cell, or own_lstm for an LSTM that is defined in the benchmark; repeatable. Default: all."
         ),
     ] = None,
     case: Annotated[
@@ -53,7 +53,7 @@ def bench_cells(
     device: Where = "",
     records: Annotated[
         Path | None,
-        typer.Option("--record", help="File to append to. Default: that of the benchmark, there."),
+        typer.Option("--record", help="The file to append to. Default: that of the benchmark in --results."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -63,13 +63,12 @@ def bench_cells(
 ) -> None:
     """Compare the layer of every cell with loops in plain PyTorch.
 
-    Training steps and inference, eager and as CUDA graph replay: the layer of
-    the cell, the same with resets, and in training with dropout and zoneout
-    in the recurrence, gatewise.LSTM, torch.nn.LSTM, a loop over the cell's
-    step, the same with torch.compile of the step, and in the cases with 32
-    steps torch.compile of the whole loop: time, memory, errors against
-    float64, and which kernel ran. A cell with wrong results gets no time, and
-    the command fails.
+    The command measures time and memory of training steps and inference,
+    eager and as CUDA graph replay, compares results with float64, and records
+    which kernel ran. Beside the layer of each cell it measures the same layer
+    with resets, dropout and zoneout, gatewise.LSTM, torch.nn.LSTM, and loops
+    over the cell's step, with and without torch.compile (--way). A cell with
+    wrong results gets no time, and the command fails.
 
     Each record is written immediately, so a run can be split by --cell,
     --case, --dtype or --way, or interrupted.

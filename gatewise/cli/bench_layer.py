@@ -22,11 +22,11 @@ from gatewise.selection import AUTO, kernel_names
 
 _HELP = """Compare gatewise.{layer} with torch.nn.{layer} over a grid of shapes.
 
-Training steps and inference, eager and as CUDA graph replay, with both
-layers sampled in turn: time, memory, errors against float64, the lower
-bound of the time (roofline), and which kernel ran. Correctness comes
-first: a cell with wrong results turns red, gets no speed-up, and the
-command fails.
+The command measures time and memory of training steps and inference,
+eager and as CUDA graph replay, with both layers sampled in turn. It
+compares results with float64 and times with a lower bound (roofline), and
+records which kernel ran. A row with wrong results is red and has no
+speed-up, and the command fails.
 
 Each record is written immediately, so a run can be split by --case or
 --dtype, or interrupted.
@@ -59,7 +59,7 @@ def bench_layer(cell: str) -> Callable[..., None]:
             list[str] | None,
             typer.Option(
                 help="Name of a kernel, or lean for auto with memory='lean'; repeatable, one table each. Default: "
-                "auto, the kernel that users get."
+                "auto, the kernel that is chosen."
             ),
         ] = None,
         quick: Annotated[
@@ -72,7 +72,7 @@ def bench_layer(cell: str) -> Callable[..., None]:
         device: Where = "",
         records: Annotated[
             Path | None,
-            typer.Option("--record", help="File to append to. Default: that of the benchmark, there."),
+            typer.Option("--record", help="The file to append to. Default: that of the benchmark in --results."),
         ] = None,
         plot: Annotated[
             Path | None,

@@ -45,7 +45,7 @@ def bench_language_model(
     Each row is timed over whole training steps: forward, loss, backward,
     clipping, SGD. Before that, its results are compared with float64, and its
     loss over a few steps with that of torch.nn.LSTM; a row with wrong results
-    turns red, gets no speed, and the command fails.
+    is red and has no speed, and the command fails.
     """
     where = device_named(device)
     refuse_overwriting({"--plot": plot}, {"--train": train})

@@ -42,7 +42,7 @@ def bench_models(
     and where it helps with what torch.nn.LSTM does not have (reverse=,
     resets=): the whole training step, and its recurrent layers alone. Before
     that, the losses of some steps are compared with those of torch.nn.LSTM
-    from three seeds; a row with another loss curve turns red, gets no speed,
+    from three seeds; a row with another loss curve is red and has no speed,
     and the command fails.
 
     \b

@@ -71,7 +71,7 @@ def bench_translation(
     and as CUDA graph replay; peak memory and its parts; time to a loss; the
     largest batch within a memory budget. Before that, loss and gradients are
     compared with float64, and the loss of a few steps, eager and replayed,
-    with that of plain PyTorch; a row with wrong results turns red, gets no
+    with that of plain PyTorch; a row with wrong results is red and has no
     speed, and the command fails.
 
     Each record is written when its table is done, so a run can be split by

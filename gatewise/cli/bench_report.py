@@ -28,12 +28,14 @@ def bench_report(
     device: Annotated[str, typer.Option(help="Part of a device's name, such as h200. Default: any.")] = "",
     plot: Annotated[
         Path | None,
-        typer.Option(help="The plot's file without its suffix, shown in the page. Default: in REPORTS, not shown."),
+        typer.Option(
+            help="The plot's file without its suffix, shown in the page. Default: a file in the folder of --reports."
+        ),
     ] = None,
     results: Results = record.RESULTS,
     reports: Annotated[Path, typer.Option(help="Folder of the generated reports.")] = record.REPORTS,
 ) -> None:
-    """Write the report, the plot and a page's table from the newest records."""
+    """Write the report, the plot and a page's table from the newest records of a benchmark."""
     page = reports / f"{benchmark}.md"
     refuse_overwriting({"--into": into}, {"--reports": page})
     shown = publication(benchmark, results, device)

@@ -96,7 +96,7 @@ def check_features(sequences: Sequences, features: Sequence[str]) -> None:
     """Check that sequences have the features of the training sequences."""
     if len(sequences.features) != len(features):
         raise DataError(
-            f"{sequences.name} has {len(sequences.features)} features a step, the training sequences have "
+            f"{sequences.name} has {len(sequences.features)} features per step, the training sequences have "
             f"{len(features)}. Give every step the same features."
         )
 

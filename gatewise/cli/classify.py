@@ -23,9 +23,9 @@ def classify(
 ) -> None:
     """Train an LSTM that predicts the class of a sequence, or a number.
 
-    Without any options, it learns scikit-learn's digits, row by row, in less than a minute.
+    Without any options, it learns to read scikit-learn's digits row by row, in less than a minute.
 
-    Tables have one row per time step; .npz files have x, lengths and y. See the docs.
+    Tables have one row per time step; .npz files have the arrays x, lengths and y.
 
     \b
     Examples:

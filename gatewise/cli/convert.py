@@ -19,7 +19,7 @@ def _print_layouts(wanted: bool) -> None:
 
     from gatewise.interop.layouts import GATEWISE, LAYOUTS
 
-    table = Table("layout", "whose", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table("layout", "system", box=box.SIMPLE_HEAD, show_edge=False)
     for layout in LAYOUTS.values():
         table.add_row(layout.name, layout.system)
     table.add_row(GATEWISE, "gatewise.Recurrent, with the cell of the other layout")
@@ -34,46 +34,49 @@ def convert(
     source_layout: Annotated[str, typer.Option("--from", help="Layout of SOURCE.", show_default=False)],
     target_layout: Annotated[
         str | None,
-        typer.Option("--to", help="Layout of TARGET. Default: PyTorch's for the cell of SOURCE, or gatewise."),
+        typer.Option("--to", help="Layout of TARGET. Default: that of PyTorch's layer; gatewise if PyTorch has none."),
     ] = None,
     layer: Annotated[
-        list[str] | None, typer.Option(help="A layer to convert; repeatable, in this order. Default: all.")
+        list[str] | None, typer.Option(help="The name of a layer to convert; repeatable, in this order. Default: all.")
     ] = None,
     stack: Annotated[
         bool, typer.Option("--stack", help="Stack the layers into one module, in the order of the model.")
     ] = False,
     pair: Annotated[
-        bool, typer.Option("--pair", help="Combine every two layers into the two directions of one.")
+        bool, typer.Option("--pair", help="Combine every two layers into the two directions of one layer.")
     ] = False,
     forget_bias: Annotated[
         float | None,
-        typer.Option(help="What TensorFlow 1 adds to the forget gate: its cells' forget_bias.", show_default="1"),
+        typer.Option(help="The argument forget_bias of the cells in TensorFlow 1.", show_default="1"),
     ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Heads of the blocks that an sLSTM is written in.", show_default="1")
-    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="The number of heads of an sLSTM.", show_default="1")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     layouts: Annotated[
-        bool, typer.Option("--layouts", help="List the layouts.", callback=_print_layouts, is_eager=True)
+        bool,
+        typer.Option(
+            "--layouts", help="List the layouts, and convert nothing.", callback=_print_layouts, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    """Convert the recurrent layers' weights of a file to another system's layout.
+    """Convert the weights of the recurrent layers in a file to the layout of another system.
 
     The suffixes of the files give their formats: .safetensors, .npz, .keras,
     .weights.h5, .h5, or a TensorFlow checkpoint (.ckpt, or any name for which
-    there is a file .index). If the conversion fails, TARGET is not changed.
+    there is an .index file). If the conversion fails, TARGET is not changed.
 
     \b
     Examples:
       gatewise convert model.keras lstm.safetensors --from keras --stack
       gatewise convert old.h5 lstm.safetensors --from keras-cudnn
       gatewise convert model.ckpt-1000 lstm.npz --from tf1-cudnn
-      gatewise convert model.ckpt lstm.npz --from tf1-basic --layer my/cell --forget-bias 0
+      gatewise convert model.ckpt lstm.npz --from tf1-basic
+          --layer my/cell --forget-bias 0
       gatewise convert lstm.safetensors lstm.weights.h5 --from torch --to keras
       gatewise convert model.keras gru.safetensors --from keras-gru
       gatewise convert model.keras rnn.safetensors --from keras-rnn
       gatewise convert haste.safetensors lstm.safetensors --from haste-layer-norm
-      gatewise convert lstm.safetensors block.safetensors --from gatewise --to xlstm-slstm --heads 4
+      gatewise convert lstm.safetensors block.safetensors --from gatewise
+          --to xlstm-slstm --heads 4
       gatewise convert --layouts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     del layouts

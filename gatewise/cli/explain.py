@@ -49,44 +49,62 @@ def explain(
     context: typer.Context,
     shape: Annotated[
         str,
-        typer.Option("--input", metavar="T,B,I", help="Time steps, batch, input features.", rich_help_panel=_CALL),
+        typer.Option(
+            "--input", metavar="T,B,I", help="Time steps, batch size and input features.", rich_help_panel=_CALL
+        ),
     ] = "",
-    hidden: Annotated[int, typer.Option(help="Hidden units.", show_default=False, rich_help_panel=_CALL)] = 0,
+    hidden: Annotated[
+        int, typer.Option(help="The number of hidden units.", show_default=False, rich_help_panel=_CALL)
+    ] = 0,
     cell: Annotated[str, typer.Option(help=f"One of {', '.join(_LAYERS)}.", rich_help_panel=_CALL)] = "lstm",
-    layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_CALL)] = 1,
+    layers: Annotated[int, typer.Option(help="The number of layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
     bidirectional: Annotated[
-        bool, typer.Option("--bidirectional", help="Two directions.", rich_help_panel=_CALL)
+        bool, typer.Option("--bidirectional", help="Whether the layers have two directions.", rich_help_panel=_CALL)
     ] = False,
-    proj: Annotated[int, typer.Option(help="Features of a projection; 0: none.", rich_help_panel=_CALL)] = 0,
-    bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Biases.", rich_help_panel=_CALL)] = True,
-    dropout: Annotated[float, typer.Option(help="Dropout between layers.", rich_help_panel=_CALL)] = 0.0,
+    proj: Annotated[int, typer.Option(help="The projection size; 0: no projection.", rich_help_panel=_CALL)] = 0,
+    bias: Annotated[
+        bool, typer.Option("--bias/--no-bias", help="Whether the layers have biases.", rich_help_panel=_CALL)
+    ] = True,
+    dropout: Annotated[
+        float, typer.Option(help="The dropout probability between layers.", rich_help_panel=_CALL)
+    ] = 0.0,
     lengths: Annotated[
-        bool, typer.Option("--lengths", help="Padded sequences with lengths.", rich_help_panel=_CALL)
+        bool, typer.Option("--lengths", help="Whether lengths of padded sequences are given.", rich_help_panel=_CALL)
     ] = False,
     resets: Annotated[
-        bool, typer.Option("--resets", help="Episodes that begin inside sequences.", rich_help_panel=_CALL)
+        bool, typer.Option("--resets", help="Whether episodes begin inside sequences.", rich_help_panel=_CALL)
     ] = False,
-    inference: Annotated[bool, typer.Option("--inference", help="No backward pass.", rich_help_panel=_CALL)] = False,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Without a backward pass.", rich_help_panel=_CALL)
+    ] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="In a CUDA graph: only the device's time.", rich_help_panel=_CALL)
+        bool, typer.Option("--graph", help="In a CUDA graph, where CPU time does not count.", rich_help_panel=_CALL)
     ] = False,
     tf32: Annotated[
         bool | None,
-        typer.Option("--tf32/--no-tf32", help="Default: PyTorch's setting.", rich_help_panel=_CALL),
+        typer.Option(
+            "--tf32/--no-tf32", help="Whether TF32 is allowed; default: PyTorch's setting.", rich_help_panel=_CALL
+        ),
     ] = None,
-    memory: Annotated[str, typer.Option(help="normal or lean, in training.", rich_help_panel=_CALL)] = NORMAL,
-    kernel: Annotated[str, typer.Option(help="auto, or the only kernel allowed.", rich_help_panel=_CALL)] = AUTO,
+    memory: Annotated[
+        str, typer.Option(help="The option memory of the layer: normal or lean.", rich_help_panel=_CALL)
+    ] = NORMAL,
+    kernel: Annotated[
+        str, typer.Option(help="auto, or the name of the only kernel that may run.", rich_help_panel=_CALL)
+    ] = AUTO,
     gpu: Annotated[
         str | None,
         typer.Option(
-            help=f"A GPU by name: {', '.join(Device.names()[:-1])}. Default: this machine's, or its CPU.",
+            help=f"A GPU by name: {', '.join(Device.names()[:-1])}. Default: the GPU of this machine, or its CPU.",
             rich_help_panel=_WHERE,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_WHERE)] = False,
 ) -> None:
-    """Show which kernel a call would run and why, and what would help. Nothing runs.
+    """Show which kernel a call of a layer would run, why, and what would make it faster.
+
+    The call is given by its sizes, and nothing is computed.
 
     \b
     Examples:

@@ -14,11 +14,13 @@ app = typer.Typer(add_completion=False)
 def generate(
     checkpoint: Annotated[Path, typer.Option(help="Folder of a run, or a model.safetensors.")],
     prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "The ",
-    length: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Low is cautious, high is bold, 0 is greedy.")] = 0.8,
+    length: Annotated[int, typer.Option(min=1, help="The number of tokens to generate.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="The number that divides the logits; 0: always the most likely token.")
+    ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with total probability P.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text. [default: random]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")] = None,
     kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:

@@ -154,7 +154,7 @@ class _Request:
 
     @property
     def specified(self) -> bool:
-        """Whether anything was given that may differ between a run and its continuation only in a new run."""
+        """Whether an option was given that a resumed run may not change."""
         return bool(self.recipe or self.settings or set(self.options) - set(_CHANGEABLE))
 
     def changed(self, recipe: Any) -> Any:

@@ -74,8 +74,8 @@ def pair_material(options: PairOptions, seed: int, folder: RunFolder, processes:
         rows, reports[split] = filter_pairs(*sides, options.rule if training else _ANY)
         if not rows:
             raise CorpusError(
-                f"no pair of {text.name} is fit for {_NAMES[split]}: {reports[split]}. Look at the files, or raise "
-                "`longest` and `ratio`."
+                f"no pair of {text.name} can be used for {_NAMES[split]}: {reports[split]}. Look at the files, or "
+                "raise `longest` and `ratio`."
             )
         parts[split] = text.select(rows)
         kept = [sides[0][row] for row in rows], [sides[1][row] for row in rows]

@@ -33,10 +33,10 @@ class RecipeFile(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The description, and in a second line the expected duration with its device."""
+        """The description, and in a second line the longest expected duration with its device."""
         document = tomllib.loads(self.path.read_text("utf-8"))
         minutes, device = (document["expect"][key] for key in ("minutes", "on"))
-        return f"{document['description']}\n{minutes:g} minute{'' if minutes == 1 else 's'} on {device}"
+        return f"{document['description']}\nat most {minutes:g} minute{'' if minutes == 1 else 's'} on {device}"
 
 
 def recipe_files() -> list[RecipeFile]:

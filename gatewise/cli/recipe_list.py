@@ -14,7 +14,9 @@ app = typer.Typer(add_completion=False)
 def recipes(
     name: Annotated[str, typer.Argument(help="The recipe to print as TOML; default: list them all.")] = "",
 ) -> None:
-    """List the recipes that come with gatewise: complete runs of gatewise train. Or print one of them.
+    """List the recipes that are part of gatewise, or print one of them.
+
+    A recipe is a TOML file with all settings of a run of gatewise train.
 
     \b
     Examples:

@@ -22,11 +22,15 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="fault.safetensors of a run.")],
-    kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel. [default: as it ran]")] = None,
+    file: Annotated[Path, typer.Argument(help="The file fault.safetensors of a run.")],
+    kernel: Annotated[
+        str | None, typer.Option(help="auto, or the name of a kernel.", show_default="the kernel that ran")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
 ) -> None:
-    """Repeat a step that was not finite, on its kernel and on the reference kernel, and print the results.
+    """Repeat a training step whose loss was not finite, and print its loss and gradients.
+
+    The step is computed on the kernel that ran and on the reference.
 
     The exit status is 1 if the kernel's loss or gradients are not finite.
 

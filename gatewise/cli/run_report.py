@@ -158,7 +158,7 @@ def note_unlearned(console: Console, outcome: Outcome, options: TrainingOptions,
     elif steps < SHORT:
         reason = f"{steps:,} steps are too few to learn"
     else:
-        reason, advice = f"{steps:,} steps taught nothing", "Check the data, and try another `--learning-rate`."
+        reason, advice = f"it learned nothing in {steps:,} steps", "Check the data, and try another `--learning-rate`."
     field(console, "[yellow]note[/yellow]     ", f"{finding}: {reason}. {advice}")
 
 

@@ -20,7 +20,7 @@ app.command("nmt")(nmt)
 
 @app.callback()
 def train() -> None:
-    """Train a model."""
+    """Train a language model, a classifier of sequences, or a translation model."""
 
 
 @app.command("lm")
@@ -37,9 +37,9 @@ def language_model(
 ) -> None:
     """Train a language model on text, compute its score, and generate a sample.
 
-    Without any options, it reads the help pages of Python, for a few minutes.
+    Without any options, it trains on the help pages of Python, for a few minutes.
 
-    Ctrl-C saves the run, and --resume continues it, on a CPU with identical bits.
+    Ctrl-C saves the run, and --resume continues it; on a CPU, the results are bitwise those of an uninterrupted run.
 
     \b
     Examples:

@@ -33,15 +33,17 @@ _INTERRUPTED = 130
 
 @app.command()
 def tune(
-    seconds: Annotated[float, typer.Option(help="Time for measuring.")] = _SECONDS,
+    seconds: Annotated[float, typer.Option(help="The time for measuring, in seconds.")] = _SECONDS,
     device: Where = "",
-    show: Annotated[bool, typer.Option("--show", help="Say what is known of the device, and measure nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what was measured on the device, and measure nothing.")
+    ] = False,
 ) -> None:
-    """Measure calls on this machine, so that kernels are chosen by its own times.
+    """Measure the kernels on this machine, so that the fastest one is chosen.
 
-    Shapes spread over all sizes are computed on every kernel that accepts
-    them, from Python and replayed as a CUDA graph. The times go to a file
-    in the cache of the user; `gatewise explain` then predicts from them.
+    Calls of many sizes run on every kernel that accepts them, from Python and
+    replayed as a CUDA graph. The times are written to a file in the user's
+    cache folder, and from then on predictions rest on them.
 
     \b
     Examples:
@@ -50,7 +52,7 @@ def tune(
       gatewise tune --show
 
     Use the machine for nothing else meanwhile. Without this command, times
-    on a GPU that gatewise does not know are estimated from its numbers.
+    on GPUs other than the H200 and the H100 are estimated from data sheets.
     """  # noqa: D301 - \b keeps the lines of the examples apart
     where = device_named(device)
     numbers = Device.probe(where)

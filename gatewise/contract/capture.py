@@ -27,7 +27,7 @@ def for_cuda_graph(replayed: bool = True) -> Iterator[None]:
         replayed: False chooses kernels as for calls from Python, even while a graph is captured, for replays that must
             return the same bits as such calls.
 
-    Example:
+    Examples:
         >>> import torch, gatewise
         >>> lstm = gatewise.LSTM(4, 8)
         >>> with gatewise.for_cuda_graph():  # and torch.cuda.graph(...) around the same call
@@ -79,9 +79,9 @@ def captured_graph(
 
 
 def _abandon(device: int, pool: Any) -> None:
-    """End what PyTorch (2.11) does not end if the end of a capture fails."""
-    # The allocator would give back no memory that other streams have used, and abort the process at its end, when a
-    # `torch.cuda.MemPool` is deleted. The second name is that of PyTorch 2.6.
+    """Release what PyTorch (2.11) does not release if the end of a capture fails."""
+    # Otherwise the allocator would never release memory that other streams have used, and would abort the process at
+    # its end, when a `torch.cuda.MemPool` is deleted. The second name is that of PyTorch 2.6.
     functions = vars(torch._C)
     end = functions.get("_cuda_endAllocateToPool") or functions["_cuda_endAllocateCurrentStreamToPool"]
     with contextlib.suppress(RuntimeError):  # the allocator had ended the capture already
@@ -102,5 +102,5 @@ def _end_capture_of_generator(device: int) -> None:
             number.add_(1)
     except RuntimeError:
         generator = torch.cuda.default_generators[device]
-        # The generator goes on with a copy of its state, which no capture has seen.
+        # The generator continues with a copy of its state that belongs to no capture.
         generator.graphsafe_set_state(generator.clone_state())

@@ -114,7 +114,7 @@ class Device:
             return _probe_cpu()
         if device.type == "cuda":
             return _probe_cuda(torch.cuda.current_device() if device.index is None else device.index)
-        advice = "Name the device to choose for, as in explain(..., device='h200')."
+        advice = "gatewise computes on these; explain(..., device='h200') predicts for a GPU that need not be present."
         raise DeviceError(sentence("device", "a CPU or CUDA device", f"'{device}'", advice))
 
 

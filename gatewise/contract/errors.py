@@ -114,7 +114,7 @@ class CheckpointError(GatewiseError, ValueError):
 def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:
     """Return an error sentence: what is expected, what was given, and what to do.
 
-    Example:
+    Examples:
         >>> sentence("hidden_size", "a positive integer", 0, "Give the number of hidden units.")
         '`hidden_size` must be a positive integer, got 0. Give the number of hidden units.'
     """

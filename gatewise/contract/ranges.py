@@ -34,7 +34,7 @@ class Range:
         above: Whether the interval is open at the lower limit.
         below: Whether the interval is open at the upper limit.
 
-    Example:
+    Examples:
         >>> Range("a probability in [0, 1)", 0, 1, below=True).check("dropout", 0.5)
     """
 

@@ -1,4 +1,4 @@
-"""Measured weights by which a kernel ranks its own ways, such as tilings: data, one file a GPU.
+"""Measured weights by which a kernel ranks its own variants, such as tilings: data, in one file per GPU.
 
 The files lie in `gatewise/selection/rates/rankings`, beside the measured times of calls. A kernel states quantities of
 each way; a weight is what one unit of a quantity was measured to cost. Kernels compare ways of their own with them, and

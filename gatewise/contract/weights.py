@@ -61,9 +61,9 @@ class DirectionWeights(NamedTuple):
                 return cls(w_ih, w_hh, b_ih, b_hh, w_hr)
         message = sentence(
             "weights",
-            "2 to 5 tensors a direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])",
+            "2 to 5 tensors per direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])",
             len(tensors),
-            "`module.all_weights` has the form that is meant.",
+            "Pass `module.all_weights`, for example.",
         )
         raise ShapeError(message)
 

@@ -1,6 +1,6 @@
 """Data sets and batches for training: token streams, labelled sequences and sentence pairs.
 
-Nothing in this package knows which model is trained. For a language model::
+Nothing in this package knows which model is trained. For a language model:
 
     corpus = python_topics()  # or corpus_from_files(...), corpus_from_file(...)
     tokenizer = build_tokenizer("bpe", corpus.train, size=2000)
@@ -8,14 +8,14 @@ Nothing in this package knows which model is trained. For a language model::
     for window in stream.windows(epoch=0):
         ...  # window.inputs, window.targets: [T, B]
 
-For a sequence classifier or regressor::
+For a sequence classifier or regressor:
 
     train, valid, test = divide_sequences(read_sequences("steps.csv"))  # or digits(), synthetic()
     targets = class_numbers(train, classes_of(train))
     for batch in SequenceBatches(train, targets, batch_size=64, shuffle=True).windows(epoch=0):
         ...  # batch.inputs: [T, B, F], batch.lengths, batch.targets: [B]
 
-For translation::
+For translation:
 
     train, valid, test = divide_parallel(phrases("de", "en"))  # or read_parallel("train.de", "train.en")
     source, target = build_vocabularies("bpe", train, size=1000)

@@ -92,7 +92,7 @@ def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
             labels. The message names the row.
     """
     if not len(table.rows):
-        raise DataError(f"{table.name} has no rows of data. Give a file with one row a time step.")
+        raise DataError(f"{table.name} has no rows of data. Give a file with one row per time step.")
     _check_numbers(table)
     _, first, code = np.unique(table.ids, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)

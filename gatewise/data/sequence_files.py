@@ -195,7 +195,7 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
         return _names(values)
 
     if not table.num_rows:
-        raise DataError(f"{path} has no rows of data. Give a file with one row a time step.")
+        raise DataError(f"{path} has no rows of data. Give a file with one row per time step.")
     labels = None
     if columns.label:
         labels = floats(columns.label) if numbers else names(columns.label)
@@ -279,7 +279,7 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
 
 def _npz_labels(path: Path, y: np.ndarray, count: int, numbers: bool) -> np.ndarray:
     if y.shape != (count,):
-        raise DataError(f"{path}: `y` must hold one label a sequence, [{count}], got {list(y.shape)}. Correct it.")
+        raise DataError(f"{path}: `y` must hold one label per sequence, [{count}], got {list(y.shape)}. Correct it.")
     if numbers and y.dtype.kind not in "biuf":
         raise DataError(f"{path}: `y` must hold numbers, got {y.dtype}. Train a classification instead.")
     number = _missing(y)

@@ -133,7 +133,7 @@ class _Eager:
     """The kernel that computes the operations between products by PyTorch operators."""
 
     name = "eager"
-    summary = "PyTorch operators, any device and float dtype"
+    summary = "PyTorch operators, any floating-point dtype"
 
     def criteria(self) -> Sequence[Criterion]:
         """Return the one criterion: an attention kernel."""

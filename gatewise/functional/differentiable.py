@@ -1,7 +1,7 @@
 """The differentiable calls: `lstm`, and `recurrent` for any shipped cell.
 
-Tensors come in as they are, converted by autocast, or as the symbols of a graph that `torch.compile` traces. From here
-on all of them take the road of `execution`, the last ones when the graph runs.
+The tensors of a call are those of the caller, converted by autocast, or the symbols of a graph that `torch.compile`
+traces. From here on `execution` computes all calls; those of a graph when it runs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def lstm(
         ArgumentError: An argument is of a wrong type, or an option has a value that it cannot have.
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise import functional
         >>> module = torch.nn.LSTM(4, 8)

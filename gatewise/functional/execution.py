@@ -1,4 +1,4 @@
-"""The one road of every call: `prepare` turns its arguments into a plan and inputs, and the plan's kernel runs.
+"""The common path of all calls: `prepare` turns its arguments into a plan and inputs, and the plan's kernel runs.
 
 The layers, `gatewise.functional.lstm`, the explicit passes and the operators of compiled graphs all prepare their calls
 here. `execute` also runs the call and connects it to autograd.
@@ -38,7 +38,7 @@ _NOTHING = contextlib.nullcontext()
 
 _requires_grad = operator.attrgetter("requires_grad")
 
-# Whether the autograd graph will be walked again after the walk in progress; older versions of PyTorch cannot tell.
+# Whether another backward pass may follow the one in progress (`retain_graph`); older PyTorch cannot tell.
 _graph_is_kept: Callable[[], bool] = getattr(
     torch._C._autograd,  # type: ignore[attr-defined]
     "_get_current_graph_task_keep_graph",
@@ -73,7 +73,7 @@ def execute(
         if plan.draws:
             inputs = with_masks(plan.problem, inputs)
         if needs_grad:
-            # The tensors travel as arguments too, so that autograd sees them.
+            # The tensors are arguments too, so that autograd finds them.
             found = _apply(plan, inputs, x, inputs.h0, inputs.c0, *flat)
         else:
             with torch.no_grad() if grad_enabled else _NOTHING:
@@ -119,14 +119,14 @@ def prepare(
         DeviceError: Tensors are on devices that do not go together.
         ArgumentError: An option has a value that it cannot have, or `batch_sizes` is given with `lengths` or `resets`.
         KernelRefused: The kernel that was named cannot run this call.
-        OutOfMemoryPredicted: No kernel keeps to the memory budget.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
     if lengths is not None or batch_sizes is not None:
         particulars, batch_sizes = _with_layout(particulars, x, lengths, batch_sizes)
     if resets is not None:
         resets = copied_resets(resets, x.shape, x.device, packed=batch_sizes is not None)
         particulars = particulars._replace(resets=True)
-    # While a graph was traced, the preference was read already: `use_kernel` around the compiled call comes too late.
+    # The preference was read while the graph was traced: `use_kernel` around the compiled call has no effect.
     wanted = Preference(kernel, "predict", "") if particulars.traced else preference(kernel)
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
     cached = wanted.policy == "predict" and particulars.memory_budget is None
@@ -147,7 +147,7 @@ def prepare(
             state_of_capture() if on_gpu and not particulars.traced else "",
             cell,
             torch._C._is_any_autocast_enabled(),
-            # A kernel that was named decides about derivatives in forward mode for itself; PyTorch's own have some.
+            # A kernel that is named computes derivatives in forward mode if it can, as PyTorch's own kernels do.
             torch._C._are_functorch_transforms_active()
             or (forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)),
             particulars,

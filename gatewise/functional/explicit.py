@@ -107,7 +107,7 @@ def forward(
         KernelRefused: The kernel that was named cannot run this call; the message is the decision.
         OutOfMemoryPredicted: No kernel keeps to the budget; the message is the decision.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise import functional
         >>> module = torch.nn.LSTM(4, 8)

@@ -44,7 +44,7 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
     if lengths.dtype.is_floating_point or lengths.dtype == torch.bool or lengths.dtype.is_complex:
         raise DtypeError(sentence("lengths", "integers", lengths.dtype))
     if lengths.shape != (batch,):
-        raise ShapeError(sentence("lengths", f"one integer a sequence, [{batch}]", list(lengths.shape)))
+        raise ShapeError(sentence("lengths", f"one integer per sequence, [{batch}]", list(lengths.shape)))
     if lengths.device != device and lengths.device.type != "cpu":
         if device.type != "cpu" or lengths.is_meta:
             where = f"on {device} like x, or on the CPU" if device.type != "cpu" else "on the CPU like x"

@@ -131,7 +131,7 @@ def plan_of(
         DeviceError: Tensors are on devices that do not go together.
         ArgumentError: An option has a value that it cannot have.
         KernelRefused: The kernel that was named cannot run this call.
-        OutOfMemoryPredicted: No kernel keeps to the memory budget.
+        OutOfMemoryPredicted: No kernel fits into the memory budget.
         TypeError: An option cannot be hashed.
     """
     packed, lengths, projected, memory_budget, traced, empty, resets = particulars

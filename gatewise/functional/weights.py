@@ -143,7 +143,7 @@ def _read(
     per_direction = 2 + 2 * bias + projected + parameters
     per_layer = per_direction * (1 + bidirectional)
     if len(flat) % per_layer:
-        expectation = f"a multiple of {per_layer} tensors ({per_direction} a direction)"
+        expectation = f"a multiple of {per_layer} tensors ({per_direction} per direction)"
         raise ShapeError(sentence("weights", expectation, len(flat), "Check `bidirectional`."))
     found = Structure(
         input_size=first.shape[1],

@@ -66,7 +66,7 @@ def convert(
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: The shapes of a layer's tensors do not fit each other.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise.interop.convert import convert
         >>> layer = torch.nn.LSTM(3, 2)

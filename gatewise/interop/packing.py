@@ -35,7 +35,7 @@ def unpack(tensors: Mapping[str, Tensor], layout: str | WeightLayout) -> Directi
     Raises:
         ShapeError: The shapes do not fit each other; the message has the actual shapes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gatewise.interop.packing import unpack
         >>> keras = {"kernel": torch.randn(3, 8), "recurrent_kernel": torch.randn(2, 8), "bias": torch.zeros(8)}

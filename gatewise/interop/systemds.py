@@ -60,7 +60,7 @@ def lstm(X: Any, W: Any, b: Any, out0: Any, c0: Any, return_sequences: bool) -> 
     Source:
         Apache SystemDS 3.4.0, `scripts/nn/layers/lstm.dml`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from gatewise.interop import systemds, systemml
         >>> W, b, out0, c0 = systemml.init(20, 50, 10, seed=0)

@@ -17,8 +17,6 @@ POOLINGS = ("mean", "last", "max")
 class SequenceClassifier(nn.Module):
     r"""Predicts the scores of classes, or a number, for a whole sequence.
 
-    .. code-block:: text
-
         h_1 ... h_T = LSTM((x - input_mean) / input_scale)        with dropout between the layers
         p = pooled(h_1 ... h_T)                                    over the sequence's own steps
         classes:  p(class) = softmax(W dropout(p) + b)

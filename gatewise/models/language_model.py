@@ -21,8 +21,6 @@ LanguageState = tuple[torch.Tensor, torch.Tensor] | StackState
 class LanguageModel(nn.Module):
     r"""Predicts each token from all tokens before it.
 
-    .. code-block:: text
-
         x_t = dropout(E[token_t])
         h_t, state = LSTM(x_t, state)              with dropout between the layers
         p(token_{t+1}) = softmax(W W_p dropout(h_t) + b)

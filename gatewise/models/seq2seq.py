@@ -56,8 +56,6 @@ class DecoderState(NamedTuple):
 class Seq2Seq(nn.Module):
     r"""Translates a sentence token by token.
 
-    .. code-block:: text
-
         encoder   m_1 ... m_S = LSTM layers over dropout(E_s[source]); the first reads from both ends, H/2 units each
         start     h_0 = tanh(W_h m),  c_0 = W_c m           for every decoder layer; m is the encoder's final state
         decoder   h_t = LSTM layers over [dropout(E_t[y_t]); a_{t-1}]         a_{t-1} with input feeding only

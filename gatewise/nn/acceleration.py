@@ -23,10 +23,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
 
-# The options of gatewise's layers that PyTorch's have not got.
+# The options of gatewise's layers that PyTorch's layers do not have.
 _OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
 
-# What the forward pass of PyTorch's layers calls, and that of gatewise's does not.
+# The methods that `forward` of PyTorch's layers calls, and that of gatewise's layers does not.
 _CALLED = (
     "check_forward_args",
     "check_input",
@@ -91,7 +91,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     classes = [(swap.module, accelerated_class(type(swap.module))) for swap in swaps if not swap.obstacle]
     left = [swap for swap in swaps if swap.obstacle]
     if left:
-        warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} in place:", *map(str, left)]), stacklevel=2)
+        warnings.warn("\n  ".join([f"accelerate leaves {_classes(left)} unchanged:", *map(str, left)]), stacklevel=2)
     if verbose:
         print(_report(model, swaps))
     for module, kind in classes:
@@ -120,13 +120,13 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     """
     done, left = [], []
     for names, module in _modules(model):
-        # A method of a program that makes another module of its class makes one of gatewise's without the mark.
+        # If a method of the program creates another module of its class, that module has gatewise's class, but no mark.
         original = original_class(type(module))
         if MARK not in vars(module) and (original is None or type(module) in OURS):
             continue
         ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
         if ignored:
-            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn has not")
+            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn does not have")
         elif original is None:
             left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
         else:
@@ -136,7 +136,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
     if left:
-        warnings.warn("\n  ".join(["restore leaves layers in place:", *left]), stacklevel=2)
+        warnings.warn("\n  ".join(["restore leaves layers unchanged:", *left]), stacklevel=2)
     if verbose:
         head = f"restore: {len(done)} of {len(done) + len(left)} accelerated layers restored"
         print("\n".join(_indented([head], [*done, *left])))

@@ -50,7 +50,7 @@ def check_compiled(cell: Cell) -> None:
     """
     if torch.compiler.is_compiling() and not is_exporting() and not is_shipped(cell):
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
-        raise ArgumentError(sentence("cell", "a shipped cell under torch.compile", repr(cell), advice))
+        raise ArgumentError(sentence("cell", "one of gatewise.cells under torch.compile", repr(cell), advice))
 
 
 def check_flag(name: str, value: object) -> None:

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No attention kernel is named `kernel`.
 
-    Example:
+    Examples:
         >>> import torch, gatewise.nn
         >>> attention = gatewise.nn.Attention(8, 6)
         >>> source = torch.randn(7, 2, 6)

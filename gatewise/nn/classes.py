@@ -106,7 +106,7 @@ def _between(kind: Any, ours: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Name(NamedTuple):
-    """A class that `_between` has made, in a pickle, where only the classes from which it was made have names.
+    """The entry in a pickle for a class that `_between` has made, which has no name by which a pickle could store it.
 
     Attributes:
         kind: The class of the program.
@@ -129,7 +129,7 @@ class _Name(NamedTuple):
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with everything changed in it that lies in tuples and in calls of `functools.partial`."""
+    """Return a value with its parts changed: the members of tuples, and the arguments of `functools.partial`."""
     if type(value) is tuple:
         return tuple(_mapped(each, change) for each in value)
     if type(value) is functools.partial:

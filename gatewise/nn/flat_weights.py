@@ -1,4 +1,4 @@
-"""The one buffer in cuDNN's order that a layer's parameters lie in on a GPU."""
+"""The buffer in cuDNN's order that contains all parameters of a layer on a GPU."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def flatten(layer: Any, mode: str, names: Sequence[str], per_direction: int) -> 
 
 
 def _uses_cudnn(weight: Tensor) -> bool:
-    # torch.backends.cudnn.is_acceptable leaves bfloat16 out, which PyTorch's calls of cuDNN do take.
+    # torch.backends.cudnn.is_acceptable is False for bfloat16, although PyTorch's calls of cuDNN support it.
     cudnn = torch.backends.cudnn
     return weight.is_cuda and weight.dtype.is_floating_point and cudnn.enabled and cudnn.is_available()

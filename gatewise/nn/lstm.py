@@ -65,7 +65,7 @@ class LSTM(nn.LSTM):
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
 
-    Example:
+    Examples:
         >>> layer = LSTM(10, 20, num_layers=2)
         >>> y, (h_n, c_n) = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])
         >>> y.shape, h_n.shape

@@ -1,6 +1,6 @@
-"""What the drop-ins for `torch.nn.LSTM`, `GRU` and `RNN` share.
+"""Functions that the drop-ins for `torch.nn.LSTM`, `GRU` and `RNN` share.
 
-The classes derive from those of PyTorch, because programs look at the class, and have these functions as methods. The
+The classes derive from those of PyTorch, because programs check the class, and have these functions as methods. The
 attributes in which PyTorch's layers store references to their weights are kept as PyTorch keeps them.
 """
 

@@ -35,7 +35,7 @@ from gatewise.nn.weight_dropout import with_dropped_weights
 
 
 def _rate(name: str) -> Any:
-    """Return a property for a rate of the recurrence; where it is set, the cells of the layer are made anew."""
+    """Return a property for a rate of the recurrence; setting it creates the cells of the layer again."""
 
     def read(layer: Recurrent) -> Any:
         return layer._rates[name]
@@ -115,7 +115,7 @@ class Recurrent(nn.Module):
         KernelRefused: No kernel is named `kernel`.
         StatementError: Names of the cell clash, or an initial value is neither a number nor a function.
 
-    Example:
+    Examples:
         >>> from gatewise.cells import CoupledLSTM
         >>> layer = Recurrent(CoupledLSTM(), 10, 20, num_layers=2)
         >>> y, (h_n, c_n) = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])

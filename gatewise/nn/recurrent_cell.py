@@ -55,7 +55,7 @@ class RecurrentCell(nn.Module):
         StatementError: Names of the cell clash with each other or with attributes of the module, or an initial value is
             neither a number nor a function.
 
-    Example:
+    Examples:
         >>> from gatewise.cells import PeepholeLSTM
         >>> cell = RecurrentCell(PeepholeLSTM(), 10, 20)
         >>> states = None

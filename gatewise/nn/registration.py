@@ -152,7 +152,7 @@ class _AfterImport(MetaPathFinder):
         if call is None:
             return None
         try:
-            spec = importlib.util.find_spec(fullname)  # asks all finders, and this one does not know the name now
+            spec = importlib.util.find_spec(fullname)  # calls all finders; this one no longer finds the module
         finally:
             self._calls[fullname] = call
         if spec is not None and spec.loader is not None:

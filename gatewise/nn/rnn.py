@@ -56,7 +56,7 @@ class RNN(nn.RNN):
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
 
-    Example:
+    Examples:
         >>> layer = RNN(10, 20, num_layers=2, nonlinearity="relu")
         >>> y, h_n = layer(torch.randn(5, 3, 10), lengths=[5, 2, 4])
         >>> y.shape, h_n.shape

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.functional.operators import preference  # a layer asks the calls, which choose
+from gatewise.functional.operators import preference  # layers may not import `selection`
 
 OPTIONS_MARK = "_has_options_of_gatewise"
 """The attribute of a layer of PyTorch's that has attributes which are options of gatewise's layers."""

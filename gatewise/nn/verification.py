@@ -133,7 +133,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
             it, and the report follows.
         ArgumentError: `model` is not a module, has no such layer, or the call used none of them.
 
-    Example:
+    Examples:
         >>> import torch, gatewise
         >>> report = gatewise.verify(gatewise.LSTM(4, 8), torch.randn(5, 2, 4))
         >>> report.layers[0].decision.chosen in report.layers[0].forward.kernels

@@ -36,7 +36,7 @@ def bytes_of(budget: str, device: Device) -> int | None:
     Raises:
         ArgumentError: The text is neither "auto" nor a size.
 
-    Example:
+    Examples:
         >>> from gatewise.contract.device import Device
         >>> bytes_of("8GB", Device.named("h200"))
         8000000000

@@ -70,7 +70,7 @@ def choose(
     if decision.chosen is None:
         name = preference(kernel).kernel
         if name == AUTO:
-            raise OutOfMemoryPredicted(f"no kernel keeps to the memory budget\n\n{decision}")
+            raise OutOfMemoryPredicted(f"no kernel fits into the memory budget\n\n{decision}")
         raise KernelRefused(f"the kernel {name!r} cannot run this call\n\n{decision}")
     if memory_budget is not None and decision.passed_over:
         _log.info("%s runs: %s", decision.chosen, decision.reason)

@@ -22,7 +22,7 @@ from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import points
 
-_LEAST_POINTS = 4  # fewer say nothing of how estimates miss
+_LEAST_POINTS = 4  # fewer points do not show how estimates differ from measured times
 _BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
 _ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
 

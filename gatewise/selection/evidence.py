@@ -15,14 +15,14 @@ def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[st
         names: The names of operators and GPU kernels in one pass of one layer.
         backward: Whether the pass is the backward pass.
 
-    Example:
+    Examples:
         >>> kernels_among(["aten::lstm", "aten::_cudnn_rnn", "aten::view"], backward=False)
         {'cudnn': ('aten::_cudnn_rnn',)}
     """
     seen = frozenset(names)
     if backward and not seen.isdisjoint(REFERENCE.traces.backward):
-        # Where it says that it runs, autograd's nodes are those of a cell that cannot be traced, in whose own step any
-        # operator may be.
+        # The reference has marked its pass. Autograd's nodes then belong to a cell that cannot be traced, whose step
+        # may contain any operator.
         seen = frozenset(name for name in seen if not name.endswith("Backward0"))
     found = {
         kernel.name: sorted(seen & (kernel.traces.backward if backward else kernel.traces.forward)) for kernel in ALL

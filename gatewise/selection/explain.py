@@ -72,7 +72,7 @@ def explain(
         DtypeError: `dtype` is not a floating-point type of PyTorch.
         DeviceError: The device cannot be probed (for example "meta"); give the name of a GPU instead.
 
-    Example:
+    Examples:
         >>> import gatewise
         >>> lstm = gatewise.LSTM(512, 512, device="meta")
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen

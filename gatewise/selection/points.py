@@ -1,4 +1,4 @@
-"""Measured calls as data: what `gatewise tune` and the benchmarks found on a GPU, one file a GPU.
+"""Measured calls as data: the results of `gatewise tune` and of the benchmarks, in one file per GPU.
 
 The files of GPUs that were measured for gatewise lie in `rates` beside this module; those that `gatewise tune` writes
 lie in the user's cache and are read instead. Each line is one measured call, or the record that calls belong to.

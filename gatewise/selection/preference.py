@@ -48,7 +48,7 @@ def use_kernel(kernel: str, *, policy: str | None = None) -> Iterator[None]:
         KernelRefused: No kernel has that name (raised at once), or the kernel refuses a call (raised by the call).
         ArgumentError: The policy is unknown.
 
-    Example:
+    Examples:
         >>> import torch, gatewise
         >>> lstm = gatewise.LSTM(4, 8)
         >>> with gatewise.use_kernel("eager"):

@@ -160,7 +160,7 @@ def time_side_by_side(
 ) -> dict[str, Timing]:
     """Time several functions in turn; the arguments are those of `time_callable`, with one budget for all functions.
 
-    Example:
+    Examples:
         >>> timings = time_side_by_side({"sum": lambda: sum(range(99)), "len": lambda: len(range(99))}, runs=3)
         >>> sorted(timings), timings["sum"].runs
         (['len', 'sum'], 3)

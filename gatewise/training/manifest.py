@@ -69,9 +69,9 @@ class Manifest:
         if foreign := self.foreign(files):
             names = ", ".join(file.name for file in foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
             raise ArgumentError(
-                f"`output` must be a folder in which a run may write, got {self._folder}, which holds files of other "
-                f"origin by the names of the run's: {names}. They are not replaced, with `--overwrite` neither: choose "
-                "another `--output`, or move them away."
+                f"`output` must be a folder in which a run may write, got {self._folder}, which has files with the "
+                f"names of a run's files that gatewise did not write: {names}. Choose another `--output`, or move them "
+                "away; `--overwrite` does not replace them."
             )
         self.add(files)
 

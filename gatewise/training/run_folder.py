@@ -175,7 +175,7 @@ class RunFolder:
 
     def _remove_empty(self, files: list[Path]) -> None:
         for folder in {file.parent for file in files} - {self.path}:
-            with contextlib.suppress(OSError):  # files of other origin stay, and so does the folder
+            with contextlib.suppress(OSError):  # files that no run wrote stay, and so does the folder
                 folder.rmdir()
 
     def _unwritable(self, error: OSError) -> ArgumentError:

@@ -201,7 +201,7 @@ K, V, W = torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), torch.zeros(3)
         (
             lambda: attention.new_steps(5, K, V, v=W, contexts=torch.zeros(5, 4, 2).transpose(1, 2)),
             gatewise.ArgumentError,
-            "`contexts` must be of a last stride of 1, got 2",
+            "`contexts` must be contiguous in its last dimension, got stride 2",
         ),
         (lambda: attention.attend_step(attention.new_steps(5, K, V, v=W), 5), gatewise.ShapeError, "between 0 and 4"),
         (

@@ -252,7 +252,7 @@ def test_a_report_of_the_run_is_replaced_and_cleared_and_one_of_somebody_else_st
     Path("other/fault.safetensors").write_text("mine")
     answer = gatewise("train", "lm", *small, "--output", "other", "--overwrite")
     assert answer.status == 1
-    assert "files of other origin by the names of the run's: fault.safetensors." in " ".join(answer.err.split())
+    assert "a run's files that gatewise did not write: fault.safetensors." in " ".join(answer.err.split())
     assert Path("other/fault.safetensors").read_text() == "mine"
 
 

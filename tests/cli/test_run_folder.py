@@ -1,4 +1,4 @@
-"""`gatewise train` in folders with files of other origin, with an earlier run, or with a run in progress."""
+"""`gatewise train` in folders with files that it did not write, with an earlier run, or with a run in progress."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ def test_files_of_others_are_named_and_stay(gatewise, small, mine, option):
     answer = gatewise("train", "lm", *small, "--output", mine, *option)
     assert answer.status == 1
     said = " ".join(answer.err.split())
-    assert (
-        "holds files of other origin by the names of the run's: model.safetensors, result.json, tokenizer.json" in said
-    )
-    assert "choose another `--output`, or move them away" in said
+    assert "a run's files that gatewise did not write: model.safetensors, result.json, tokenizer.json" in said
+    assert "Choose another `--output`, or move them away" in said
     assert content(mine) == before
 
 

@@ -251,7 +251,7 @@ def test_bad_npz_is_refused(tmp_path):
         ({"x": x, "y": y, "lengths": np.array([3, 4])}, "`lengths` must be 2 whole numbers from 1 to 3"),
         ({"x": x, "y": y, "lengths": np.array([0, 3])}, "`lengths` must be 2 whole numbers from 1 to 3"),
         ({"x": x[0], "y": y, "lengths": np.array([1, 1])}, "`lengths` sum to 2, `x` has 3 steps"),
-        ({"x": x, "y": np.array([0, 1, 2])}, "`y` must hold one label a sequence, [2], got [3]"),
+        ({"x": x, "y": np.array([0, 1, 2])}, "`y` must hold one label per sequence, [2], got [3]"),
         ({"x": missing, "y": y}, "sequence 1, step 2: feature 0 is nan, not a finite number"),
     ):
         np.savez(path, **arrays)

@@ -18,7 +18,7 @@ def mean_ratio(rows: list[dict], slower: str, faster: str) -> float:
 def test_the_stepwise_kernel_is_as_fast_as_its_page_says() -> None:
     lines = (ROOT / "benchmarks" / "results" / "layouts.jsonl").read_text().splitlines()
     rows = json.loads(lines[-1])["rows"]
-    page = (ROOT / "docs" / "kernels.md").read_text("utf-8")
+    page = (ROOT / "docs" / "kernel-internals.md").read_text("utf-8")
     for precision in ("bf16", "tf32", "fp32"):
         own = [row for row in rows if row["precision"] == precision]
         train = [row for row in own if row["mode"] == "training"]

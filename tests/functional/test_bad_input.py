@@ -64,10 +64,10 @@ BAD = [
     ),
     (ShapeError, "`lengths` must be between 0 and T = 5, got -1", lambda: run(lengths=[1, -1, 2])),
     (ShapeError, "`lengths` must be between 0 and T = 5, got 6", lambda: run(lengths=torch.tensor([6, 1, 2]))),
-    (ShapeError, "`lengths` must be one integer a sequence, [3], got [2]", lambda: run(lengths=[1, 2])),
+    (ShapeError, "`lengths` must be one integer per sequence, [3], got [2]", lambda: run(lengths=[1, 2])),
     (
         ShapeError,
-        "`lengths` must be one integer a sequence, [3], got [1, 3]",
+        "`lengths` must be one integer per sequence, [3], got [1, 3]",
         lambda: run(lengths=torch.ones(1, 3).long()),
     ),
     (DtypeError, "`lengths` must be integers, got torch.float32", lambda: run(lengths=torch.ones(3))),
@@ -79,7 +79,7 @@ BAD = [
     ),
     (ArgumentError, "`dropout` must be a number from 0 to 1, got 1.5", lambda: run(dropout=1.5)),
     (ShapeError, "`weights` must be at least one direction of one layer, got none", lambda: run(weights=[])),
-    (ShapeError, "`weights` must be a multiple of 8 tensors (4 a direction), got 12", lambda: run(weights=FLAT[:12])),
+    (ShapeError, "`weights` must be a multiple of 8 tensors (4 per direction), got 12", lambda: run(weights=FLAT[:12])),
     (ShapeError, "`weights` must be shaped [24, 6] in layer 1, got [24, 4]", lambda: run(bidirectional=False)),
     (ShapeError, "`weights` must be w_ih [4H, I] and w_hh [4H, R] first", lambda: run(weights=[FLAT[2], FLAT[3]])),
     (ShapeError, "`weights` must be w_ih [4H, I]", lambda: run(weights=[FLAT[0][:23], *FLAT[1:]])),
@@ -225,7 +225,7 @@ BAD += [
         for given in (float("nan"), -float("inf"), -1, 0, "8GB", True, [1])
     ],
     (ArgumentError, f"{BUDGET} nan", lambda: explicit(memory_budget=float("nan"), kernel="eager")),
-    (OutOfMemoryPredicted, "no kernel keeps to the memory budget", lambda: explicit(memory_budget=1)),
+    (OutOfMemoryPredicted, "no kernel fits into the memory budget", lambda: explicit(memory_budget=1)),
     *[
         (
             ArgumentError,

@@ -1,4 +1,4 @@
-"""Every call takes one road: its input goes through few files, and comes back to few that it had left."""
+"""All calls share one path: the input goes through few files, and returns to few of them."""
 
 import sys
 
@@ -9,7 +9,7 @@ import gatewise
 from gatewise import functional
 from tests.functional.walk import Stay, Walk, walk
 
-LAYER, COMES_IN, ROAD = "nn/lstm.py", "functional/differentiable.py", "functional/execution.py"
+LAYER, DIFFERENTIABLE, EXECUTION = "nn/lstm.py", "functional/differentiable.py", "functional/execution.py"
 
 
 def files_until_the_kernel(found):
@@ -26,7 +26,7 @@ def test_the_input_of_a_layer(kernel, training):
     with torch.set_grad_enabled(training):
         layer(x)  # the plan of the second call is looked up
         found = walk(lambda: layer(x), x)
-    assert files_until_the_kernel(found) == [LAYER, COMES_IN, ROAD], found
+    assert files_until_the_kernel(found) == [LAYER, DIFFERENTIABLE, EXECUTION], found
     stays, files, returns = found.counts
     assert stays <= 14, found
     assert files <= 8, found
@@ -40,23 +40,23 @@ def test_the_input_of_a_layer(kernel, training):
 def test_the_input_with_lengths(lengths):
     layer, x = gatewise.LSTM(3, 4, kernel="eager"), torch.randn(5, 2, 3)
     found = walk(lambda: layer(x, lengths=lengths), x)
-    assert files_until_the_kernel(found) == [LAYER, COMES_IN, ROAD], found
+    assert files_until_the_kernel(found) == [LAYER, DIFFERENTIABLE, EXECUTION], found
 
 
 def test_the_input_under_autocast_is_only_converted_on_its_way_in():
     layer, x = gatewise.LSTM(3, 4, kernel="eager"), torch.randn(5, 2, 3)
     with torch.autocast("cpu", torch.bfloat16):
         found = walk(lambda: layer(x), x)
-    assert found.files == [LAYER, COMES_IN], found
+    assert found.files == [LAYER, DIFFERENTIABLE], found
 
 
-def test_the_input_of_the_explicit_pass_takes_the_same_road():
+def test_the_input_of_the_explicit_pass_takes_the_same_path():
     layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
     found = walk(lambda: functional.forward(x, None, layer.all_weights, kernel="eager"), x)
-    assert ROAD in files_until_the_kernel(found), found
+    assert EXECUTION in files_until_the_kernel(found), found
 
 
-def test_the_input_under_torch_func_takes_the_same_road():
+def test_the_input_under_torch_func_takes_the_same_path():
     layer, x = gatewise.LSTM(3, 4), torch.randn(5, 2, 3)
     seen = []
 
@@ -66,7 +66,7 @@ def test_the_input_under_torch_func_takes_the_same_road():
         return found[0].sum()
 
     torch.func.grad(loss)(dict(layer.named_parameters()))
-    assert files_until_the_kernel(seen[0])[:3] == [LAYER, COMES_IN, ROAD], seen[0]
+    assert files_until_the_kernel(seen[0])[:3] == [LAYER, DIFFERENTIABLE, EXECUTION], seen[0]
 
 
 def test_a_stay_is_a_stretch_in_one_file():

@@ -220,7 +220,7 @@ def left_alone():
 def test_what_is_left_alone_is_said_once_with_its_reason(case):
     layer, reason = left_alone()[case]
     model = nn.ModuleDict({"odd": layer, "odd_again": layer, "plain": nn.LSTM(3, 4)})
-    with pytest.warns(UserWarning, match="leaves torch.nn.LSTM in place") as caught:
+    with pytest.warns(UserWarning, match="leaves torch.nn.LSTM unchanged") as caught:
         accelerate(model)
     assert len(caught) == 1
     assert f"odd, odd_again: stays: it {reason}" in str(caught[0].message)
@@ -726,10 +726,10 @@ def test_restore_leaves_what_accelerate_has_not_made(capsys):
     accelerate(model, verbose=False)
     model[1].weight_dropout = 0.5
     model[2].__class__ = type("Sharded", (LSTM,), {})  # as fully_shard does
-    with pytest.warns(UserWarning, match="restore leaves layers in place:") as caught:
+    with pytest.warns(UserWarning, match="restore leaves layers unchanged:") as caught:
         restore(model)
     left = [
-        "  1: stays: it has the option weight_dropout, which torch.nn has not",
+        "  1: stays: it has the option weight_dropout, which torch.nn does not have",
         "  2: stays: its class, Sharded, was made after accelerate",
     ]
     assert str(caught[0].message).splitlines()[1:] == left

@@ -122,8 +122,8 @@ def test_devices_must_agree():
     [
         ([5, -1], ShapeError, "`lengths` must be between 0 and T = 5, got -1."),
         ([6, 5], ShapeError, "`lengths` must be between 0 and T = 5, got 6."),
-        ([5], ShapeError, "`lengths` must be one integer a sequence, [2], got [1]."),
-        (torch.tensor([[5, 5]]), ShapeError, "`lengths` must be one integer a sequence, [2], got [1, 2]."),
+        ([5], ShapeError, "`lengths` must be one integer per sequence, [2], got [1]."),
+        (torch.tensor([[5, 5]]), ShapeError, "`lengths` must be one integer per sequence, [2], got [1, 2]."),
         (torch.tensor([5.0, 5.0]), DtypeError, "`lengths` must be integers, got torch.float32."),
     ],
 )

@@ -256,7 +256,7 @@ def test_what_the_call_refuses():
     x = drawn(T, B, F, dtype=torch.float32)
     with pytest.raises(ShapeError, match="`lengths` must be between 0 and T = 6, got 7"):
         ours(x, lengths=[7, 1, 1, 1])
-    with pytest.raises(ShapeError, match="one integer a sequence"):
+    with pytest.raises(ShapeError, match="one integer per sequence"):
         ours(x, lengths=[1])
     with pytest.raises(DtypeError, match="`resets` must be bool"):
         ours(x, resets=torch.zeros(T, B))

@@ -43,7 +43,7 @@ def test_the_fastest_kernel_that_fits_is_taken_and_one_line_names_the_figure(cap
 
 
 def test_nobody_fits():
-    with pytest.raises(OutOfMemoryPredicted, match="no kernel keeps to the memory budget") as raised:
+    with pytest.raises(OutOfMemoryPredicted, match="no kernel fits into the memory budget") as raised:
         choose(PROBLEM, H200, memory_budget=1000)
     assert "budget 0.977 KiB" in str(raised.value)
 

@@ -39,7 +39,7 @@ FOREIGN = {"notes.txt", "tensorboard/events.of.another"}
 def test_files_of_other_origin_are_named_and_nothing_is_claimed(tmp_path):
     (tmp_path / "model.safetensors").write_text("mine")
     (tmp_path / "checkpoint.safetensors").symlink_to("absent")
-    with pytest.raises(ArgumentError, match=r"of other origin .*: checkpoint\.safetensors, model\.safetensors\. They"):
+    with pytest.raises(ArgumentError, match=r"did not write: checkpoint\.safetensors, model\.safetensors\. Choose"):
         RunFolder(tmp_path).prepare(0)
     assert (tmp_path / "model.safetensors").read_text() == "mine"
     assert not RunFolder(tmp_path).manifest.path.exists()
@@ -47,7 +47,7 @@ def test_files_of_other_origin_are_named_and_nothing_is_claimed(tmp_path):
 
 def test_a_report_of_a_fault_that_somebody_else_wrote_is_kept(tmp_path):
     (tmp_path / "fault.safetensors").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"of other origin .*: fault\.safetensors\. They"):
+    with pytest.raises(ArgumentError, match=r"gatewise did not write: fault\.safetensors\. Choose"):
         RunFolder(tmp_path).prepare(0)
 
 

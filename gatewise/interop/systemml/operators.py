@@ -46,7 +46,7 @@ def init(
     Source:
         X. Glorot and Y. Bengio, Understanding the difficulty of training deep feedforward neural networks, 2010.
 
-    Example:
+    Examples:
         >>> from gatewise.interop import systemml
         >>> W, b, out0, c0 = systemml.init(20, 50, 10, seed=0)
         >>> W.shape, b.shape, out0.shape
@@ -128,7 +128,7 @@ def lstm(
     Source:
         Apache SystemDS, `scripts/nn/layers/lstm.dml`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from gatewise.interop import systemml
         >>> W, b, out0, c0 = systemml.init(20, 50, 10, seed=0)

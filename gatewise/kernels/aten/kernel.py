@@ -92,7 +92,7 @@ class _Aten:
 
     def algorithm(self, problem: Problem, device: Device) -> str:
         if onednn.takes(problem, device):
-            return "oneDNN, one primitive a layer and direction"
+            return "oneDNN, one primitive per layer and direction"
         return "native loop, operators for every step"
 
     def work(self, problem: Problem, device: Device) -> Work:

@@ -50,7 +50,7 @@ class _Cudnn:
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
-        # Weights are read once, in training also turned around, and their gradients cleared, summed and handed over.
+        # Weights are read once; in training they are also transposed, and gradients are cleared, summed and copied.
         weights = problem.parameter_count * (5 if problem.needs_grad else 1)
         persistent = criteria.runs_persistent(problem, device)
         # The sums and the states of every step are written and read.
@@ -88,8 +88,8 @@ class _Cudnn:
         return (*[output] * (problem.num_layers - 1), *[reserve(1)] * problem.num_layers)
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
-        # cuDNN 9.19: a copy of the weights, room for the library's products of every layer and direction, which run
-        # beside each other, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200
+        # cuDNN 9.19: a copy of the weights, memory for the library's products of every layer and direction, which run
+        # concurrently, and some values of H for every token of a layer. Counted in the peaks of nn.LSTM on an H200
         # (record of `gatewise bench lstm` at commit 191f4af): in 154 of its 156 dense cells not in bf16 this is within
         # 3 %. For other cells the gates are counted; nothing else is known of their workspace.
         tokens = problem.time * problem.batch * problem.num_directions

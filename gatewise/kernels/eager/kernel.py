@@ -1,4 +1,4 @@
-"""The kernel `eager`: the operators of the cells in `gatewise.cells`, on any device and in any floating-point dtype.
+"""The kernel `eager`: the operators of a cell, one step after another, in any floating-point dtype.
 
 It has no criteria, so that at least one kernel runs every problem. Double backward repeats its forward pass under
 autograd.
@@ -69,7 +69,7 @@ class _Eager:
             return f"one product and the cell's own step, differentiated by autograd, which keeps all values: {refusal}"
         if not has_adjoint(problem.cell):
             return "one product and the cell's own step, differentiated by autograd, which keeps all values"
-        return "one product and a few pointwise operators a step"
+        return "one product and a few pointwise operators per step"
 
     def work(self, problem: Problem, device: Device) -> Work:
         """Return the work; the number of operators is proportional to the number of steps."""
@@ -127,7 +127,7 @@ class _Eager:
         if not problem.needs_grad:
             return forward
         backward = adjoint.backward_workspace(problem, device.kind)
-        if _repeats(problem):  # a direction at a time, and what the forward pass keeps lives beside it
+        if _repeats(problem):  # one direction at a time, with the tensors that the repeated forward pass keeps
             backward += sum(spec.nbytes for spec in unroll.Kept.specs(problem))
         return max(forward, backward)
 

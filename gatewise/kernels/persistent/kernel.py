@@ -47,7 +47,7 @@ class _Persistent:
     """
 
     name = "persistent"
-    summary = "recurrent weights on the chip, one launch a layer"
+    summary = "recurrent weights on the chip, one launch per layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
     traces = Traces(  # entry points in cuda/*.cu
@@ -268,7 +268,7 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
 
 
 def _placed(cut: Tiling) -> str:
-    blocks = f"{cut.units} units x {cut.rows} rows a block, {cut.blocks * cut.together * cut.directions} blocks"
+    blocks = f"{cut.units} units x {cut.rows} rows per block, {cut.blocks * cut.together * cut.directions} blocks"
     return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "")
 
 

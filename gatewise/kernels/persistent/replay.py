@@ -29,7 +29,7 @@ from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden
 from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
-_MOST_GRAPHS = 16  # of a problem: in loops that carry a state, addresses come back every few iterations
+_MOST_GRAPHS = 16  # of a problem: in loops that carry a state, addresses repeat every few iterations
 # Of a problem with one step. Calls in a loop over time, such as those of a policy in reinforcement learning, all have
 # their own addresses, which come back when the loop begins again. Each graph has a few small nodes.
 _MOST_GRAPHS_OF_A_STEP = 512

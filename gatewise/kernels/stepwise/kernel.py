@@ -34,7 +34,7 @@ class _Stepwise:
     """
 
     name = "stepwise"
-    summary = "a library product and an element-wise launch a step"
+    summary = "one library product and one element-wise launch per step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
     traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
@@ -62,7 +62,7 @@ class _Stepwise:
         tensors = problem.weights_per_direction * layers * directions if problem.needs_grad else 0
         work = Work(
             matmul_flops=passes * problem.matmul_flops,
-            # Weights are read and turned around, their gradients written, summed and handed over.
+            # Weights are read and transposed, their gradients are written, summed and copied.
             bytes_moved=(
                 layers * tokens * (24 if problem.needs_grad else 6) * problem.hidden_size
                 + problem.parameter_count * (5 if problem.needs_grad else 1)

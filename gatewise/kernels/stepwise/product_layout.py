@@ -44,7 +44,7 @@ class ProductLayout:
     def __str__(self) -> str:
         """Return a short description."""
         order = "column-major products W h" if self.column_major else "row-major products h W^T"
-        return order + (", backward in one product a gate" if self.split_k > 1 else "")
+        return order + (", backward in one product per gate" if self.split_k > 1 else "")
 
     def planes(self, memory: Allocator, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor [..., B, N] whose last two axes are stored in this layout."""

@@ -114,7 +114,7 @@ BAD = [
     ),
     (KernelRefused, "the kernel 'cudnn' cannot run this call", lambda: run(kernel="cudnn")),
     (KernelRefused, "`kernel` must be one of", lambda: run(kernel="no-such")),
-    (OutOfMemoryPredicted, "no kernel keeps to the memory budget", lambda: run(memory_budget=10)),
+    (OutOfMemoryPredicted, "no kernel fits into the memory budget", lambda: run(memory_budget=10)),
     (
         ShapeError,
         "`out0` must be [2N, M], forward rows above reverse rows, got [5, 3]",

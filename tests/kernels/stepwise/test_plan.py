@@ -64,7 +64,7 @@ def test_the_form_is_the_one_that_ranks_first_and_named():
     chosen = product_layout_of(WIDE, H200)
     assert rank(WIDE, H200, chosen) == min(rank(WIDE, H200, layout) for layout in product_layouts(WIDE))
     assert "row-major" in stepwise.algorithm(WIDE, H200)
-    assert "one product a gate" in stepwise.algorithm(WIDE, H200)
+    assert "one product per gate" in stepwise.algorithm(WIDE, H200)
     assert "column-major" in str(ProductLayout(column_major=True))
 
 
