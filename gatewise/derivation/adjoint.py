@@ -139,6 +139,6 @@ _SLOPES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "div": lambda r, a, b: (1 / b, -r / b),
     "maximum": lambda r, a, b: (_compared("larger", a, b), _compared("larger", b, a)),
     "minimum": lambda r, a, b: (_compared("larger", b, a), _compared("larger", a, b)),
-    "clamp_min": lambda r, a, b: (_compared("at_least", a, b), 0),
-    "clamp_max": lambda r, a, b: (_compared("at_least", b, a), 0),
+    "clamp_min": lambda r, a, b: (_compared("at_least", a, b), 1 - _compared("at_least", a, b)),
+    "clamp_max": lambda r, a, b: (_compared("at_least", b, a), 1 - _compared("at_least", b, a)),
 }

@@ -261,6 +261,11 @@ class _Writer:
         return Value(f"torch.minimum({a.text}, {b.text})", *ends, a.of_step or b.of_step)
 
     def _clamp(self, a: Value) -> Value:
+        if self._chance(30):
+            limit, name = self._leaf(), self._choice(("min", "max"))
+            end = max if name == "min" else min
+            ends = end(a.low, limit.low), end(a.high, limit.high)
+            return Value(f"torch.clamp({a.text}, {name}={limit.text})", *ends, a.of_step or limit.of_step)
         limits, low, high = self._choice(
             (("-0.5, 1", -0.5, 1.0), ("min=-1", -1.0, math.inf), ("max=1", -math.inf, 1.0))
         )
