@@ -25,6 +25,7 @@ ROWS = tuple(cell for cell in SHIPPED if not is_fused(cell))
 
 _PRELUDE = """
 #include <cmath>
+#include <cstring>
 using std::exp; using std::log; using std::sqrt;
 #define __device__
 #define __forceinline__ inline
@@ -69,6 +70,7 @@ constexpr int UNITS = ROW_UNITS;
 CELL_CODE
 struct Row {
     Real reciprocal;
+    Real offered[UNITS + 1][JACOBIAN + 1];
     bool exists(int u) const { return u < UNITS; }
     template <int PLACE, int COUNT> void add_up(Real (&numbers)[UNITS + 1][COUNT]) const {
         for (int i = 0; i < COUNT; i++) {
@@ -76,6 +78,12 @@ struct Row {
             for (int u = 0; u < UNITS; u++) sum += numbers[u][i];
             for (int u = 0; u < UNITS + 1; u++) numbers[u][i] = sum;
         }
+    }
+    template <int PLACE, int COUNT> void add_up_with_offered(
+        Real (&own)[UNITS + 1][COUNT], Real (&sums)[UNITS + 1][JACOBIAN + 1]) const {
+        add_up<PLACE>(own);
+        std::memcpy(sums, offered, sizeof sums);
+        add_up<PLACE>(sums);
     }
     template <int PLACE, int COUNT> void merge(Moments (&moments)[UNITS + 1][COUNT]) const {
         for (int i = 0; i < COUNT; i++) {
@@ -101,7 +109,7 @@ extern "C" void row_NUMBER(
     int, const double* values, const double* above, double* after, double* gradients) {
     Given given[UNITS + 1], to[UNITS + 1];
     Returned returned[UNITS + 1], gradient[UNITS + 1];
-    const Row row = {Real(1) / UNITS};
+    Row row = {Real(1) / UNITS};
     each(given, [&](Real& own, int place, bool exists) { own = exists ? values[place] : NAN; });
     Real statistics[UNITS + 1][STATISTICS + 1];
     step_of_row(given, returned, statistics, row);
@@ -110,6 +118,7 @@ extern "C" void row_NUMBER(
             (i ? gradient[u].states[i - 1] : gradient[u].hidden) = u < UNITS ? above[i * UNITS + u] : NAN;
             if (u < UNITS) after[i * UNITS + u] = i ? returned[u].states[i - 1] : returned[u].hidden;
         }
+    if (JACOBIAN) jacobian_of_units(given, statistics, row.offered, row);
     adjoint_of_row(given, gradient, to, statistics, row);
     each(to, [&](Real& own, int place, bool exists) { if (exists) gradients[place] = own; });
 }
@@ -137,14 +146,16 @@ def codes_of(cells):
     return [Code(library, number) for number in range(len(cells))]
 
 
-def row_codes(cells):
+def row_codes(cells, *, solved=False):
     """Return the compiled code of several cells for a row, from one call of the compiler.
+
+    With `solved`, the adjoint combines units in one place where it has this form.
 
     Each is a function of the values that a step reads, which are the sums, the carried states and the parameters
     [N, H], and of the gradients [1 + S, H] of the hidden state and the other states after the step. It returns these
     states [1 + S, H], and the gradients of the values [N, H].
     """
-    library = _compiled(_ROW, [row_code(cell) for cell in cells])
+    library = _compiled(_ROW, [row_code(cell, solved=solved) for cell in cells])
 
     def of_row(number, values, above):
         after, gradients = torch.empty_like(above), torch.empty_like(values)

@@ -10,7 +10,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.derivation.row import combinations_of
+from gatewise.derivation.row import combinations_of_adjoint, combinations_of_step
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
@@ -133,7 +133,8 @@ class _Stepwise:
 
 def _combinations(problem: Problem) -> int:
     """Return the number of times in a step that units are combined."""
-    return combinations_of(step_cell(problem.cell)).places
+    cell = step_cell(problem.cell)
+    return max(combinations_of_step(cell).places, combinations_of_adjoint(cell).places)
 
 
 stepwise = _Stepwise()

@@ -4,6 +4,8 @@
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
+#define PLACES ADJOINT_PLACES
+#define WIDEST ADJOINT_WIDEST
 #include "row_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"

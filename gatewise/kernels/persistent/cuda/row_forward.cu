@@ -7,6 +7,8 @@
 #define TILES (UNITS / 4)
 #define MARKED 0
 #define SPLIT 1
+#define PLACES STEP_PLACES
+#define WIDEST STEP_WIDEST
 #include "row_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"

@@ -5,6 +5,9 @@
 // is used again after two steps, so a word says in its last bit whether the step is one of the first two, of the next two,
 // and so on. No block overwrites a pair that another one has not loaded: it stores the pairs of a step after it has loaded
 // those of the step before from all blocks, and each block has stored those after it had loaded the ones that are overwritten.
+//
+// The including file defines PLACES, the number of places in a step where units are combined, and WIDEST, the largest number
+// of pairs in one of them.
 #pragma once
 #include "sequence.cuh"
 

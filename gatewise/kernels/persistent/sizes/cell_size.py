@@ -8,7 +8,7 @@ import functools
 from gatewise.cells import Cell, masks_of_steps, step_cell
 from gatewise.derivation.device import MOST_SUMS
 from gatewise.derivation.fused import carried_states
-from gatewise.derivation.row import combinations_of
+from gatewise.derivation.row import combinations_of_adjoint, combinations_of_step
 from gatewise.derivation.trace import traced
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
 
@@ -42,7 +42,7 @@ def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
     if has_fused_passes(cell):
         return None
     own, masks = step_cell(cell), masks_of_steps(cell)
-    places, widest = combinations_of(own)
+    places, widest = combinations_of_adjoint(own) if backward else combinations_of_step(own)
     sums, parameters, carried = len(cell.sums), len(cell.parameters), len(carried_states(own))
     statistics = len(traced(own).statistics)
     exchanged = places * max(1, widest)
