@@ -123,11 +123,11 @@ class ManyStatistics(Cell):
         return torch.tanh(total), {"m": total * state.m, "n": total + state.n}
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_tilings_have_room_for_all_statistics(exact):
-    size = cell_size_of(ManyStatistics(), backward=True)
-    assert size is not None
-    assert size.widest == 11
-    for batch in (1, 16, 64):
-        cut = tilings.tiling(64, batch, 1, Device.named("h200"), True, 4 if exact else 2, exact, size)
-        assert cut is None or 11 * cut.units // 2 <= cut.warps * (cut.tiles * 16 + 4)
+def test_many_statistics_have_memory_of_their_own(sources):
+    problem = PROBLEM.replace(cell=ManyStatistics())
+    sizes = problem.hidden_size, problem.batch, 1, DEVICE, True, 4, True
+    cut = tilings.tiling(*sizes, cell_size_of(problem.cell, backward=True))
+    assert cut is not None
+    assert cut.cell_size.widest == 11
+    assert 11 * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4)
+    check(sources, problem)

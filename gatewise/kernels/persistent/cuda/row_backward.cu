@@ -28,8 +28,8 @@ constexpr int RECEIVED = 0;
 #endif
 constexpr int PRODUCT_BYTES = WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4;
 constexpr int CELL_FLOATS = PARAMETERS + SUMS;  // of each cell: the gradients of the parameters and the sums, over all steps
-static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS + ROWS * UNITS * CELL_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
-static_assert(PAIRS * ROWS * QUADS * 2 <= WARPS * PARTIAL_FLOATS, "pairs of quads fit in the memory of a step's partial sums");
+constexpr int VALUE_FLOATS = UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS + ROWS * UNITS * CELL_FLOATS;
+static_assert(PRODUCT_BYTES + (VALUE_FLOATS + OWN_QUAD_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
 
 // Arrays of two pointers are for the two directions. Tokens are in the order of steps or of rows, as backward.cu describes it.
 struct Backward {
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            units.quads = (TwoNumbers*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            units.quads = (TwoNumbers*)(OWN_QUAD_FLOATS ? extra + VALUE_FLOATS : partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1

@@ -49,8 +49,8 @@ struct Forward {
 static_assert(MASKS == STEP_MASKS, "the masks of the cell's code");
 
 constexpr int PRODUCT_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16;
-static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
-static_assert(PAIRS * ROWS * QUADS * 2 <= WARPS * PARTIAL_FLOATS, "pairs of quads fit in the memory of a step's partial sums");
+constexpr int VALUE_FLOATS = UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS;
+static_assert(PRODUCT_BYTES + (VALUE_FLOATS + OWN_QUAD_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(const Forward p) {
     extern __shared__ float4 shared[];
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
-            units.quads = (TwoNumbers*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            units.quads = (TwoNumbers*)(OWN_QUAD_FLOATS ? extra + VALUE_FLOATS : partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
             // First the step, then the stores that other blocks wait for, then those for the backward pass.

@@ -7,6 +7,11 @@
 constexpr int UNIT_FLOATS = SUMS + PARAMETERS;                         // for each unit
 constexpr int ROW_FLOATS = 2 * RowUnits::SHARED_PAIRS / ROWS + 2 * STATISTICS;  // for each row
 
+// The pairs of four units each take the place of the partial sums of a step that is over, if they fit there, or else memory of
+// their own.
+constexpr int QUAD_FLOATS = PAIRS * ROWS * QUADS * 2;
+constexpr int OWN_QUAD_FLOATS = QUAD_FLOATS <= WARPS * PARTIAL_FLOATS ? 0 : QUAD_FLOATS;
+
 // The floats of a unit that do not change: biases [SUMS, UNITS] and parameters [PARAMETERS, UNITS].
 struct UnitValues {
     float* values;

@@ -125,7 +125,13 @@ class Tiling:
         own = self.cell_size
         if own is None:
             return 0
-        return 4 * (self.units * own.unit + self.rows * own.row + self.units * self.rows * own.value)
+        return 4 * (self.units * own.unit + self.rows * own.row + self.units * self.rows * own.value + self._quad_floats)
+
+    @property
+    def _quad_floats(self) -> int:
+        """Floats for pairs of four units each, which otherwise take the place of the partial sums of a step."""
+        needed = self.cell_size.widest * self.rows * self.units // 2 if self.cell_size else 0
+        return 0 if needed <= self.warps * self.rows * (self.tiles * 16 + 4) else needed
 
     @property
     def ring_words(self) -> int:
@@ -372,9 +378,6 @@ def _register_limit(warps: int) -> int:
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
     if not (_whole_tiles(cut) and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)):
-        return False
-    # The pairs of four units each take the place of the partial sums of a step.
-    if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
         return False
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut._polls
