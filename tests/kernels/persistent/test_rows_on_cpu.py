@@ -71,6 +71,7 @@ def test_number_formats(monkeypatch, sources, numbers):
         (SLSTM(), {"bidirectional": True, "bias": False, "resets": True}),
         (PeepholeLSTM(), {"batch": 1, "time": 9, "resets": True}),
         (LayerNormLSTM.of("icefall"), {"time": 1}),
+        (LayerNormLSTM.of("tensorflow1", hidden=True), {"bidirectional": True, "resets": True, **RAGGED}),
         (LayerNormLSTM.of("returnn_joined"), {"needs_grad": False}),
     ],
     ids=named,

@@ -12,7 +12,6 @@ pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'ga
 from gatewise.cells import GRU, LSTM, SLSTM, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
-from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
@@ -21,6 +20,7 @@ from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import each_value, exhaustive_unless, pairwise
 
+TWICE = LayerNormLSTM.of("tensorflow1", hidden=True)  # the shipped cell with the most derivatives of statistics
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
 
@@ -210,7 +210,7 @@ def test_next_to_nothing_spills_with_exact_products(name, hidden, batch):
 
 @pytest.mark.parametrize(
     ("name", "architecture", "value_bytes", "cell"),
-    pairwise(["forward", "backward"], ["sm_80", "sm_90", "sm_100"], [2, 4], [LayerNormLSTM(), SLSTM()]),
+    pairwise(["forward", "backward"], ["sm_80", "sm_90", "sm_100"], [2, 4], [LayerNormLSTM(), TWICE, SLSTM()]),
     ids=str,
 )
 def test_rows_compile(name, architecture, value_bytes, cell):
@@ -219,7 +219,7 @@ def test_rows_compile(name, architecture, value_bytes, cell):
     assert cut is not None
     dtype = torch.float32 if value_bytes == 4 else torch.bfloat16
     macros = {"SIZE": 199, "PAUSE": 250, **cut.macros(dtype, True, resets=True)}
-    binary, taken = toolchain.compile_afresh(SOURCES / f"row_{name}.cu", architecture, macros, row_code(cell))
+    binary, taken = toolchain.compile_afresh(SOURCES / f"row_{name}.cu", architecture, macros, code_of(cell))
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255
     assert taken.spilled_bytes == 0

@@ -201,15 +201,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
+        // What a cell of this step read, and the statistics of its row.
+        auto read = [&](int cell, Given& given, float (&found)[STATISTICS + 1]) {
+            const Place at = place_of(cell);
+            const Inputs& in = input[cell];
+            const bool begins = episodes.begins(at, parity);
+            load_stored(given.sums, {widened(in.first), APART ? widened(in.second) : Gates{0.f, 0.f, 0.f, 0.f}});
+#pragma unroll
+            for (int i = 0; i < CARRIED; ++i) given.states[i] = begins ? initial_state(i) : in.before[i];
+            unit_values.load_parameters(given, at.exists ? at.unit : 0);
+#if STEP_MASKS
+#pragma unroll
+            for (int i = 0; i < MASKS; ++i) given.masks[i] = masks.of(cell).of_cell(i);
+#endif
+#pragma unroll
+            for (int i = 0; i < STATISTICS; ++i) found[i] = statistics.of(at.exists ? at.row : 0, i, parity);
+        };
+        // The derivatives of statistics by each other need no gradient: they are computed while other blocks are waited for.
+        auto offer = [&]() {
+            Given given[CELLS];
+            float found[CELLS][STATISTICS + 1], entries[CELLS][JACOBIAN + 1];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) read(cell, given[cell], found[cell]);
+            jacobian_of_units(given, found, entries, units);
+            units.offer(entries);
+        };
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        if (JACOBIAN == 0) begin_product(words, row_at, 0);
         // There is one more step than the sequence has, which computes the gradients of the initial states.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
             units.quads = (TwoNumbers*)(OWN_QUAD_FLOATS ? extra + VALUE_FLOATS : partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            if (JACOBIAN > 0) {
+                __syncthreads();  // statistics and episodes of the step were stored; all have read the sums and the quads before
+                if (step < steps) offer();
+                begin_product(words, row_at, step);
+            }
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1
@@ -268,19 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #pragma unroll
                     for (int i = 0; i < CARRIED; ++i) p.dc0[own_state(at, i)] = (Value)canonical(dstate[cell][i]);
                 }
-                const Inputs& in = input[cell];
-                const bool begins = episodes.begins(at, parity);
-                load_stored(given[cell].sums, {widened(in.first), APART ? widened(in.second) : Gates{0.f, 0.f, 0.f, 0.f}});
-#pragma unroll
-                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : in.before[i];
-                unit_values.load_parameters(given[cell], at.exists ? at.unit : 0);
-#if STEP_MASKS
-#pragma unroll
-                for (int i = 0; i < MASKS; ++i) given[cell].masks[i] = masks.of(cell).of_cell(i);
-#endif
-#pragma unroll
-                for (int i = 0; i < STATISTICS; ++i) found[cell][i] = statistics.of(row, i, parity);
-                above[cell].hidden = recurrent + widened(in.dy);
+                read(cell, given[cell], found[cell]);
+                above[cell].hidden = recurrent + widened(input[cell].dy);
 #pragma unroll
                 for (int i = 0; i < STATES; ++i) above[cell].states[i] = dstate[cell][i];
             }
@@ -328,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
-            begin_product(words, row_at, step + 1);
+            if (JACOBIAN == 0) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
             statistics.store(parity ^ 1);
             statistics.load(ends, reverse ? t + 2 : t - 2, p.step, p.row);

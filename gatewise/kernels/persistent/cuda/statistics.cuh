@@ -66,7 +66,7 @@ struct RowUnits {
     TwoNumbers* results;      // in shared memory: [PLACES, PAIRS, ROWS]
     int first_unit;
     u32 step;            // counts the steps of a block, of all groups
-    TwoNumbers* quads;        // in shared memory: [PAIRS, ROWS, QUADS], unused between the first barrier of a step and its end
+    TwoNumbers* quads;        // in shared memory: [PAIRS, ROWS, QUADS], unused from the barrier before `offer` to the end of a step
     Patience* patience;
 
     __device__ __forceinline__ bool exists(int cell) const {
@@ -81,7 +81,9 @@ struct RowUnits {
         for (int cell = 0; cell < CELLS; ++cell)
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) pairs[cell][i] = {moments[cell][i].mean, moments[cell][i].variance};
-        exchange<PLACE, true>(pairs);
+        in_quads<true, 0, COUNT>(pairs);
+        exchange<PLACE, true, COUNT>();
+        load_results<PLACE, 0, COUNT>(pairs);
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
 #pragma unroll
@@ -90,27 +92,59 @@ struct RowUnits {
 
     template <int PLACE, int COUNT>
     __device__ __forceinline__ void add_up(float (&sums)[CELLS][COUNT]) {
-        TwoNumbers pairs[CELLS][(COUNT + 1) / 2];
-#pragma unroll
-        for (int cell = 0; cell < CELLS; ++cell)
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 2) pairs[cell][i / 2] = {sums[cell][i], i + 1 < COUNT ? sums[cell][i + 1 < COUNT ? i + 1 : i] : 0.f};
-        exchange<PLACE, false>(pairs);
-#pragma unroll
-        for (int cell = 0; cell < CELLS; ++cell)
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) sums[cell][i] = i % 2 ? pairs[cell][i / 2].second : pairs[cell][i / 2].first;
+        store_sums<0, COUNT>(sums);
+        exchange<PLACE, false, pairs_of(COUNT)>();
+        load_sums<PLACE, 0, COUNT>(sums);
     }
 
-    // Replaces the pairs of units by those of their rows.
+    // Gets the numbers of units that `add_up_with_offered` will add up in this step. It can be called before the first barrier
+    // of the step, but after a barrier that follows all exchanges of the step before.
+    __device__ __forceinline__ void offer(const float (&numbers)[CELLS][JACOBIAN + 1]) const { store_sums<0, JACOBIAN>(numbers); }
+
+    // There is a barrier between `offer` and this call.
+    template <int PLACE, int COUNT>
+    __device__ __forceinline__ void add_up_with_offered(float (&sums)[CELLS][COUNT], float (&offered)[CELLS][JACOBIAN + 1]) {
+        constexpr int FIRST = pairs_of(JACOBIAN);
+        store_sums<FIRST, COUNT>(sums);
+        exchange<PLACE, false, FIRST + pairs_of(COUNT)>();
+        load_sums<PLACE, 0, JACOBIAN>(offered);
+        load_sums<PLACE, FIRST, COUNT>(sums);
+    }
+
+    __device__ static constexpr int pairs_of(int numbers) { return (numbers + 1) / 2; }
+
+    // Stores sums of the first COUNT numbers of units as the pairs from FIRST on.
+    template <int FIRST, int COUNT, int SIZE_OF_ALL>
+    __device__ __forceinline__ void store_sums(const float (&numbers)[CELLS][SIZE_OF_ALL]) const {
+        TwoNumbers pairs[CELLS][pairs_of(COUNT) + 1];
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell)
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 2) pairs[cell][i / 2] = {numbers[cell][i], i + 1 < COUNT ? numbers[cell][i + 1 < COUNT ? i + 1 : i] : 0.f};
+        in_quads<false, FIRST, pairs_of(COUNT)>(pairs);
+    }
+
+    // Replaces the first COUNT numbers of units by their sums over all units.
+    template <int PLACE, int FIRST, int COUNT, int SIZE_OF_ALL>
+    __device__ __forceinline__ void load_sums(float (&numbers)[CELLS][SIZE_OF_ALL]) const {
+        TwoNumbers pairs[CELLS][pairs_of(COUNT) + 1];
+        load_results<PLACE, FIRST, pairs_of(COUNT)>(pairs);
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) numbers[cell][i] = i % 2 ? pairs[cell][i / 2].second : pairs[cell][i / 2].first;
+    }
+
+    // Combines COUNT pairs of all units, from the pairs of four units to those of their rows.
     template <int PLACE, bool MOMENTS, int COUNT>
-    __device__ __forceinline__ void exchange(TwoNumbers (&pairs)[CELLS][COUNT]) {
+    __device__ __forceinline__ void exchange() {
         constexpr int ITEMS = COUNT * ROWS, LANES = lanes_of(ITEMS), AT_ONCE = THREADS / LANES;
         constexpr int LOADS = (PAIRED_BLOCKS + LANES - 1) / LANES;
+        // Rounds of loads that are in flight together, with at most eight loads of 16 bytes a thread, or those of one round.
+        constexpr int ROUNDS = (ITEMS + AT_ONCE - 1) / AT_ONCE, FIT = LOADS < 8 ? 8 / LOADS : 1, TOGETHER = ROUNDS < FIT ? ROUNDS : FIT;
         static_assert(COUNT <= PAIRS && PLACE < PLACES, "as the cell's code states");
         u32* const slots = ring + (((step & 1) * PLACES + PLACE) * PAIRS * ROWS) * PAIRED_BLOCKS * 4;
         const u32 mark = step >> 1 & 1;  // differs from the bit of the words that this step overwrites
-        in_quads<MOMENTS>(pairs);
         __syncthreads();
 #pragma unroll
         for (int first = 0; first < ITEMS; first += AT_ONCE) {
@@ -121,48 +155,63 @@ struct RowUnits {
         }
         pause();
         patience->polls = 0;
+        const int lane = threadIdx.x % LANES;
 #pragma unroll
-        for (int first = 0; first < ITEMS; first += AT_ONCE) {
-            const int item = first + (int)threadIdx.x / LANES, lane = threadIdx.x % LANES;
-            const bool wanted = item < ITEMS;
-            const u32* const from = slots + (wanted ? item : 0) * PAIRED_BLOCKS * 4;
-            uint4 words[LOADS];
+        for (int first = 0; first < ITEMS; first += AT_ONCE * TOGETHER) {
+            auto item_of = [&](int round) { return first + round * AT_ONCE + (int)threadIdx.x / LANES; };
+            uint4 words[TOGETHER][LOADS];
             bool missing = true;
             while (missing) {
                 bool own = false;
 #pragma unroll
-                for (int i = 0; i < LOADS; ++i) {
-                    const int two = lane + i * LANES;
-                    words[i] = wanted && two < PAIRED_BLOCKS ? load_exchanged((const Value*)(from + two * 4)) : make_uint4(mark, mark, mark, mark);
+                for (int round = 0; round < TOGETHER; ++round) {
+                    const bool wanted = item_of(round) < ITEMS;
+                    const u32* const from = slots + (wanted ? item_of(round) : 0) * PAIRED_BLOCKS * 4;
+#pragma unroll
+                    for (int i = 0; i < LOADS; ++i) {
+                        const int two = lane + i * LANES;
+                        words[round][i] = wanted && two < PAIRED_BLOCKS ? load_exchanged((const Value*)(from + two * 4)) : make_uint4(mark, mark, mark, mark);
+                    }
                 }
 #pragma unroll
-                for (int i = 0; i < LOADS; ++i) {
-                    const bool odd = lane + i * LANES == PAIRED_BLOCKS - 1 && BLOCKS % 2;  // there is no second block
-                    const u32 differs = (words[i].x ^ mark) | (words[i].y ^ mark) | (odd ? 0u : (words[i].z ^ mark) | (words[i].w ^ mark));
-                    own = own || differs & 1u;
-                }
+                for (int round = 0; round < TOGETHER; ++round)
+#pragma unroll
+                    for (int i = 0; i < LOADS; ++i) {
+                        const uint4 own_words = words[round][i];
+                        const bool odd = lane + i * LANES == PAIRED_BLOCKS - 1 && BLOCKS % 2;  // there is no second block
+                        const u32 differs = (own_words.x ^ mark) | (own_words.y ^ mark) | (odd ? 0u : (own_words.z ^ mark) | (own_words.w ^ mark));
+                        own = own || differs & 1u;
+                    }
                 missing = __any_sync(EVERY_LANE, own) && patience->is_left();
             }
-            TwoNumbers parts[2 * LOADS];
-            int units[2 * LOADS];
 #pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                const int block = 2 * (lane + i * LANES);
-                units[2 * i] = units_from(block * UNITS, UNITS), units[2 * i + 1] = units_from((block + 1) * UNITS, UNITS);
-                parts[2 * i] = pair_of(words[i].x, words[i].y, block < BLOCKS);
-                parts[2 * i + 1] = pair_of(words[i].z, words[i].w, block + 1 < BLOCKS);
+            for (int round = 0; round < TOGETHER; ++round) {
+                TwoNumbers parts[2 * LOADS];
+                int units[2 * LOADS];
+#pragma unroll
+                for (int i = 0; i < LOADS; ++i) {
+                    const int block = 2 * (lane + i * LANES);
+                    units[2 * i] = units_from(block * UNITS, UNITS), units[2 * i + 1] = units_from((block + 1) * UNITS, UNITS);
+                    parts[2 * i] = pair_of(words[round][i].x, words[round][i].y, block < BLOCKS);
+                    parts[2 * i + 1] = pair_of(words[round][i].z, words[round][i].w, block + 1 < BLOCKS);
+                }
+                TwoNumbers all = combined<MOMENTS, LANES>(parts, units, reciprocal);
+                // Other words than those of this step may have been loaded.
+                if (patience->lost) all = {Float32::not_a_number(), Float32::not_a_number()};
+                if (item_of(round) < ITEMS && lane == 0) results[PLACE * PAIRS * ROWS + item_of(round)] = all;
             }
-            TwoNumbers all = combined<MOMENTS, LANES>(parts, units, reciprocal);
-            // Other words than those of this step may have been loaded.
-            if (patience->lost) all = {Float32::not_a_number(), Float32::not_a_number()};
-            if (wanted && lane == 0) results[PLACE * PAIRS * ROWS + item] = all;
         }
         __syncthreads();
+    }
+
+    // The pairs of the rows of all cells, from pair FIRST on.
+    template <int PLACE, int FIRST, int COUNT, int SIZE_OF_ALL>
+    __device__ __forceinline__ void load_results(TwoNumbers (&pairs)[CELLS][SIZE_OF_ALL]) const {
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) pairs[cell][i] = results[(PLACE * PAIRS + i) * ROWS + (at.exists ? at.row : 0)];
+            for (int i = 0; i < COUNT; ++i) pairs[cell][i] = results[(PLACE * PAIRS + FIRST + i) * ROWS + (at.exists ? at.row : 0)];
         }
     }
 
@@ -173,9 +222,9 @@ struct RowUnits {
         while (clock64() - begin < PAUSE) {}
     }
 
-    // Stores the pairs of four neighbouring units, which four neighbouring lanes compute.
-    template <bool MOMENTS, int COUNT>
-    __device__ __forceinline__ void in_quads(const TwoNumbers (&pairs)[CELLS][COUNT]) const {
+    // Stores the first COUNT pairs of four neighbouring units, which four neighbouring lanes compute, as those from FIRST on.
+    template <bool MOMENTS, int FIRST, int COUNT, int SIZE_OF_ALL>
+    __device__ __forceinline__ void in_quads(const TwoNumbers (&pairs)[CELLS][SIZE_OF_ALL]) const {
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             if (!warp_owns(cell)) continue;
@@ -187,7 +236,7 @@ struct RowUnits {
             for (int i = 0; i < COUNT; ++i) {
                 const TwoNumbers own[1] = {{real ? pairs[cell][i].first : 0.f, real ? pairs[cell][i].second : 0.f}};
                 const TwoNumbers four = combined<MOMENTS, 4>(own, units, share);
-                if (at.exists && threadIdx.x % 4 == 0) quads[(i * ROWS + at.row) * QUADS + at.unit / 4] = four;
+                if (at.exists && threadIdx.x % 4 == 0) quads[((FIRST + i) * ROWS + at.row) * QUADS + at.unit / 4] = four;
             }
         }
     }

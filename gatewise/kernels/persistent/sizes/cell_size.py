@@ -42,7 +42,7 @@ def cell_size_of(cell: Cell, *, backward: bool) -> CellSize | None:
     if has_fused_passes(cell):
         return None
     own, masks = step_cell(cell), masks_of_steps(cell)
-    places, widest = combinations_of_adjoint(own) if backward else combinations_of_step(own)
+    places, widest = combinations_of_adjoint(own, solved=True) if backward else combinations_of_step(own)
     sums, parameters, carried = len(cell.sums), len(cell.parameters), len(carried_states(own))
     statistics = len(traced(own).statistics)
     exchanged = places * max(1, widest)

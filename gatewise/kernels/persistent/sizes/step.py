@@ -30,7 +30,7 @@ def has_fused_passes(cell: Cell) -> bool:
 
 def code_of(cell: Cell) -> DeviceCode:
     """Return the code of a cell's step that its passes include."""
-    return device_code(_fused_cell(cell)) if has_fused_passes(cell) else row_code(cell)
+    return device_code(_fused_cell(cell)) if has_fused_passes(cell) else row_code(cell, solved=True)
 
 
 def macros_of(cell: Cell) -> dict[str, int]:
