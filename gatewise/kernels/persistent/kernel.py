@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gatewise.cells import Regularised
+from gatewise.cells import Regularised, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.derivation.fused import carried_states
 from gatewise.kernels import stack
 from gatewise.kernels.carried import (
     as_carried,
@@ -21,7 +22,7 @@ from gatewise.kernels.carried import (
 )
 from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.sizes import layer_pairs
-from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
+from gatewise.kernels.persistent.sizes.cell_size import cell_size_of, has_two_tensors
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
@@ -30,7 +31,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     lean_forward_pieces,
     overwrites_gates,
 )
-from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden
+from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes
 from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class _Persistent:
         tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
         recurrent = 8.0 * layers * tokens * hidden * state
         # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
-        around = 9 if not problem.needs_grad else 26 if overwrites_gates(problem) else 30
+        around = 9.0 if not problem.needs_grad else 26.0 if overwrites_gates(problem) else 30.0
+        around += _planes_of_cell(problem)
         between = 8.0 * pairs * tokens * hidden * hidden  # made in the loop, too
         products = max(0.0, passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between)
         work = Work(
@@ -164,6 +166,15 @@ def _operators(problem: Problem) -> int:
         return around + tensors
     # Every launch has its views, and every layer memory of its own.
     return around + tensors + problem.num_layers * (6 + 2 * _launches(problem))
+
+
+def _planes_of_cell(problem: Problem) -> float:
+    # What the passes of a cell that is not fused write and read beyond one state in the dtype of the tensors: all carried
+    # states in float32 and, with a second tensor of sums, those of the four gates and the gradients of the first tensor.
+    if has_fused_passes(problem.cell) or not problem.needs_grad:
+        return 0.0
+    states = 2 * (len(carried_states(step_cell(problem.cell))) * 4 / problem.element_bytes - 1)
+    return states + (12 if has_two_tensors(problem.cell) else 0)
 
 
 def _folded(problem: Problem, planes: int) -> Work:
