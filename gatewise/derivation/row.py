@@ -73,10 +73,19 @@ def row_code(cell: Cell, *, solved: bool = False) -> DeviceCode:
     solved = solved and is_solved(own)
     initial = [cell.initial_value(name) for name in ("h", *cell.states)]
     form = f"row {masks} {initial}{' solved' if solved else ''}"
-    return DeviceCode(cell, key_of(own, form), functools.partial(_written, solved=solved))
+    return DeviceCode(cell, key_of(own, form), _solved if solved else _by_level)
 
 
 @functools.lru_cache(maxsize=64)
+def _by_level(cell: Cell) -> str:
+    return _written(cell, solved=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _solved(cell: Cell) -> str:
+    return _written(cell, solved=True)
+
+
 def _written(cell: Cell, *, solved: bool) -> str:
     own, masks = step_cell(cell), masks_of_steps(cell)
     totals, text = totals_of(own) if solved else None, RowText(own, masks)
