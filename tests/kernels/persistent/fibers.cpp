@@ -128,9 +128,60 @@ static unsigned larger_halves(unsigned most, unsigned pair) {
     return larger(most & 0xffff, pair & 0x7fff) | larger(most >> 16, pair >> 16 & 0x7fff) << 16;
 }
 
-// Addresses in shared memory are bytes after the beginning of the block's part.
+// Addresses in shared memory are bytes after the beginning of the block's part. Of variables outside of it, which are barriers
+// of 8 bytes for each block, the address is their number. An address of another block of a cluster has its number, too.
+constexpr unsigned OUTSIDE = 1u << 31, OF_BLOCK = 1u << 24;
+static std::vector<const char*> outside;
 static char* shared_memory() { return (char*)own_block().shared.data(); }
-inline unsigned __cvta_generic_to_shared(const void* pointer) { return (const char*)pointer - shared_memory(); }
+inline unsigned __cvta_generic_to_shared(const void* pointer) {
+    const long long place = (const char*)pointer - shared_memory();
+    if (place >= 0 && place < (long long)own_block().shared.size() * 16) return place;
+    const char* const first = (const char*)pointer - current->number * 8;
+    const auto found = std::find(outside.begin(), outside.end(), first);
+    const unsigned number = found - outside.begin();
+    if (found == outside.end()) outside.push_back(first);
+    return OUTSIDE | number;
+}
+
+// The blocks of a cluster follow each other.
+static int cluster_size = 1;
+static std::vector<Barrier> clusters;
+static unsigned rank_in_cluster() { return blockIdx.x % cluster_size; }
+static unsigned address_of_rank(unsigned address, unsigned rank) {
+    return address | (current->number - rank_in_cluster() + rank + 1) * OF_BLOCK;
+}
+static char* pointer_to(unsigned address) {
+    const unsigned block = address / OF_BLOCK % 128, number = block ? block - 1 : current->number;
+    const unsigned place = address % OF_BLOCK;
+    return address & OUTSIDE ? (char*)outside[place] + number * 8 : (char*)blocks[number].shared.data() + place;
+}
+static void wait_for_cluster() { wait(clusters[current->number / cluster_size]); }
+
+// A barrier that counts one arrival, and the bytes that arrive, in each phase.
+struct Arrival {
+    int bytes;
+    short pending, phase;
+    void check() {
+        if (pending == 0 && bytes == 0) pending = 1, phase ^= 1;
+    }
+};
+static_assert(sizeof(Arrival) == 8, "a word of 64 bits");
+static Arrival& arrival_at(unsigned address) { return *(Arrival*)pointer_to(address); }
+static void expect(unsigned at, unsigned bytes) {
+    arrival_at(at).bytes += bytes, arrival_at(at).pending -= 1;
+    arrival_at(at).check();
+}
+static void send_to(unsigned to, float x, float y, float z, float w, unsigned at) {
+    const float values[4] = {x, y, z, w};
+    std::memcpy(pointer_to(to), values, 16);
+    arrival_at(at).bytes -= 16;
+    arrival_at(at).check();
+}
+static bool has_phase_ended(unsigned at, unsigned parity) {
+    if (arrival_at(at).phase != (short)parity) return true;
+    leave();
+    return false;
+}
 static void copy_to_shared(unsigned to, const void* from, int bytes, int existing) {
     std::memset(shared_memory() + to, 0, bytes);
     std::memcpy(shared_memory() + to, from, existing);
@@ -178,6 +229,7 @@ static void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
 static bool run_together(const std::vector<Index>& places, int threads, int bytes, void (*enter)()) {
     constexpr int STACK = 1 << 16, MOST_ROUNDS = 1 << 22;
     blocks.assign(places.size(), {});
+    clusters.assign(places.size() / cluster_size, {cluster_size * threads});
     fibers.assign(places.size() * threads, {});
     while (stacks.size() < fibers.size()) stacks.emplace_back(new char[STACK]);
     for (size_t number = 0; number < places.size(); ++number) {

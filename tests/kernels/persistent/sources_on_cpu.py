@@ -41,6 +41,14 @@ _STATEMENTS = {
     "cp.async.cg.shared.global": "copy_to_shared({0}, {1}, 16, {2})",
     "cp.async.commit_group": "(void)0",
     "cp.async.wait_group": "(void)0",
+    "%%cluster_ctarank": "{0} = rank_in_cluster()",
+    "mapa.shared::cluster.u32": "{0} = address_of_rank({1}, {2})",
+    "barrier.cluster.arrive": "(void)0",
+    "barrier.cluster.wait": "wait_for_cluster()",
+    "mbarrier.init": "arrival_at({0}) = {{0, 1, 0}}",
+    "mbarrier.arrive.expect_tx": "expect({0}, {1})",
+    "st.async.weak.shared::cluster": "send_to({0}, {1}, {2}, {3}, {4}, {5})",
+    "mbarrier.try_wait": "{0} = has_phase_ended({1}, {2})",
     "ld.relaxed.gpu.global.u32": "std::memcpy(&{0}, {1}, 4)",
     "ld.relaxed.gpu.global.u16": "std::memcpy(&{0}, {1}, 2)",
     "ld.relaxed.gpu.global.v2.u32": "std::memcpy(&{0}, {2}, 8)",
@@ -56,6 +64,9 @@ _STATEMENTS = {
 }
 _ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) p\)')
 _RUN = """
+#ifndef SPLIT
+#define SPLIT 1
+#endif
 static const {struct}* given;
 static void enter() {{
     {entry}(*given);
@@ -63,6 +74,7 @@ static void enter() {{
     leave();
 }}
 extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
+    cluster_size = SPLIT;
     given = arguments, gridDim = {{x, y, z}}, blockDim = {{(unsigned)threads, 1, 1}};
     std::vector<Index> places;
     for (unsigned number = 0; number < x * y * z; ++number) {{

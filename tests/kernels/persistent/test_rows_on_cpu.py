@@ -15,7 +15,8 @@ from gatewise.kernels.persistent.sizes import exactness, tilings
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
-DEVICE = Device.named("a100").replace(multiprocessors=8)  # no clusters, which need their own instructions
+DEVICE = Device.named("a100").replace(multiprocessors=8)  # no clusters
+WITH_CLUSTERS = Device.named("h200").replace(multiprocessors=16)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 PROBLEM = Problem(5, 9, 5, 20, dtype=torch.float32, needs_grad=True)
 CELLS = [PeepholeLSTM(), SLSTM(), LayerNormLSTM(), LayerNormLSTM.of("tensorflow1"), LayerNormGRU()]
@@ -88,6 +89,47 @@ def test_groups_of_rows_in_turn(monkeypatch):
     assert cut.groups > cut.together
     assert cut.blocks > 1
     check(sources, PROBLEM.replace(batch=70, hidden_size=40, time=4, cell=cell, **RAGGED))
+
+
+@pytest.fixture
+def in_clusters(monkeypatch):
+    """Have the backward pass cut for clusters of so many blocks, each with eight units."""
+    real, remembered = tilings.fits, (tilings._of_one_group, tilings.tiling)
+
+    def of(split):
+        def fits(cut, device):
+            is_wanted = cut.split == split and cut.units == 8 if cut.backward else cut.split == 1
+            return is_wanted and real(cut, device)
+
+        monkeypatch.setattr(tilings, "fits", fits)
+        for one in remembered:
+            one.cache_clear()
+        return launch_on_cpu(monkeypatch, WITH_CLUSTERS)
+
+    yield of
+    for one in remembered:
+        one.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("cell", "split", "options"),
+    [
+        (LayerNormLSTM(), 2, {"bidirectional": True, "resets": True, **RAGGED}),
+        (LayerNormLSTM.of("tensorflow1", hidden=True), 4, {"dtype": torch.bfloat16}),
+        (LayerNormLSTM(), 2, {"batch": 40, "time": 3}),
+        (SLSTM(), 2, {}),
+    ],
+    ids=named,
+)
+def test_clusters(in_clusters, cell, split, options):
+    sources, problem = in_clusters(split), PROBLEM.replace(cell=cell, bias=cell.bias, hidden_size=40, **options)
+    number = problem.dtype.itemsize, problem.dtype == torch.float32
+    sizes = problem.hidden_size, problem.batch, problem.num_directions
+    cut = tilings.tiling(*sizes, WITH_CLUSTERS, True, *number, cell_size_of(cell, backward=True))
+    assert cut is not None
+    assert cut.split == split
+    assert cut.blocks > split
+    check(sources, problem, 3e-5 if problem.dtype == torch.float32 else 5e-2)
 
 
 def test_nan_stays_in_its_row(sources):
