@@ -125,7 +125,8 @@ class Tiling:
         own = self.cell_size
         if own is None:
             return 0
-        return 4 * (self.units * own.unit + self.rows * own.row + self.units * self.rows * own.value + self._quad_floats)
+        values = self.units * own.unit + self.rows * own.row + self.units * self.rows * own.value
+        return 4 * (values + self._quad_floats)
 
     @property
     def _quad_floats(self) -> int:
