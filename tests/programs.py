@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +20,9 @@ IMPORTED = (
     *("gatewise.cli.application", "gatewise.cli.train", "gatewise.cli.language_model_run"),
     *("gatewise.cli.classifier_run", "gatewise.cli.nmt_run", "torch.utils.tensorboard", "matplotlib.figure"),
 )
+
+# The beginnings of the names of the environment variables of a process of torchrun.
+_OF_AGENT = ("TORCHELASTIC_", "MASTER_", "WORLD_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
 
 
 def processes_that_start_fast():
@@ -111,6 +116,43 @@ def together(words: Sequence[object], folder: Path, change: Callable[[], None] |
     port = free_port()
     programs = [Program(words, folder, of_several(rank, 2, port), 1, change) for rank in range(2)]
     return [program.ended() for program in programs]
+
+
+def under_torchrun(
+    words: Sequence[object], folder: Path, restarts: int = 0, change: Callable[[], None] | None = None
+) -> None:
+    """Run a command in two processes of torchrun's agent, which runs in this process; raise an error if they fail.
+
+    A process prints to `printed.RANK.RESTART` and `errors.RANK.RESTART` in the folder.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    processes_that_start_fast()  # determines the modules that the server imports
+    standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(uuid.uuid4())}
+    config = LaunchConfig(1, 1, 2, max_restarts=restarts, start_method="forkserver", **standalone)
+    replaced = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        elastic_launch(config, _run_of_agent)([*map(str, words)], folder, {**os.environ, "COLUMNS": "80"}, change)
+    finally:
+        for name, handler in replaced.items():
+            signal.signal(name, handler)
+
+
+def _run_of_agent(words, folder, environment, change):
+    given = {name: value for name, value in os.environ.items() if name.startswith(_OF_AGENT)}
+    place = f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    try:
+        _run(
+            words,
+            folder,
+            environment | given,
+            1,
+            change,
+            [folder / f"{name}.{place}" for name in ("printed", "errors")],
+        )
+    except SystemExit as leaving:  # the agent waits for a result
+        if leaving.code:
+            raise RuntimeError(f"`gatewise` ended with status {leaving.code}") from None
 
 
 def _run(words, folder, environment, threads, change, printed):
