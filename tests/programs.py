@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,9 +21,6 @@ IMPORTED = (
     *("gatewise.cli.application", "gatewise.cli.train", "gatewise.cli.language_model_run"),
     *("gatewise.cli.classifier_run", "gatewise.cli.nmt_run", "torch.utils.tensorboard", "matplotlib.figure"),
 )
-
-# The beginnings of the names of the environment variables of a process of torchrun.
-_OF_AGENT = ("TORCHELASTIC_", "MASTER_", "WORLD_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
 
 
 def processes_that_start_fast():
@@ -118,12 +116,13 @@ def together(words: Sequence[object], folder: Path, change: Callable[[], None] |
     return [program.ended() for program in programs]
 
 
-def under_torchrun(
-    words: Sequence[object], folder: Path, restarts: int = 0, change: Callable[[], None] | None = None
-) -> None:
-    """Run a command in two processes of torchrun's agent, which runs in this process; raise an error if they fail.
+def under_torchrun(function: Callable[..., None], *given: Any, restarts: int = 0) -> None:
+    """Call a function in two processes of torchrun's agent, which runs in this process; raise an error if they fail.
 
-    A process prints to `printed.RANK.RESTART` and `errors.RANK.RESTART` in the folder.
+    Args:
+        function: The function, found by its module and name.
+        given: Its arguments.
+        restarts: How often the agent starts the processes again.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -132,24 +131,21 @@ def under_torchrun(
     config = LaunchConfig(1, 1, 2, max_restarts=restarts, start_method="forkserver", **standalone)
     replaced = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     try:
-        elastic_launch(config, _run_of_agent)([*map(str, words)], folder, {**os.environ, "COLUMNS": "80"}, change)
+        elastic_launch(config, function)(*given)
     finally:
         for name, handler in replaced.items():
             signal.signal(name, handler)
 
 
-def _run_of_agent(words, folder, environment, change):
-    given = {name: value for name, value in os.environ.items() if name.startswith(_OF_AGENT)}
+def program_of_torchrun(words: Sequence[object], folder: Path, change: Callable[[], None] | None = None) -> None:
+    """Run `gatewise` in this process, which torchrun's agent has started.
+
+    It prints to `printed.RANK.RESTART` and `errors.RANK.RESTART` in the folder.
+    """
     place = f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    printed = [folder / f"{name}.{place}" for name in ("printed", "errors")]
     try:
-        _run(
-            words,
-            folder,
-            environment | given,
-            1,
-            change,
-            [folder / f"{name}.{place}" for name in ("printed", "errors")],
-        )
+        _run([*map(str, words)], folder, os.environ | {"COLUMNS": "80"}, 1, change, printed)
     except SystemExit as leaving:  # the agent waits for a result
         if leaving.code:
             raise RuntimeError(f"`gatewise` ended with status {leaving.code}") from None

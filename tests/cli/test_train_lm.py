@@ -20,7 +20,7 @@ from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
-from tests.programs import Program, together, under_torchrun
+from tests.programs import Program, program_of_torchrun, together, under_torchrun
 
 
 def weights(folder):
@@ -139,12 +139,12 @@ def test_a_model_worse_than_token_frequencies_is_said_to_be_and_why(gatewise, sm
     answer = gatewise("train", "lm", *small, "--epochs", 1, "--learning-rate", 1e-9, "--output", "run")
     assert re.search(r"^unigram  perplexity [\d.]+; the model's is 1\.[1-9] times higher$", answer.out, re.MULTILINE)
     words = " ".join(answer.out.split())
-    assert "steps 39 in 1 epoch" in words
-    expected = "the model is no better than the frequencies of tokens: 39 steps are too few to learn. Raise `--epochs`"
+    assert "steps 20 in 1 epoch" in words
+    expected = "the model is no better than the frequencies of tokens: 20 steps are too few to learn. Raise `--epochs`"
     assert f"note {expected}" in words
-    words = [*small, "--epochs", 1, "--learning-rate", 1e-9, "--set", "warmup_steps=39"]
+    words = [*small, "--epochs", 1, "--learning-rate", 1e-9, "--set", "warmup_steps=20"]
     answer = gatewise("train", "lm", *words, "--output", "slow")
-    assert "all 39 steps were within the 39 of `--set training.warmup_steps`." in " ".join(answer.out.split())
+    assert "all 20 steps were within the 20 of `--set training.warmup_steps`." in " ".join(answer.out.split())
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,8 @@ def test_processes_that_torchrun_starts_again_go_on_from_the_checkpoint(small, t
     words = ["train", "lm", *small, "--set", "checkpoint_steps=1"]
     first, second = together([*words, "--output", "whole"], tmp_path)
     assert (first.status, second.status) == (0, 0), first.err + second.err
-    under_torchrun([*words, "--output", "run"], tmp_path, restarts=1, change=ends_the_second_process_once)
+    given = [*words, "--output", "run"], tmp_path, ends_the_second_process_once
+    under_torchrun(program_of_torchrun, *given, restarts=1)
     assert "resumed after" in (tmp_path / "printed.0.1").read_text("utf-8")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
