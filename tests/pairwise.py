@@ -47,7 +47,7 @@ def exhaustive_unless(usual: Sequence[tuple[Any, ...]], cases: Iterable[tuple[An
 
 
 def every_pair(*parameters: Iterable[Any]) -> list[ParameterSet]:
-    """Return all combinations as parameters of a test; those that the pairs of two values do not need are exhaustive."""
+    """Return all combinations as parameters of a test; those that no pair of two values needs are exhaustive."""
     values = [[*own] for own in parameters]
     return exhaustive_unless(pairwise(*values), itertools.product(*values))
 
