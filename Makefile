@@ -47,8 +47,8 @@ CLIENTS ?=
 # Of `outputs`: whose blocks to fill, "cpu" on a machine without a GPU, "h200" on one with an H200.
 MACHINE ?= cpu
 
-.PHONY: help demo test lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records outputs \
-	clients release docs clean
+.PHONY: help demo test pytest lint format exhaustive-test gpu-test gpu-trials gpu-trajectories sanitize bench records \
+	outputs clients release docs clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,10 @@ help: ## list the targets
 demo: $(TRAIN_READY) ## train a small language model on this machine and sample from it
 	$(RUN) -m gatewise train lm --recipe demo
 
-test: lint ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
+test: $(DEV_READY) ## everything that needs no GPU: lint, types, import order, tests, the examples of the docs
+	@$(MAKE) -j 2 lint pytest
+
+pytest: $(DEV_READY) ## the tests that need no GPU, with the examples of the docs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
 		-m "not gpu and not exhaustive"
 
@@ -135,7 +138,9 @@ define install
 	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(1)]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt -e '.[$(1)]'
+	@# On all cores, unlike pip. Some packages have files for other versions of Python, which stay as they are.
+	@$(RUN) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 endef
 

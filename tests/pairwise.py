@@ -46,6 +46,12 @@ def exhaustive_unless(usual: Sequence[tuple[Any, ...]], cases: Iterable[tuple[An
     return [pytest.param(*case, marks=marks[tuple(map(id, case)) in run]) for case in cases]
 
 
+def every_pair(*parameters: Iterable[Any]) -> list[ParameterSet]:
+    """Return all combinations as parameters of a test; those that no pair of two values needs are exhaustive."""
+    values = [[*own] for own in parameters]
+    return exhaustive_unless(pairwise(*values), itertools.product(*values))
+
+
 def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], times: int = 1) -> list[ParameterSet]:
     """Return the cases as parameters of a test; those without which each value is met often enough are exhaustive.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -111,6 +114,41 @@ def together(words: Sequence[object], folder: Path, change: Callable[[], None] |
     port = free_port()
     programs = [Program(words, folder, of_several(rank, 2, port), 1, change) for rank in range(2)]
     return [program.ended() for program in programs]
+
+
+def under_torchrun(function: Callable[..., None], *given: Any, restarts: int = 0) -> None:
+    """Call a function in two processes of torchrun's agent, which runs in this process; raise an error if they fail.
+
+    Args:
+        function: The function, found by its module and name.
+        given: Its arguments.
+        restarts: How often the agent starts the processes again.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    processes_that_start_fast()  # determines the modules that the server imports
+    standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(uuid.uuid4())}
+    config = LaunchConfig(1, 1, 2, max_restarts=restarts, start_method="forkserver", **standalone)
+    replaced = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        elastic_launch(config, function)(*given)
+    finally:
+        for name, handler in replaced.items():
+            signal.signal(name, handler)
+
+
+def program_of_torchrun(words: Sequence[object], folder: Path, change: Callable[[], None] | None = None) -> None:
+    """Run `gatewise` in this process, which torchrun's agent has started.
+
+    It prints to `printed.RANK.RESTART` and `errors.RANK.RESTART` in the folder.
+    """
+    place = f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    printed = [folder / f"{name}.{place}" for name in ("printed", "errors")]
+    try:
+        _run([*map(str, words)], folder, os.environ | {"COLUMNS": "80"}, 1, change, printed)
+    except SystemExit as leaving:  # the agent waits for a result
+        if leaving.code:
+            raise RuntimeError(f"`gatewise` ended with status {leaving.code}") from None
 
 
 def _run(words, folder, environment, threads, change, printed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import tomllib
 import typing
@@ -306,7 +307,11 @@ def _plain_names(recipe: DataclassInstance) -> list[str]:
 
 
 def _types(recipe: DataclassInstance, section: str) -> dict[str, Any]:
-    return typing.get_type_hints(type(getattr(recipe, section) if section else recipe))
+    return _hints(type(getattr(recipe, section) if section else recipe))
+
+
+# The annotations of a class are written with it and do not change.
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:

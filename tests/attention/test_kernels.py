@@ -15,6 +15,7 @@ from gatewise.contract.device import Device
 from gatewise.testing.attention import budgets, check_kernel, make_gradients, make_inputs, run_kernel, textbook
 from gatewise.testing.budgets import relative_error
 from gatewise.training.precision import arithmetic
+from tests.pairwise import every_pair
 
 QUERY = Needs(query=True, source=False)
 RAGGED = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
@@ -42,9 +43,7 @@ def skip_unless_accepted(kernel, problem, device):
 
 
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "score", "dtype"), every_pair(SHAPES, SCORES, DTYPES), ids=str)
 def test_agrees_with_float64(shape, score, dtype, kernel, device):
     problem, lengths = SHAPES[shape]
     if SCORES[score].get("layer_norm") and problem.hidden_size == 1:

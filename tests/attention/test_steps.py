@@ -12,6 +12,7 @@ from gatewise.attention.choice import ALL, decide
 from gatewise.attention.problem import Problem, Score
 from gatewise.contract.device import Device
 from gatewise.testing.attention import compare, make_gradients, make_inputs
+from tests.pairwise import every_pair
 
 KERNELS = [
     "reference",
@@ -78,9 +79,7 @@ def agrees(problem, lengths, kernel, device="cpu", gathering=False):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "score", "dtype"), every_pair(SHAPES, SCORES, DTYPES), ids=str)
 def test_a_loop_agrees_with_float64(shape, score, dtype, kernel, device):
     problem, lengths = SHAPES[shape]
     if SCORES[score].get("layer_norm") and problem.hidden_size == 1:
@@ -89,9 +88,7 @@ def test_a_loop_agrees_with_float64(shape, score, dtype, kernel, device):
 
 
 @pytest.mark.parametrize("kernel", KERNELS[:2])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "score", "dtype"), every_pair(SHAPES, SCORES, DTYPES), ids=str)
 def test_a_loop_that_gathers_agrees_with_float64(shape, score, dtype, kernel, device):
     problem, lengths = SHAPES[shape]
     if SCORES[score].get("layer_norm") and problem.hidden_size == 1:

@@ -15,6 +15,7 @@ from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.benchmarks.rivals import Loop, Way
 from gatewise.benchmarks.training_step import starting_weights
 from gatewise.contract.errors import KernelRefused
+from tests.pairwise import each_value, pairwise
 
 CPU = torch.device("cpu")
 WAYS = {way.name: way for way in rivals.ways()}
@@ -54,8 +55,15 @@ def spoiled(lost: str, loop: Loop = Loop.LIBRARY, wrong_from: int = 4) -> Way:
     return Way(f"spoiled {lost}", layer, loop=loop)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
-@pytest.mark.parametrize("name", [name for name in WAYS if "eager" in name or "aten" in name or "nn." in name])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    each_value(
+        pairwise(
+            [name for name in WAYS if "eager" in name or "aten" in name or "nn." in name],
+            ["fp32", "bf16", "bf16-autocast"],
+        )
+    ),
+)
 def test_ways_learn_as_nn_lstm_does(settings, name: str, precision: str) -> None:
     found = curves(settings).finding(WAYS[name], PRECISIONS[precision])
     assert found.agrees, str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 
 import pytest
@@ -75,10 +76,27 @@ def small(text):
         "embedding-size": 16,
         "hidden-size": 16,
         "num-layers": 1,
-        "batch-size": 4,
+        "batch-size": 8,
         "window": 10,
         "epochs": 2,
         "learning-rate": 0.03,
     }
     words = [word for name, value in sizes.items() for word in (f"--{name}", value)]
     return ["--text", text, "--tokens", "word", *words, "--set", "evaluation_batch_size=2", "--set", "sample.length=10"]
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """A folder for what is trained once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def trained(gatewise, small, kept, tmp_path):
+    """Call `gatewise` beside the folder `run` of a finished run with the options `small`, which is trained once."""
+    if not (kept / "run").exists():
+        assert gatewise("train", "lm", *small, "--output", "run").status == 0
+        shutil.copytree(tmp_path / "run", kept / "run")
+    else:
+        shutil.copytree(kept / "run", tmp_path / "run")
+    return gatewise

@@ -76,21 +76,19 @@ def test_the_newest_records_of_a_recipe_count(gatewise, small):
     assert len(rows[2].evaluations) == 2
 
 
-def test_an_incomplete_run_is_refused_and_nothing_recorded(gatewise, small, tmp_path):
-    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+def test_an_incomplete_run_is_refused_and_nothing_recorded(trained, tmp_path):
     (tmp_path / "run" / "result.json").unlink()
-    answer = gatewise("bench", "quality", "run", "--results", "records")
+    answer = trained("bench", "quality", "run", "--results", "records")
     assert answer.status == 1
     said = " ".join(answer.err.split())
     assert "`FOLDERS` must be folders of complete runs of gatewise train lm or nmt with finite scores, got run" in said
     assert not (tmp_path / "records" / "quality.jsonl").exists()
 
 
-def test_a_result_of_another_task_is_refused(gatewise, small, tmp_path):
-    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+def test_a_result_of_another_task_is_refused(trained, tmp_path):
     path = tmp_path / "run" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "classify"}))
-    assert gatewise("bench", "quality", "run", "--results", "records").status == 1
+    assert trained("bench", "quality", "run", "--results", "records").status == 1
 
 
 @pytest.mark.parametrize(
@@ -105,17 +103,15 @@ def test_a_result_of_another_task_is_refused(gatewise, small, tmp_path):
     ],
     ids=["a list", "no environment", "before it was resumed", "no minutes", "no finite score", "no finite evaluation"],
 )
-def test_what_is_no_complete_result_is_refused_and_nothing_recorded(gatewise, small, tmp_path, change):
-    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+def test_what_is_no_complete_result_is_refused_and_nothing_recorded(trained, tmp_path, change):
     path = tmp_path / "run" / "result.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    answer = gatewise("bench", "quality", "run", "--results", "records")
+    answer = trained("bench", "quality", "run", "--results", "records")
     assert (answer.status, "is missing or incomplete" in " ".join(answer.err.split())) == (1, True)
     assert not (tmp_path / "records" / "quality.jsonl").exists()
 
 
 @pytest.mark.parametrize("field", ["train", "valid"])
-def test_losses_are_recorded_as_perplexities(gatewise, small, tmp_path, field):
-    assert gatewise("train", "lm", *small, "--output", "run").status == 0
+def test_losses_are_recorded_as_perplexities(trained, tmp_path, field):
     evaluations = json.loads((tmp_path / "run" / "result.json").read_text())["evaluations"]
     assert all(1 < each[f"{field}_perplexity"] < perplexity(10) for each in evaluations)

@@ -186,10 +186,8 @@ def test_bad_input_is_an_error_and_writes_nothing(gatewise, run, words, message,
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_a_language_model_is_not_a_classifier(gatewise, text, small):
-    pytest.importorskip("safetensors")
-    assert gatewise("train", "lm", *small, "--output", "lm").status == 0
-    answer = gatewise("evaluate", "--checkpoint", "lm")
+def test_a_language_model_is_not_a_classifier(trained):
+    answer = trained("evaluate", "--checkpoint", "run")
     assert "is not a classifier: it has no 'classifier'. Give a run folder of gatewise train classify." in " ".join(
         answer.err.split()
     )

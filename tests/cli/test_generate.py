@@ -8,12 +8,6 @@ import torch
 OPTIONS = ("generate", "--checkpoint", "run", "--prompt", "the", "--length", 12, "--seed", 1)
 
 
-@pytest.fixture
-def trained(gatewise, small):
-    assert gatewise("train", "lm", *small, "--output", "run").status == 0
-    return gatewise
-
-
 def test_it_writes_as_much_as_asked_for_after_the_prompt(trained):
     text = trained(*OPTIONS, "--length", 30).out
     assert text.startswith("the ")

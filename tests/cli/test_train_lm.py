@@ -20,7 +20,7 @@ from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
-from tests.programs import Program, together
+from tests.programs import Program, program_of_torchrun, together, under_torchrun
 
 
 def weights(folder):
@@ -139,12 +139,12 @@ def test_a_model_worse_than_token_frequencies_is_said_to_be_and_why(gatewise, sm
     answer = gatewise("train", "lm", *small, "--epochs", 1, "--learning-rate", 1e-9, "--output", "run")
     assert re.search(r"^unigram  perplexity [\d.]+; the model's is 1\.[1-9] times higher$", answer.out, re.MULTILINE)
     words = " ".join(answer.out.split())
-    assert "steps 39 in 1 epoch" in words
-    expected = "the model is no better than the frequencies of tokens: 39 steps are too few to learn. Raise `--epochs`"
+    assert "steps 20 in 1 epoch" in words
+    expected = "the model is no better than the frequencies of tokens: 20 steps are too few to learn. Raise `--epochs`"
     assert f"note {expected}" in words
-    words = [*small, "--epochs", 1, "--learning-rate", 1e-9, "--set", "warmup_steps=39"]
+    words = [*small, "--epochs", 1, "--learning-rate", 1e-9, "--set", "warmup_steps=20"]
     answer = gatewise("train", "lm", *words, "--output", "slow")
-    assert "all 39 steps were within the 39 of `--set training.warmup_steps`." in " ".join(answer.out.split())
+    assert "all 20 steps were within the 20 of `--set training.warmup_steps`." in " ".join(answer.out.split())
 
 
 @pytest.mark.parametrize(
@@ -376,32 +376,30 @@ def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
     assert f"Stopped after {step:,} steps" in out
 
 
-@pytest.mark.slow
+def ends_the_second_process_once():
+    """End the second process in the middle of the second epoch, unless it has been started again."""
+    original = TokenStream.windows
+
+    def windows(self, epoch=0, start=0):
+        for index, window in enumerate(original(self, epoch, start)):
+            if (
+                epoch == 1
+                and index == 3
+                and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0")
+            ):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield window
+
+    TokenStream.windows = windows
+
+
 def test_processes_that_torchrun_starts_again_go_on_from_the_checkpoint(small, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "gatewise", "train", "lm", *map(str, small), "--epochs", "12", "--set", "checkpoint_steps=1"]
-    options = {
-        "cwd": tmp_path,
-        "env": environment,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-    }
-    undisturbed = subprocess.Popen([*launcher, *words, "--output", "whole"], **options)
-    out, _ = undisturbed.communicate(timeout=120)
-    assert undisturbed.returncode == 0, out
-    process = subprocess.Popen([*launcher, "--max-restarts", "1", *words, "--output", "run"], **options)
-    folder = RunFolder(tmp_path / "run")
-    while not folder.model.exists() and process.poll() is None:
-        time.sleep(0.01)
-    workers = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not folder.result.exists(), "the run must not have ended"
-    os.kill(int(workers[1]), signal.SIGKILL)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+    words = ["train", "lm", *small, "--set", "checkpoint_steps=1"]
+    first, second = together([*words, "--output", "whole"], tmp_path)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    given = [*words, "--output", "run"], tmp_path, ends_the_second_process_once
+    under_torchrun(program_of_torchrun, *given, restarts=1)
+    assert "resumed after" in (tmp_path / "printed.0.1").read_text("utf-8")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 

@@ -14,6 +14,7 @@ from gatewise.contract.errors import ArgumentError
 from gatewise.models import Search, Seq2Seq, translate
 from gatewise.models.beam_search import beam_search
 from gatewise.models.greedy_search import GreedyGraphs
+from tests.pairwise import each_value, pairwise
 
 PADDING, BEGINNING, END, SIZE = 0, 1, 2, 6
 
@@ -128,9 +129,11 @@ def plain_beam_search(model, source, how):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("beams", "n_best", "penalty"), [(1, 1, 1.0), (2, 1, 0.0), (3, 2, 1.0), (4, 4, 0.6)])
-def test_a_narrow_beam_finds_what_a_plain_one_finds(seed, beams, n_best, penalty):
+@pytest.mark.parametrize(
+    ("seed", "beam"), each_value(pairwise(range(2), [(1, 1, 1.0), (2, 1, 0.0), (3, 2, 1.0), (4, 4, 0.6)])), ids=str
+)
+def test_a_narrow_beam_finds_what_a_plain_one_finds(seed, beam):
+    beams, n_best, penalty = beam
     ours, how = model(seed), search(beams, penalty, n_best)
     source, lengths = sentences(3, 1, 6, 2, 9, 1, 1)  # those that are settled early leave the batch
     for row, found in enumerate(beam_search(ours, source, lengths, how)):

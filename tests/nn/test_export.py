@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config
 from torch.export import Dim, export
 
 from gatewise import GRU, LSTM, RNN, Recurrent, functional, use_kernel
@@ -255,25 +256,20 @@ def test_the_graph_is_the_same_after_compiling():
 
 _RUN = """
 import sys, torch
-call, expected = torch.load(sys.argv[2])
-if sys.argv[1].endswith(".pt2") and sys.argv[3] == "program":
-    run = torch.export.load(sys.argv[1]).module()
-else:
-    run = torch._inductor.aoti_load_package(sys.argv[1])
-with torch.no_grad():
-    torch.testing.assert_close(tuple(run(*call)), expected)
+for path, call, expected in torch.load(sys.argv[1]):
+    exported = path.endswith("program.pt2")
+    run = torch.export.load(path).module() if exported else torch._inductor.aoti_load_package(path)
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(run(*call)), expected)
 assert "gatewise" not in sys.modules
 """
 
 
-def run_elsewhere(path, folder, kind, call, expected):
-    """Run a saved program in a process that does not import gatewise."""
-    torch.save((call, expected), folder / "call.pt")
+def run_elsewhere(folder, *programs):
+    """Run saved programs, each a path, a call and its results, in a process that does not import gatewise."""
+    torch.save(programs, folder / "programs.pt")
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, str(path), str(folder / "call.pt"), kind],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", _RUN, str(folder / "programs.pt")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -291,26 +287,33 @@ class Several(nn.Module):
         return *self.norm(y, lengths=lengths), h, c
 
 
-def test_a_saved_program_loads_without_gatewise(tmp_path):
-    model, call = Several().eval(), (torch.randn(3, 2, 5),)
-    torch.export.save(export(model, call), tmp_path / "model.pt2")
-    with torch.no_grad():
-        run_elsewhere(tmp_path / "model.pt2", tmp_path, "program", call, model(*call))
+def packaged(program, folder):
+    """Compile a program with AOTInductor, and return the path of its package.
+
+    A header that is compiled once for all programs, and fast code, would take longer than one program does without.
+    """
+    sparing = {"precompile_headers": False, "compile_wrapper_opt_level": "O0"}
+    known = {f"aot_inductor.{name}": value for name, value in sparing.items() if hasattr(config.aot_inductor, name)}
+    return torch._inductor.aoti_compile_and_package(
+        program, package_path=str(folder / "package.pt2"), inductor_configs=known
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["fixed", pytest.param("variable", marks=pytest.mark.exhaustive)])
-def test_a_package_of_aotinductor_loads_without_gatewise(sizes, tmp_path):
+def test_what_is_saved_loads_without_gatewise(sizes, tmp_path):
     if sizes == "variable" and not functional.export._SCANS:
         pytest.skip("this version of PyTorch cannot export its operator scan")
     model, call = Several().eval(), (torch.randn(2, 2, 5), torch.tensor([2, 1]))
     with torch.no_grad():
         shapes = (ANY_SIZE, {0: ANY_SIZE[1]}) if sizes == "variable" else None
         program = export(model, call, dynamic_shapes=shapes)
-        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+        torch.export.save(program, tmp_path / "program.pt2")
+        package = packaged(program, tmp_path)
         if sizes == "variable":
             call = torch.randn(6, 4, 5), torch.tensor([3, 0, 6, 2])
-        run_elsewhere(path, tmp_path, "package", call, model(*call))
+        expected = model(*call)
+    run_elsewhere(tmp_path, *((path, call, expected) for path in (str(tmp_path / "program.pt2"), package)))
 
 
 @pytest.mark.slow
@@ -319,7 +322,6 @@ def test_aotinductor_follows_compiling(tmp_path):
     layer, x = LSTM(5, 4, num_layers=2, kernel="aten"), torch.randn(3, 2, 5)
     torch.compile(layer)(x)
     program = export(layer, (x,), dynamic_shapes=(ANY_SIZE,))
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
-    found = torch._inductor.aoti_load_package(path)
+    found = torch._inductor.aoti_load_package(packaged(program, tmp_path))
     torch.testing.assert_close(found(x), layer(x))
     torch.compiler.reset()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +11,7 @@ from echo_model import Diary, Echoes, echo_model, train
 from several import Recorder, together
 from test_resumption import StopAt, files_of
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.training import RunFolder, TrainingOptions, read_tensors
@@ -22,6 +20,7 @@ from gatewise.training.loop import CHECKPOINT
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes, join_processes
 from gatewise.training.step import Step
+from tests.programs import under_torchrun
 
 OPTIONS = {"epochs": 2, "clip": 0.05}
 
@@ -251,29 +250,19 @@ def test_processes_tell_each_other(small_jobs):
     assert small_jobs["agreements"] == [(*both, [0, 1], 0), (*both, [], 0)]
 
 
-FAILING = """
-from gatewise.training.processes import join_processes
-with join_processes("cpu") as processes:
-    processes.barrier()
-    if processes.rank == 1:
-        raise ValueError("the reason")
-    while True:
+def fails_in_the_second():
+    with join_processes("cpu") as processes:
         processes.barrier()
-"""
+        if processes.rank == 1:
+            raise ValueError("the reason")
+        while True:
+            processes.barrier()
 
 
 # Either process, and what each is told: tests/training/test_failures.py, where no launcher ends one for the other.
-@pytest.mark.slow
-def test_an_error_in_a_process_of_torchrun_ends_all(tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(
-        [*launcher, "failing.py"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert answer.returncode != 0
-    assert "ValueError: the reason" in answer.stderr
+def test_an_error_in_a_process_of_torchrun_ends_all():
+    with pytest.raises(ChildFailedError, match="ValueError: the reason"):
+        under_torchrun(fails_in_the_second)
 
 
 def test_alone_nothing_is_exchanged():

@@ -14,6 +14,7 @@ from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
 from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, ways
 from gatewise.contract.errors import KernelRefused
+from tests.pairwise import each_value, pairwise
 
 CPU = torch.device("cpu")
 OURS = Way("ours", "reference", "gatewise")
@@ -36,8 +37,11 @@ def replays(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize("way", [PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ids=lambda w: w.name)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("way", "precision"),
+    each_value(pairwise([PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ["fp32", "bf16"])),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replays) -> None:
     check = Check(case, TRANSLATION_PRECISIONS[precision], CPU)
     own = check.side(way)

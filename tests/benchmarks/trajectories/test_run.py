@@ -69,7 +69,7 @@ def test_a_right_kernel_passes_and_a_wrong_one_does_not(monkeypatch):
 def test_two_processes_train_together(monkeypatch):
     processes_that_start_fast()  # determines the modules that the server imports
     forked = functools.partial(torch.multiprocessing.start_processes, start_method="forkserver")
-    monkeypatch.setattr(torch.multiprocessing, "spawn", forked)
+    monkeypatch.setattr("gatewise.benchmarks.trajectories.train.spawn", forked)
     # With the same batch in both processes, the averaged gradients are those of one process.
     case = dataclasses.replace(SMALL, processes=2, batch=4)
     together, alone = train(case, "eager", 0, 3, CPU), train(dataclasses.replace(case, processes=1), "eager", 0, 3, CPU)

@@ -8,7 +8,7 @@ from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.launches.auxiliary import activating_macros
 from tests.kernels.cell_code import FUSED
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 SIZES = 1, 31, 1024
@@ -16,7 +16,9 @@ NUMBERS = (torch.bfloat16, False), (torch.float16, False), (torch.float32, False
 
 
 @pytest.mark.parametrize(
-    ("architecture", "size", "number", "cell"), pairwise(ARCHITECTURES, SIZES, NUMBERS, FUSED), ids=str
+    ("architecture", "size", "number", "cell"),
+    each_value(pairwise(ARCHITECTURES, SIZES, NUMBERS, FUSED), (2, 3)),
+    ids=str,
 )
 def test_compiles_without_spills(architecture, size, number, cell):
     pytest.importorskip("cuda.core")

@@ -13,6 +13,7 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import exactness, tilings
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+from tests.pairwise import each_value, pairwise
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # no clusters, which need their own instructions
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
@@ -61,9 +62,8 @@ def sources(monkeypatch):
 @pytest.mark.parametrize(
     "cell",
     [
-        masked(LSTM(), DROPOUT),
-        masked(LSTM(), "zoneout"),
-        masked(LSTM(), CANDIDATE),
+        # Each kind alone is tested in groups of rows, too.
+        *(pytest.param(masked(LSTM(), kind), marks=pytest.mark.exhaustive) for kind in ALL),
         masked(LSTM(), *ALL),
         masked(LSTM(), OF_CELL),
         masked(GRU(), *ALL),
@@ -76,8 +76,11 @@ def test_cells(sources, cell):
     check(sources, PROBLEM.replace(cell=cell, bias=cell.bias, bidirectional=True))
 
 
-@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "exact"])
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    ("cell", "numbers"),
+    each_value(pairwise([LSTM(), GRU(), LayerNormLSTM()], [name for name in NUMBERS if name != "exact"])),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_number_formats(monkeypatch, sources, cell, numbers):
     changes, tolerance = NUMBERS[numbers]
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
@@ -89,14 +92,17 @@ def test_number_formats(monkeypatch, sources, cell, numbers):
     ("cell", "options"),
     [
         (LSTM(), {"bidirectional": True, "num_layers": 2, "dropout": 0.3, "resets": True, **RAGGED}),
-        (LSTM(), {"bidirectional": True, "hidden_size": 13, "num_layers": 2, **RAGGED}),
+        pytest.param(
+            *(LSTM(), {"bidirectional": True, "hidden_size": 13, "num_layers": 2, **RAGGED}),
+            marks=pytest.mark.exhaustive,
+        ),
         (LSTM(), {"num_layers": 2, "hidden_size": 21, "resets": True, "bias": False}),
         (LSTM(), {"batch": 1, "time": 9, "resets": True}),
-        (LSTM(), {"time": 1, "bidirectional": True}),
+        pytest.param(LSTM(), {"time": 1, "bidirectional": True}, marks=pytest.mark.exhaustive),
         (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),
         (LSTM(), {"traced": True, "bidirectional": True, "num_layers": 2, "hidden_size": 13}),
         (GRU(), {"bidirectional": True, "resets": True, **RAGGED}),
-        (GRU(), {"batch": 1, "hidden_size": 13, "num_layers": 2}),
+        pytest.param(GRU(), {"batch": 1, "hidden_size": 13, "num_layers": 2}, marks=pytest.mark.exhaustive),
         (SLSTM(), {"bidirectional": True, "hidden_size": 13, "resets": True, "bias": True, **RAGGED}),
         (LayerNormLSTM(), {"bidirectional": True, "num_layers": 2, "hidden_size": 13, "resets": True, **RAGGED}),
         (LayerNormLSTM.of("icefall"), {"time": 1}),
@@ -195,7 +201,11 @@ def test_initial_states_at_resets(sources):
     check(sources, PROBLEM.replace(cell=cell, resets=True))
 
 
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell",
+    [LSTM(), pytest.param(GRU(), marks=pytest.mark.exhaustive), LayerNormLSTM()],
+    ids=lambda cell: cell.name,
+)
 def test_masks_that_keep_everything(sources, cell):
     """All units keep their states at every step, so that outputs and gradients are those of the initial states."""
     problem = PROBLEM.replace(cell=masked(cell, "zoneout"))

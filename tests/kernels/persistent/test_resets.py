@@ -43,7 +43,7 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED), times=3), ids=str
+    ("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED), times=2), ids=str
 )
 def test_single_layers(options, by_row, cell):
     assert_agrees(PROBLEM.replace(cell=cell, **options), rows_first=by_row)
@@ -63,7 +63,7 @@ def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), times=4),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), times=2),
     ids=str,
 )
 def test_in_little_memory(request, cut, options, count, gates, cell):

@@ -44,7 +44,7 @@ PROJECTED = [(case, "row-major", LSTM()) for case in testing.CASES if case.shape
 @pytest.mark.usefixtures("budgets_once")
 @pytest.mark.parametrize(
     ("case", "layout", "cell"),
-    each_value([*pairwise(PLAIN, [*LAYOUTS], FUSED), *PROJECTED], (1, 2)),
+    each_value([*pairwise(PLAIN, [*LAYOUTS], FUSED), *PROJECTED]),
     ids=lambda own: getattr(own, "name", own),
 )
 def test_agrees_with_the_oracle(layout, case, cell, on_cpu):

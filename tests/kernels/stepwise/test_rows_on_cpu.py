@@ -73,7 +73,7 @@ TURNED = ProductLayout(transposed_forward=True, transposed_backward=True)
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize(("case", "cell"), each_value(PAIRS, times=3), ids=lambda own: getattr(own, "name", None))
+@pytest.mark.parametrize(("case", "cell"), each_value(PAIRS), ids=lambda own: getattr(own, "name", None))
 def test_agrees_with_the_oracle(case, cell, on_cpu):
     parts = len(cell.gates)
     on_cpu(TURNED if case.shape.bidirectional else dataclasses.replace(TURNED, split_k=parts))
