@@ -17,7 +17,8 @@ from pathlib import Path
 from clients import own_tests
 from clients.comparison import Comparison, compared, failed
 from clients.environment import Failed, environment, uv
-from clients.record import FOLDER, PAGE, ROOT, append, newest
+from clients.paths import FOLDER, PAGE, ROOT
+from clients.record import append, newest
 from clients.run import run
 from clients.table import table
 from clients.trial import WAYS

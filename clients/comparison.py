@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.record import ROOT
+from clients.paths import ROOT
 from gatewise import __version__
 
 AMPLIFIED = 16.0

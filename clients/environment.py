@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.record import ROOT
+from clients.paths import ROOT
 
 
 class Failed(Exception):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clients.environment import Failed, answer_of, call, last_line
-from clients.record import ROOT
+from clients.paths import ROOT
 
 RECORD = ROOT / "benchmarks" / "results" / "client_tests.jsonl"
 

@@ -17,7 +17,8 @@ import gatewise
 from clients import own_tests
 from clients.comparison import Comparison, compared, difference, failed
 from clients.environment import Failed, last_line
-from clients.record import FOLDER, PAGE, newest
+from clients.paths import FOLDER, PAGE
+from clients.record import newest
 from clients.table import table
 from clients.trial import Trial
 

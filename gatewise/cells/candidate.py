@@ -30,8 +30,10 @@ def candidate(value: Any) -> Any:
         ...         a = torch.sigmoid(gate.a)
         ...         return a * state.h + (1 - a) * candidate(torch.tanh(gate.g)), {}
     """
-    if torch.compiler.is_compiling():
-        return value  # masks are applied outside of compiled steps, and torch.compile cannot read context variables
+    # Dynamo cannot read context variables, and masks are not applied in steps that it traces. `is_compiling` would also
+    # be true where a call that is being compiled derives its step, whose derivation has the masks and is kept.
+    if torch.compiler.is_dynamo_compiling():
+        return value
     change = _change.get()
     return value if change is None else change(value)
 

@@ -10,18 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from gatewise.cells.statement import check_returned
-
 Initial = float | Callable[[Any], object]
 """The initial value of a parameter: a number, or a function that fills a tensor, as those of `torch.nn.init` do."""
-
-
-class Values:
-    """The values that a step reads, as attributes; `torch.compile` can trace it, unlike `types.SimpleNamespace`."""
-
-    def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
 
 
 class Cell:
@@ -95,30 +85,6 @@ class Cell:
         """For each gate, the index in `sums` of the sum that contains its recurrent product."""
         sums = self.sums
         return tuple(sums.index(f"{gate}_recurrent" if gate in self.apart else gate) for gate in self.gates)
-
-    def called(
-        self, sums: Mapping[str, Any], states: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """Call `step` with values given by name; return the hidden state and the other states in the order of `states`.
-
-        Args:
-            sums: The value of each name in `sums`.
-            states: The value of "h", if the step reads it, and of each name in `states`.
-            parameters: The value of each name in `parameters`; None for a cell that has none.
-
-        Raises:
-            StatementError: The step returns something else than a hidden state and a mapping of the other states.
-        """
-        gate = Values()
-        for name in self.gates:
-            if name in self.apart:
-                value = Values(input=sums[f"{name}_input"], recurrent=sums[f"{name}_recurrent"])
-            else:
-                value = sums[name]
-            setattr(gate, name, value)
-        learned = [Values(**(parameters or {}))] if self.parameters else []
-        hidden, after = check_returned(self, self.step(gate, Values(**states), *learned))
-        return hidden, tuple(after[name] for name in self.states)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -8,10 +8,9 @@ import numbers
 import re
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from gatewise.cells.cell import Cell
+from gatewise.cells.cell import Cell
 
 # The names of results of operations, of common subexpressions, and of the hidden state.
 _RESERVED = re.compile(r"[vt]\d+|h")
@@ -80,8 +79,6 @@ def _check_clashes(cell: Cell) -> None:
 
 
 def _check_signature(cell: Cell) -> None:
-    from gatewise.cells.cell import Cell  # imported here because that module imports this one
-
     given = ("gate", "state", *(["parameter"] if cell.parameters else []))
     if type(cell).step is Cell.step:
         raise _error(cell, "step", f"defined as step(self, {', '.join(given)})", "none")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from gatewise.cells.cell import Cell, Values
+from gatewise.cells.cell import Cell
 from gatewise.cells.normalization import standardized
 from gatewise.cells.statement import (
     STEP_ERRORS,
@@ -22,6 +22,7 @@ from gatewise.cells.statement import (
     returned_error,
     said_by,
 )
+from gatewise.cells.step import Values, next_states
 
 __all__ = [
     "STATISTICS",
@@ -120,7 +121,7 @@ def traced(cell: Cell) -> Step:
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
     parameters = {name: _Value(tape, learned(name), of_units=True) for name in cell.parameters}
     try:
-        hidden, after = cell.called(sums, states, parameters)
+        hidden, after = next_states(cell, sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None

@@ -75,7 +75,7 @@ class Plan(NamedTuple):
         kernel: The name of the chosen kernel.
         passes: The passes: those of the kernel itself where nothing has to be done around them.
         records: Whether to ask for the recorded forward pass first: the kernel reads the layout, and no lengths are
-            given, or the sequences are packed for it on a CPU; and no dropout masks must be drawn.
+            given, or the sequences are packed for it on a CPU. With dropout, only calls with gradients are recorded.
         single_use: Whether a backward pass consumes what the forward pass kept.
         draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
     """

@@ -39,13 +39,14 @@ def copied_resets(resets: Any, x_shape: Sequence[int], device: torch.device, *, 
     return resets.detach().to(torch.bool, copy=True, memory_format=torch.contiguous_format)
 
 
-def check_resets(resets: Any, shape: Sequence[int], form: str) -> None:
+def check_resets(resets: Any, shape: Sequence[int], form: str, name: str = "resets") -> None:
     """Check the kind, dtype and shape of resets.
 
     Args:
         resets: The resets as the caller gave them.
         shape: The shape that they must have.
         form: The letters of that shape, for the error.
+        name: The name of the argument, for the error.
 
     Raises:
         ArgumentError: `resets` is not a dense tensor.
@@ -54,15 +55,15 @@ def check_resets(resets: Any, shape: Sequence[int], form: str) -> None:
     """
     if not isinstance(resets, Tensor):
         advice = "torch.as_tensor makes one of an array or a list."
-        raise ArgumentError(sentence("resets", "a tensor", type(resets).__name__, advice))
+        raise ArgumentError(sentence(name, "a tensor", type(resets).__name__, advice))
     if resets.layout is not torch.strided:
-        raise ArgumentError(sentence("resets", "a dense tensor", f"one of {resets.layout}", "Call .to_dense() on it."))
+        raise ArgumentError(sentence(name, "a dense tensor", f"one of {resets.layout}", "Call .to_dense() on it."))
     if resets.dtype.is_floating_point or resets.dtype.is_complex:
         advice = "Convert it with .bool()."
-        raise DtypeError(sentence("resets", "bool, or integers that are 0 or 1", resets.dtype, advice))
+        raise DtypeError(sentence(name, "bool, or integers that are 0 or 1", resets.dtype, advice))
     if tuple(resets.shape) != tuple(shape):
-        expectation = f"one value for each step, {form} = {list(shape)}"
-        raise ShapeError(sentence("resets", expectation, list(resets.shape)))
+        each = "step" if name == "resets" else "sequence"
+        raise ShapeError(sentence(name, f"one value for each {each}, {form} = {list(shape)}", list(resets.shape)))
 
 
 def refuse_packed(resets: object) -> None:

@@ -12,6 +12,7 @@ from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.registration import register
 from gatewise.nn.rnn import RNN, RNNCell
+from gatewise.nn.stream import Stream
 from gatewise.nn.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "RNNCell",
     "Recurrent",
     "RecurrentCell",
+    "Stream",
     "Swap",
     "Verification",
     "accelerate",

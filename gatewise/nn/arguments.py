@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
+from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.functional.arguments import check_dropout, check_memory, check_name, check_reverse
 from gatewise.functional.export import is_exporting
@@ -141,7 +142,7 @@ def checked_candidate_dropout(rate: object, cell: Cell) -> float:
         return {name: torch.zeros(1, device="cpu") for name in names}
 
     with torch.no_grad(), candidate_changed(found):
-        cell.called(values(cell.sums), values(("h", *cell.states)), values(cell.parameters))
+        next_states(cell, values(cell.sums), values(("h", *cell.states)), values(cell.parameters))
     if not marked:
         advice = "Mark it in the step: gatewise.cells.candidate(torch.tanh(gate.g))."
         raise ArgumentError(sentence("candidate_dropout", f"0 for {cell.name}, which marks no candidate", rate, advice))

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import pytorch_layer, single_state, torchscript
 from gatewise.nn.arguments import check_sizes
+from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 
 
@@ -140,6 +141,7 @@ class GRU(nn.GRU):
         """
         return single_state.run(self, input, hx, lengths, resets)
 
+    stream = stream
     extra_repr = pytorch_layer.extra_repr
     flatten_parameters = pytorch_layer.flatten_parameters
     _apply = pytorch_layer.apply

@@ -16,6 +16,7 @@ from gatewise.nn import pytorch_layer, torchscript
 from gatewise.nn.arguments import check_pair
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
+from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
 
@@ -173,6 +174,7 @@ class LSTM(nn.LSTM):
             return y.transpose(0, 1), state
         return _run(self, input, hx, lengths=lengths, resets=resets)
 
+    stream = stream
     extra_repr = pytorch_layer.extra_repr
     flatten_parameters = pytorch_layer.flatten_parameters
     _apply = pytorch_layer.apply

@@ -27,9 +27,10 @@ from gatewise.nn.arguments import (
     refuse_script,
     warn_of_idle_dropout,
 )
-from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
+from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, product_of, shapes_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
+from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
 
@@ -328,18 +329,32 @@ class Recurrent(nn.Module):
 
         The recurrent matrices are [G*H, H]; with `heads` or `recurrent_rank` they are computed from the parameters.
         """
-        kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
         suffixes = [
             f"_l{layer}{way}" for layer in range(self.num_layers) for way in ("", "_reverse")[: 1 + self.bidirectional]
         ]
-        return [
-            [
-                getattr(self, f"weight_ih{suffix}"),
-                matrix_of(self, suffix),
-                *(getattr(self, kind + suffix) for kind in kinds),
-            ]
-            for suffix in suffixes
-        ]
+        return [self._weights_of(suffix, matrix_of(self, suffix)) for suffix in suffixes]
+
+    def weights_of_step(self, dtype: torch.dtype) -> tuple[list[list[Tensor]], list[Callable[[Tensor], Tensor]] | None]:
+        """Return the weights of each layer for a single step, and the functions of their recurrent products.
+
+        With `heads` or `recurrent_rank` the functions multiply by the blocks or factors, which stand in the place of
+        the recurrent matrices; otherwise there are none, because `all_weights` has all that a step reads.
+
+        Args:
+            dtype: The dtype of the products.
+        """
+        if self.heads == 1 and not self.recurrent_rank:
+            return self.all_weights, None
+        kind = "weight_rh" if self.recurrent_rank else "weight_hh"
+        suffixes = [f"_l{layer}" for layer in range(self.num_layers)]
+        weights = [self._weights_of(suffix, getattr(self, kind + suffix)) for suffix in suffixes]
+        return weights, [product_of(self, suffix, dtype) for suffix in suffixes]
+
+    def _weights_of(self, suffix: str, w_hh: Tensor) -> list[Tensor]:
+        kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
+        return [getattr(self, f"weight_ih{suffix}"), w_hh, *[getattr(self, kind + suffix) for kind in kinds]]
+
+    stream = stream
 
     def reset_parameters(self) -> None:
         """Initialise matrices and biases uniformly, as the class says, and parameters of the cell as it states."""

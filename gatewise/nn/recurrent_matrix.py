@@ -6,10 +6,12 @@ operators of PyTorch. So every kernel computes such a layer, and autograd gives 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn import init
@@ -66,6 +68,30 @@ def matrix_of(layer: Any, suffix: str = "") -> Tensor:
     blocks = weight.unflatten(0, (len(layer.cell.gates), layer.heads, units))
     # [G, N, H/N, H/N] becomes [G, N, H/N, N, H/N], zero where the two heads differ.
     return torch.diag_embed(blocks.permute(0, 2, 3, 1), dim1=1, dim2=3).flatten(3).flatten(0, 2)
+
+
+def product_of(layer: Any, suffix: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Return the function of hidden states [B, H] that multiplies them by a recurrent matrix, without making it.
+
+    For a single step the matrix takes more time to make than to multiply by.
+
+    Args:
+        layer: A layer with the attributes `cell`, `hidden_size`, `heads` and `recurrent_rank`, one of the last two set.
+        suffix: The end of the names of the parameters, such as "_l0".
+        dtype: The dtype of the product.
+    """
+    if layer.recurrent_rank:
+        left, right = (getattr(layer, f"{kind}{suffix}").to(dtype) for kind in ("weight_rh", "weight_hr"))
+        return lambda h: linear(linear(h, right), left)
+    heads, units = layer.heads, layer.hidden_size // layer.heads
+    blocks = getattr(layer, f"weight_hh{suffix}").to(dtype).view(-1, heads, units, units)
+
+    def of_heads(h: Tensor) -> Tensor:
+        # [G, N, U, U] times [N, U, B] is [G, N, U, B].
+        found = torch.matmul(blocks, h.view(-1, heads, units).permute(1, 2, 0))
+        return found.permute(3, 0, 1, 2).flatten(1)
+
+    return of_heads
 
 
 def initialise_(parameter: Tensor, layer: Any, kind: str) -> None:

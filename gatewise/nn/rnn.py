@@ -12,6 +12,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import pytorch_layer, single_state, torchscript
 from gatewise.nn.arguments import check_sizes
+from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 
 _MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
@@ -143,6 +144,7 @@ class RNN(nn.RNN):
         """
         return single_state.run(self, input, hx, lengths, resets)
 
+    stream = stream
     extra_repr = pytorch_layer.extra_repr
     flatten_parameters = pytorch_layer.flatten_parameters
     _apply = pytorch_layer.apply

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Regularised
+from gatewise.cells.step import next_states
 from gatewise.contract.masks import CellMasks
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights, by_direction
@@ -103,5 +104,5 @@ class LoopLayer:
                 sums[gate] = own + other
         states = dict(zip(cell.states, c.split(size, -1) if cell.states else (), strict=True))
         parameters = dict(zip(cell.parameters, (*weights.parameters, *masks), strict=True))
-        after, others = cell.called(sums, {"h": h, **states}, parameters)
+        after, others = next_states(cell, sums, {"h": h, **states}, parameters)
         return after, torch.cat(others, -1) if others else c

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gatewise.cells.step import next_states
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.unit import unit_of
 from gatewise.kernels.criteria import is_fused
@@ -41,7 +42,7 @@ def stated(cell, values, above):
     by_name = dict(zip(names, leaves, strict=True))
     states = {name: by_name.get(("state", name), leaves[0].detach()) for name in ("h", *cell.states)}
     parameters = {name: by_name["p", name] for name in cell.parameters}
-    hidden, others = cell.called({name: by_name[name] for name in cell.sums}, states, parameters)
+    hidden, others = next_states(cell, {name: by_name[name] for name in cell.sums}, states, parameters)
     after = torch.stack([hidden, *others])
     return after.detach(), torch.stack(torch.autograd.grad((after * above).sum(), leaves, materialize_grads=True))
 

@@ -5,6 +5,7 @@ import torch
 
 from gatewise.cells.gru import GRU
 from gatewise.cells.lstm import LSTM
+from gatewise.cells.step import next_states
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.pointwise import coefficient_function, pointwise_of
 from gatewise.derivation.trace import traced
@@ -36,7 +37,7 @@ def stated(cell, sums, states, parameters):
     """Call the cell's own `step` with tensors."""
     by_name = dict(zip(cell.sums, sums.chunk(len(cell.sums), -1), strict=True))
     own = dict(zip(cell.parameters, parameters, strict=True))
-    h, after = cell.called(by_name, dict(zip(("h", *cell.states), states, strict=True)), own)
+    h, after = next_states(cell, by_name, dict(zip(("h", *cell.states), states, strict=True)), own)
     return h, *after
 
 

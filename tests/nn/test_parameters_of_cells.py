@@ -9,6 +9,7 @@ import torch
 
 import gatewise
 from gatewise.cells import SLSTM, LayerNormLSTM, PeepholeLSTM
+from gatewise.cells.step import next_states
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -70,7 +71,7 @@ def looped(layer, x):
                 apart = {f"{gate}_input": one, f"{gate}_recurrent": other}
                 sums |= apart if gate in cell.apart else {gate: one + other}
             own = {name: weights[name] for name in cell.parameters}
-            h, after = cell.called(sums, dict(zip(("h", *cell.states), states, strict=True)), own)
+            h, after = next_states(cell, sums, dict(zip(("h", *cell.states), states, strict=True)), own)
             states = [h, *after]
             outputs.append(h)
         x = torch.stack(outputs)

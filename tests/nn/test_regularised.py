@@ -480,6 +480,16 @@ def test_compiled_in_one_graph(name, training):
     torch.compiler.reset()
 
 
+def test_a_cell_that_is_compiled_before_it_is_called_has_its_masks():
+    torch.compiler.reset()
+    # The steps of cells are derived once in a process, so that these rates must be those of no other test.
+    layer = layer_of("lstm", candidate_dropout=0.45, zoneout=0.15)
+    x, states = drawn(layer)
+    found = seeded(called, torch.compile(layer, backend="aot_eager"), x, states)
+    torch.testing.assert_close(found, looped(layer, x, states, seeded(Masks, layer)))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_names_stand_for_cells(form):
     layer = layer_of("lstm", form)

@@ -8,6 +8,7 @@ import torch
 
 import gatewise
 from gatewise.cells import LSTM, StatementError
+from gatewise.cells.step import next_states
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -200,7 +201,8 @@ def looped(layer, x):
         for gate, one, other in zip(cell.gates, of_input, of_state, strict=True):
             apart = {f"{gate}_input": one, f"{gate}_recurrent": other}
             sums |= apart if gate in cell.apart else {gate: one + other}
-        h, after = cell.called(
+        h, after = next_states(
+            cell,
             sums,
             dict(zip(("h", *cell.states), states, strict=True)),
             dict(zip(cell.parameters, own, strict=True)),

@@ -6,6 +6,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
 from gatewise.cells import GRU, LSTM, RNN, SHIPPED, CoupledLSTM, PeepholeLSTM
+from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, KernelRefused
 from tests.pairwise import pairwise
 
@@ -42,7 +43,7 @@ def one_by_one(cell, weights, x, h, others, reverse):
         for gate, one, other in zip(cell.gates, of_input, of_hidden.chunk(len(cell.gates), -1), strict=True):
             here |= {f"{gate}_input": one, f"{gate}_recurrent": other} if gate in cell.apart else {gate: one + other}
         learned = dict(zip(cell.parameters, parameters, strict=True))
-        hidden, after = cell.called(here, dict(zip(("h", *cell.states), now, strict=True)), learned)
+        hidden, after = next_states(cell, here, dict(zip(("h", *cell.states), now, strict=True)), learned)
         now = [hidden, *after]
         for name, value in zip(states, now, strict=True):
             states[name][t] = value

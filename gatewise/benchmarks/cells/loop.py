@@ -29,7 +29,7 @@ def step_of(cell: Cell) -> Step:
     recurrent weights [H, G*H], the recurrent biases [G*H] and the parameters of the cell. The biases are read for cells
     with gates in `apart` only; for others they are part of the input products.
     """
-    # As in a loop that a user writes, nothing of `Cell.called` is part of a step.
+    # As in a loop that a user writes, the step is called directly, without `gatewise.cells.step`.
     gates = collections.namedtuple("gates", cell.gates)  # type: ignore[misc]
     both = collections.namedtuple("both", ("input", "recurrent"))
     carried = collections.namedtuple("carried", ("h", *cell.states))  # type: ignore[misc]

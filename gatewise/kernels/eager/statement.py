@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.cells.statement import STEP_ERRORS, StatementError, line_of, returned_error, said_by
+from gatewise.cells.step import next_states
 from gatewise.derivation.pointwise import pointwise_of
 from gatewise.derivation.trace import NotTraceable, is_pointwise, refusal_of
 
@@ -43,7 +44,8 @@ class _Stated:
         """
         cell, count = self._cell, len(self._cell.states)
         try:
-            hidden, after = cell.called(
+            hidden, after = next_states(
+                cell,
                 dict(zip(cell.sums, sums.chunk(len(cell.sums), -1), strict=True)),
                 {"h": h, **dict(zip(cell.states, others[:count], strict=True))},
                 dict(zip(cell.parameters, others[count:], strict=True)),

@@ -15,7 +15,7 @@ from gatewise.cells import cell_named
 from gatewise.contract.capture import captured_graph, for_cuda_graph
 from gatewise.contract.saved import InputGradients, Needs, Result
 from gatewise.testing.trials.setting import Setting
-from gatewise.testing.trials.tensors import Tensors
+from gatewise.testing.trials.tensors import Tensors, seed_masks
 
 Found = tuple[Result, InputGradients | None, tuple[Tensor, ...]]
 """The outputs, the gradients (None for those that are not needed), and the dropout masks."""
@@ -79,6 +79,8 @@ class _Layer:
         given: dict[str, Any] = {"lengths": self._tensors.lengths} if self._tensors.lengths is not None else {}
         if (resets := self._tensors.resets) is not None:
             given["resets"] = resets.t() if self._setting.batch_first else resets
+        if not self._capturing():
+            seed_masks()
         with self._on_stream(), self._without_gradients(), _autocast(self._setting):
             # The view is made inside the block, because it is differentiated on the stream on which it is made.
             y, (h_n, c_n) = self._states_of(self._called(self._input(), self._state(), **given))
@@ -88,7 +90,7 @@ class _Layer:
         y, h_n, c_n = outputs = pending
         result = Result(y.detach(), h_n.detach(), c_n.detach())
         if not self._setting.training:
-            return result, None, ()
+            return result, None, self._tensors.masks
         wanted = [
             (output, gradient)
             for output, gradient in zip(outputs, self._tensors.above, strict=True)
@@ -110,7 +112,10 @@ class _Layer:
                     gradients = torch.autograd.grad(tops, learned, given, allow_unused=True)
             found = {id(leaf): gradient for leaf, gradient in zip(learned, gradients, strict=True)}
         x, h0, c0, *weights = [None if leaf is None else found.get(id(leaf)) for leaf in leaves]
-        return result, InputGradients(x, h0, c0, tuple(weights)), ()
+        return result, InputGradients(x, h0, c0, tuple(weights)), self._tensors.masks
+
+    def _capturing(self) -> bool:
+        return self._setting.device == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _state(self) -> Any:
         state, count = self._tensors.state, len(cell_named(self._setting.cell).states)
@@ -172,16 +177,17 @@ class _Captured:
     def backward(self, pending: None) -> Found:
         assert self._graph is not None
         assert self._found is not None
-        result, gradients, _ = self._found
+        result, gradients, masks = self._found
         for tensor in (*result[:3], *_flat(gradients)):
             if tensor is not None:
                 tensor.fill_(float("nan"))
+        seed_masks()
         self._graph.replay()
         copies = Result(result.y.clone(), result.h_n.clone(), result.c_n.clone())
         if gradients is None:
-            return copies, None, ()
+            return copies, None, masks
         x, h0, c0, *weights = [None if tensor is None else tensor.clone() for tensor in _flat(gradients)]
-        return copies, InputGradients(x, h0, c0, tuple(weights)), ()
+        return copies, InputGradients(x, h0, c0, tuple(weights)), masks
 
 
 class _Explicit:
@@ -191,11 +197,12 @@ class _Explicit:
         self._setting, self._tensors = setting, tensors
 
     def forward(self) -> tuple:
-        setting, (layer, given, x, state, lengths, _, resets) = self._setting, self._tensors
+        setting, (layer, given, x, state, lengths, _, resets, _) = self._setting, self._tensors
         packed = isinstance(given, PackedSequence)
         order = given.sorted_indices if packed else None
         if state is not None and order is not None:
             state = state[0].index_select(1, order), state[1].index_select(1, order)
+        seed_masks()
         with torch.no_grad():
             return functional.forward(
                 x,

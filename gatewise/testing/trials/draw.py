@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from gatewise.cells import SHIPPED
+from gatewise.cells import SHIPPED, Cell, cell_named
+from gatewise.contract.errors import ArgumentError
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.nn.arguments import checked_candidate_dropout
 from gatewise.testing.trials.setting import Setting
 
 _T = TypeVar("_T")
@@ -19,10 +22,22 @@ _LONGEST = {"cuda": 2000, "cpu": 60}
 _LARGEST_BATCH = {"cuda": 600, "cpu": 20}
 _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
+_OF_PYTORCH = ("auto", "aten", "cudnn")
 _OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm")
 _LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))  # their reference is a loop over steps in Python
+_RATES = (0.1, 0.5)
 _LONGEST_WITH_RESETS = 600  # the reference collects episodes one by one on the CPU
 _WORK = {"cuda": 2e11, "cpu": 2e8}
+
+
+def _marks_candidate(cell: Cell) -> bool:
+    try:
+        return checked_candidate_dropout(0.5, cell) > 0
+    except ArgumentError:
+        return False
+
+
+_WITH_CANDIDATE = tuple(cell.name for cell in SHIPPED if _marks_candidate(cell))
 
 
 class Sizes(NamedTuple):
@@ -98,7 +113,7 @@ def _drawn(
         dtype=dtype,
         autocast=rarely(generator.choice(halves), "", 0.35) if halves and dtype != "float64" else "",
         allow_tf32=generator.random() < 0.5,
-        dropout=rarely(generator.choice((0.1, 0.5)), 0.0) if layers > 1 else 0.0,
+        dropout=rarely(generator.choice(_RATES), 0.0) if layers > 1 else 0.0,
         device=device,
         kernel=kernel,
         memory=rarely("lean", "normal"),
@@ -121,6 +136,11 @@ def _drawn(
         cell=cell,
         resets=rarely(generator.choice(("bool", "bool", "uint8", "int64")), "", 0.1),
         reverse=rarely(True, False, 0.1),
+        weight_dropout=rarely(generator.choice(_RATES), 0.0, 0.05),
+        recurrent_dropout=rarely(generator.choice(_RATES), 0.0, 0.05),
+        candidate_dropout=rarely(generator.choice(_RATES), 0.0, 0.05),
+        zoneout=rarely(generator.choice(_RATES), 0.0, 0.05),
+        zoneout_others=rarely(generator.choice(_RATES), 0.0, 0.05),
     )
 
 
@@ -131,10 +151,18 @@ def _settled(setting: Setting) -> Setting:
         nonlocal setting
         setting = dataclasses.replace(setting, **options)
 
-    if setting.cell != "lstm":
-        change(proj_size=0, dropout=0.0)
-        if setting.mode == "explicit":
-            change(mode="eager")
+    if setting.cell not in _WITH_CANDIDATE:
+        change(candidate_dropout=0.0)
+    if not all(map(math.isfinite, cell_named(setting.cell).initial_states.values())):
+        change(zoneout=0.0, zoneout_others=0.0)
+    if not setting.has_c:
+        change(zoneout_others=0.0)
+    if setting.cell != "lstm" or setting.regularised:
+        change(proj_size=0)
+    if setting.mode == "explicit" and (setting.cell != "lstm" or setting.regularised or setting.weight_dropout):
+        change(mode="eager")  # the explicit passes are those of an LSTM
+    if setting.regularised:
+        change(time=min(setting.time, _LONGEST_OF_SLOW))
     if not setting.has_c:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
@@ -154,8 +182,12 @@ def _settled(setting: Setting) -> Setting:
         change(reverse=False)
     if setting.reverse and setting.mode == "explicit":
         change(mode="eager")
-    if setting.dropout:
-        change(mode="explicit")  # in other modes the reference does not know the dropout masks
+    if setting.dropout and not setting.regularised:
+        # PyTorch's own operators draw masks that the reference does not know.
+        if setting.cell == "lstm" and not setting.weight_dropout and not setting.reverse:
+            change(mode="explicit")
+        elif setting.kernel in _OF_PYTORCH:
+            change(dropout=0.0)
     if setting.mode == "graph" and (setting.packed or setting.lengths_on_cpu):
         change(mode="eager")  # lengths on the CPU are copied to the GPU in each call, which cannot be captured
     if setting.mode in ("compile", "ddp", "explicit"):

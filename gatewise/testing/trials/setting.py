@@ -54,6 +54,11 @@ class Setting:
         cell: The name of a cell in `gatewise.cells`.
         resets: The dtype of the resets, as a name, or empty for none.
         reverse: Whether the layer reads sequences from their last step to their first.
+        weight_dropout: The probability of dropping an element of a recurrent matrix.
+        recurrent_dropout: The probability of dropping a unit of the hidden state that enters the recurrent products.
+        candidate_dropout: The probability of dropping a unit of the candidate at a step.
+        zoneout: The probability that a unit keeps its hidden state at a step.
+        zoneout_others: The probability that a unit keeps another state at a step.
     """
 
     time: int = 1
@@ -90,6 +95,16 @@ class Setting:
     cell: str = "lstm"
     resets: str = ""
     reverse: bool = False
+    weight_dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    candidate_dropout: float = 0.0
+    zoneout: float = 0.0
+    zoneout_others: float = 0.0
+
+    @property
+    def regularised(self) -> bool:
+        """Whether there is dropout or zoneout in the recurrence, other than of weights."""
+        return bool(self.recurrent_dropout or self.candidate_dropout or self.zoneout or self.zoneout_others)
 
     @property
     def computes_in(self) -> torch.dtype:

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import cell_named
+from gatewise.cells import Cell, cell_named, in_training
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.functional.initial_states import initial_states
+from gatewise.functional.passes import with_masks
 from gatewise.nn import GRU, LSTM, Recurrent
+from gatewise.nn.weight_dropout import with_dropped_weights
 from gatewise.testing.cases import with_positive_normalizers
 from gatewise.testing.trials.memory import laid_out, walled
 from gatewise.testing.trials.setting import Setting
 
 _RESET_RATE = 0.1
+_MASKS_SEED = 0
 
 
 class Tensors(NamedTuple):
@@ -33,6 +36,7 @@ class Tensors(NamedTuple):
         lengths: The lengths in the form that the layer accepts, or None.
         above: The gradients of y, h_n and c_n in the layer's layout; None for those that the setting does not have.
         resets: The resets [T, B] in the dtype of the setting, or None.
+        masks: The masks of dropout and zoneout that every call draws, if `seed_masks` comes before it.
     """
 
     layer: LSTM | GRU | Recurrent
@@ -42,6 +46,7 @@ class Tensors(NamedTuple):
     lengths: Tensor | list[int] | None
     above: OutputGradients
     resets: Tensor | None
+    masks: tuple[Tensor, ...] = ()
 
 
 class Asked(NamedTuple):
@@ -54,6 +59,8 @@ class Asked(NamedTuple):
         order: The index in the user's batch of each row of a packed batch; None if the orders are equal.
         steps: The step of each row that the reference reads at each step [T, B], for a layer that reads sequences from
             their last step to their first; None for others.
+        factors: The derivative of each weight of the reference by the layer's parameter, where the layer drops
+            weights; no factors otherwise.
     """
 
     problem: Problem
@@ -61,6 +68,7 @@ class Asked(NamedTuple):
     above: OutputGradients | None
     order: Tensor | None
     steps: Tensor | None = None
+    factors: tuple[Tensor, ...] = ()
 
     def to_user(self, result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
         """Return the result of the reference in the order of the user's batch and of time."""
@@ -68,6 +76,12 @@ class Asked(NamedTuple):
             result = result._replace(y=_in_steps(result.y, self.steps))
             if gradients is not None and gradients.x is not None:
                 gradients = gradients._replace(x=_in_steps(gradients.x, self.steps))
+        if self.factors and gradients is not None:
+            weights = [
+                own if own is None else own * factor
+                for own, factor in zip(gradients.weights, self.factors, strict=True)
+            ]
+            gradients = gradients._replace(weights=tuple(weights))
         if self.order is None:
             return result, gradients
         back = torch.argsort(self.order)
@@ -125,12 +139,19 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     if setting.resets:
         drawn = torch.rand(setting.time, setting.batch, generator=generator, device=device) < _RESET_RATE
         resets = drawn.to(getattr(torch, setting.resets))
-    tensors = Tensors(layer, given, x, state, lengths, above, resets)
 
     def sorted_rows(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or order is None else tensor.index_select(1, order)
 
-    weights = tuple(weight.detach().to(inner, copy=True) for names in layer.all_weights for weight in names)
+    parameters = [weight.detach() for names in layer.all_weights for weight in names]
+    dropped, factors, each = parameters, (), len(layer.all_weights[0])
+    seed_masks()
+    if setting.weight_dropout:
+        dropped = with_dropped_weights(parameters, each, setting.weight_dropout)
+        seed_masks()
+        ones = [torch.ones_like(weight, dtype=torch.float64) for weight in parameters]
+        factors = with_dropped_weights(ones, each, setting.weight_dropout)
+    weights = tuple(weight.to(inner, copy=True) for weight in dropped)
     ragged = layout in (Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS)
     # Copied, so that a call that modifies its inputs is detected.
     steps = _steps_from_the_last(rows, setting.time).to(device) if setting.reverse else None
@@ -143,10 +164,17 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
         batch_sizes,
         resets=None if resets is None else resets.bool(),
     )
+    inputs = with_masks(problem, inputs)
     copied = [None if one is None else one.clone() for one in above]
     of_outputs = None if copied[0] is None else _in_steps(copied[0], steps)
     own = OutputGradients(of_outputs, sorted_rows(copied[1]), sorted_rows(copied[2]))
-    return tensors, Asked(problem, inputs, own if setting.training else None, order, steps)
+    tensors = Tensors(layer, given, x, state, lengths, above, resets, inputs.masks)
+    return tensors, Asked(problem, inputs, own if setting.training else None, order, steps, factors)
+
+
+def seed_masks() -> None:
+    """Set the state of PyTorch's generators to that in which every call of a setting draws its masks."""
+    torch.manual_seed(_MASKS_SEED)
 
 
 def _steps_from_the_last(rows: Tensor, time: int) -> Tensor:
@@ -179,9 +207,17 @@ def _problem(setting: Setting) -> Problem:
         dropout=setting.dropout,
         needs_grad=setting.training,
         allow_tf32=setting.allow_tf32 and setting.computes_in == torch.float32,
-        cell=cell_named(setting.cell),
+        cell=_cell(setting),
         resets=bool(setting.resets),
     )
+
+
+def _cell(setting: Setting) -> Cell:
+    cell = cell_named(setting.cell)
+    if not setting.regularised:
+        return cell
+    zoneout = (setting.zoneout, *[setting.zoneout_others] * len(cell.states))
+    return in_training(cell, setting.recurrent_dropout, zoneout, setting.candidate_dropout)
 
 
 def _layer(
@@ -198,14 +234,24 @@ def _layer(
         "kernel": setting.kernel,
         "memory": setting.memory,
         "reverse": setting.reverse,
+        "weight_dropout": setting.weight_dropout,
+    }
+    cell = cell_named(setting.cell)
+    zoneout = {"h": setting.zoneout} | dict.fromkeys(cell.states, setting.zoneout_others)
+    rates: dict[str, Any] = {
+        "recurrent_dropout": setting.recurrent_dropout,
+        "zoneout": zoneout,
+        "candidate_dropout": setting.candidate_dropout,
     }
     match setting.cell:
+        case _ if setting.regularised:
+            layer = Recurrent(cell, *sizes, **options, **rates)
         case "lstm":
             layer = LSTM(*sizes, **options, proj_size=setting.proj_size)
         case "gru":
             layer = GRU(*sizes, **options)
-        case name:
-            layer = Recurrent(cell_named(name), *sizes, **options)
+        case _:
+            layer = Recurrent(cell, *sizes, **options)
     names = [name for name, _ in layer.named_parameters()]
     for number, name in enumerate(names):
         own = getattr(layer, name)

@@ -76,3 +76,14 @@ def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
     assert {one.cell for one in found} == {cell.name for cell in SHIPPED}
     assert not any(one.bidirectional or one.packed or one.resets for one in found)
     assert {bool(one.lengths) for one in found} == {False, True}
+
+
+@pytest.mark.parametrize("rate", ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout"])
+def test_rates_are_drawn_with_every_kernel_that_accepts_them(rate):
+    assert {one.kernel for one in drawn(6000) if getattr(one, rate)} >= {"auto", "persistent", "stepwise", "eager"}
+
+
+def test_cells_without_candidate_have_no_dropout_of_it():
+    found = {one.cell for one in drawn(6000) if one.candidate_dropout}
+    assert {"lstm", "gru", "slstm"} <= found
+    assert not {"rnn_tanh", "rnn_relu"} & found

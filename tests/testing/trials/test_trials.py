@@ -8,7 +8,7 @@ import torch
 from gatewise.contract.saved import OutputGradients
 from gatewise.functional.reversal import Reversal
 from gatewise.kernels.eager import eager
-from gatewise.testing.trials import Refused, Setting, Wrong, shrunk, trial, trials, verdict
+from gatewise.testing.trials import Refused, Setting, Wrong, call, shrunk, trial, trials, verdict
 from gatewise.testing.trials.call import call_of, rounding_of
 from gatewise.testing.trials.run import outcomes_of
 from gatewise.testing.trials.session import run_session
@@ -79,6 +79,19 @@ def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
     setting = Setting(time=5, batch=3, hidden_size=4, mode=mode, lengths=lengths, reverse=True, above="y h c", seed=1)
     trial(setting)
     monkeypatch.setattr(Reversal, "reordered", lambda self, sequence: sequence.clone())
+    with pytest.raises(Wrong):
+        trial(setting)
+
+
+RATES = ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout", "zoneout_others"]
+
+
+@pytest.mark.parametrize("mode", ["eager", "no_grad", "compile"])
+@pytest.mark.parametrize("rate", RATES)
+def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypatch):
+    setting = Setting(time=9, batch=3, hidden_size=8, mode=mode, **{rate: 0.5})
+    trial(setting)
+    monkeypatch.setattr(call, "seed_masks", lambda: torch.manual_seed(1))
     with pytest.raises(Wrong):
         trial(setting)
 

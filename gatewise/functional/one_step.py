@@ -1,0 +1,102 @@
+"""One time step of a stack of layers without gradients, whose states the caller carries from step to step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.contract.problem import NORMAL
+from gatewise.functional.differentiable import recurrent
+from gatewise.functional.passes import without_autocast
+from gatewise.selection import AUTO, preference
+from gatewise.selection.one_step import Product, state_dtype, step_of
+
+__all__ = ["Product", "Stack", "dtype_of_call", "one_call", "one_step", "state_dtype", "steps_directly"]
+
+_NOTHING = contextlib.nullcontext()
+
+Stack = list[tuple[Tensor, ...]]
+"""The states of each layer: the hidden state [B, R], and the others [B, H]."""
+
+
+def steps_directly(x: Tensor, kernel: str) -> bool:
+    """Return whether `one_step` computes a call; `one_call` computes those on other devices or on a named kernel.
+
+    Args:
+        x: The input.
+        kernel: The layer's kernel: a name or "auto".
+    """
+    return x.is_cpu and preference(kernel).kernel == AUTO
+
+
+def dtype_of_call(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a step is computed: that of the input, or autocast's."""
+    if not torch._C._is_any_autocast_enabled() or x.dtype == torch.float64:
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+def one_step(
+    cell: Cell,
+    x: Tensor,
+    states: Stack,
+    weights: Sequence[Sequence[Tensor]],
+    products: Sequence[Product] | None = None,
+    *,
+    projected: bool = False,
+) -> Stack:
+    """Return the states of all layers after a step on a CPU.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        x: The input [B, I], in the dtype of the call.
+        states: The states before the step, in the dtype of states.
+        weights: The weights of each layer, as in `all_weights`, in the dtype of the call.
+        products: For each layer the function of its recurrent products; None if they are those of the weights.
+        projected: Whether the layers have projections.
+    """
+    step, dtype, after = step_of(cell, x.dtype, projected, products is not None), x.dtype, []
+    with torch.no_grad() if torch.is_grad_enabled() else _NOTHING, without_autocast(x):
+        for layer, before in enumerate(states):
+            found = step(x, before, weights[layer], None if products is None else products[layer])
+            after.append(found)
+            x = found[0].to(dtype)
+    return after
+
+
+def one_call(cell: Cell, x: Tensor, states: Stack, weights: Sequence[Sequence[Tensor]], kernel: str) -> Stack:
+    """Return the states of all layers after a step, by the kernel that computes a sequence of one step.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        x: The input [B, I].
+        states: The states before the step, in the dtype of the input.
+        weights: The weights of each layer, as in `all_weights`.
+        kernel: The name of a kernel, or "auto".
+    """
+    h, *others = (torch.stack(each) for each in zip(*states, strict=True))
+    with torch.no_grad():
+        given = h, _side_by_side(others) if others else h.new_zeros(*h.shape[:2], 0)
+        _, h, found = recurrent(
+            x.unsqueeze(0),
+            given,
+            tuple([weight for layer in weights for weight in layer]),
+            lengths=None,
+            batch_sizes=None,
+            bidirectional=False,
+            dropout=0.0,
+            kernel=kernel,
+            memory=NORMAL,
+            cell=cell,
+        )
+        separate = found.chunk(len(cell.states), -1) if cell.states else ()
+        return list(zip(*[each.unbind(0) for each in (h, *separate)], strict=True))
+
+
+def _side_by_side(others: list[Tensor]) -> Tensor:
+    with without_autocast(others[0]):
+        return torch.cat(others, -1) if len(others) > 1 else others[0]

@@ -1,0 +1,275 @@
+"""Layers that get their input one time step at a time and keep their states between the calls."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.cells import Cell
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.pytorch import MODES
+from gatewise.functional.export import is_exporting
+from gatewise.functional.one_step import (
+    Product,
+    Stack,
+    dtype_of_call,
+    one_call,
+    one_step,
+    state_dtype,
+    steps_directly,
+)
+from gatewise.functional.resets import check_resets
+from gatewise.nn.arguments import check_cell, refuse_input
+from gatewise.nn.pytorch_layer import weights_of
+from gatewise.nn.states import States, returned_states
+
+
+class Stream:
+    """A recurrent layer that computes one time step in each call, and keeps its states from call to call.
+
+    `layer.stream(batch)` makes one. A call `y = stream(x)` is, in values,
+
+        y, states = layer(x.unsqueeze(0), states)   # with batch_first=False, layer.eval() and torch.no_grad()
+        y = y.squeeze(0)
+
+    for programs that get their input step by step: recognisers of speech, controllers, policies that act. Any number of
+    streams can read one layer; each has states of its own. A stream is no module and belongs to no model: it adds
+    nothing to a `state_dict`, and hooks of the layer do not run.
+
+    Calls compute no gradients, and use neither dropout nor zoneout's random masks, in training mode as in evaluation
+    mode. The weights are read from the layer in every call and never copied, so that whatever changes them
+    (`load_state_dict`, an optimizer, a parametrization, writes to `weight.data`) counts from the next call on. After
+    `layer.to(...)` the states follow the layer to its device and dtype.
+
+    On a CPU, and if no kernel is named, a step of the cells that PyTorch has is one operator of PyTorch for each layer,
+    such as `torch.lstm_cell`; a step of other cells, projections and 16-bit numbers is a few operators of the kernel
+    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled: the blocks or
+    factors are multiplied themselves. Elsewhere a step is a call of the kernel that is chosen for a sequence of one
+    step.
+
+    In float16 and bfloat16, also those of autocast, the states are carried in float32 on a CPU, as within a call of the
+    layer. A call on another device, or on a named kernel, rounds them to 16 bits after each step.
+
+    A stream can be copied by `copy.deepcopy` and pickled; the copy has a copy of the layer, unless both are parts of
+    one copied object. Calls of one stream from several threads must not overlap. `torch.compile` leaves a call out of
+    its graph.
+
+    Args:
+        layer: A `gatewise.LSTM`, `GRU`, `RNN` or `Recurrent` with one direction.
+        batch: B, the number of sequences.
+
+    Raises:
+        ArgumentError: The layer is bidirectional or reads backwards, or `batch` is no positive integer.
+
+    Example:
+        >>> layer = gatewise.LSTM(10, 20, num_layers=2)
+        >>> stream = layer.stream(batch=3)
+        >>> for x in torch.randn(5, 3, 10):
+        ...     y = stream(x)
+        >>> y.shape
+        torch.Size([3, 20])
+        >>> h_n, c_n = stream.states
+        >>> h_n.shape
+        torch.Size([2, 3, 20])
+    """
+
+    def __init__(self, layer: Any, batch: int) -> None:
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            raise ArgumentError(sentence("batch", "a positive integer", repr(batch)))
+        self.layer = layer
+        self.batch = batch
+        self._states: Stack | None = None
+        _check_forward(layer)
+        check_cell(_cell_of(layer))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute one time step.
+
+        Args:
+            x: The input of the step [B, I], of the dtype and on the device of the layer's weights; under autocast of
+                any floating-point dtype.
+
+        Returns:
+            The output of the last layer [B, R], a tensor of its own that no later call changes.
+
+        Raises:
+            ShapeError: The shape is not [B, I].
+            DtypeError: The dtype differs from that of the weights, and autocast is off.
+            DeviceError: The device is not that of the weights.
+            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit` or `torch.func`, or
+                captured in a CUDA graph.
+            KernelRefused: The kernel that was named cannot run the step.
+        """
+        if torch.compiler.is_compiling():
+            if is_exporting():
+                _refuse_traced("a call that torch.export traces")
+            return _outside_of_graph(self, x)
+        layer = self.layer
+        cell = _cell_of(layer)
+        if not isinstance(x, Tensor):
+            refuse_input(x)
+        dtype, direct = dtype_of_call(x), steps_directly(x, layer.kernel)
+        weights, products = _weights_of(layer, dtype if direct else None)
+        self._check(x, weights[0][0])
+        states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
+        if direct:
+            if dtype is not weights[0][0].dtype:
+                x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
+            after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
+        else:
+            after = one_call(cell, x, states, weights, layer.kernel)
+        self._states = after
+        h = after[-1][0]
+        # The state is read again by the next call, whatever the caller does with the output.
+        return h.clone() if h.dtype is dtype else h.to(dtype)
+
+    def reset(self, rows: Tensor | None = None) -> None:
+        """Set states to those of a new sequence: zero, or what `cell.initial_states` says.
+
+        Args:
+            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the states; their
+                values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
+
+        Raises:
+            ArgumentError: `rows` is no dense tensor.
+            ShapeError: The shape is not [B].
+            DtypeError: The dtype is neither bool nor an integer type.
+            DeviceError: `rows` is on another device than the states.
+        """
+        if rows is None:
+            self._states = None
+            return
+        check_resets(rows, (self.batch,), "[B]", "rows")
+        states = self._states
+        if states is None:
+            return
+        device = states[0][0].device
+        if rows.device != device:
+            advice = "Move it with .to(device)."
+            raise DeviceError(sentence("rows", f"on {device} like the states", f"one on {rows.device}", advice))
+        cell = _cell_of(self.layer)
+        initial = [cell.initial_value(name) for name in ("h", *cell.states)]
+        chosen = rows.bool().unsqueeze(-1)
+        with torch.no_grad():
+            self._states = [
+                tuple([state.masked_fill(chosen, value) for state, value in zip(each, initial, strict=True)])
+                for each in states
+            ]
+
+    @property
+    def states(self) -> States:
+        """The states after the last call, copied, in the form in which the layer returns its final states.
+
+        For an LSTM this is the pair (h [L, B, R], c [L, B, H]), for a GRU or an RNN h [L, B, H], and for other cells a
+        tuple of h and the cell's other states [L, B, H], in the dtype of the weights. Assigned states of the same form
+        are copied and converted to the layer's device and dtype; None stands for those of a new sequence.
+        """
+        cell = _cell_of(self.layer)
+        like = self._parameter()
+        with torch.no_grad():
+            states = self._states or self._initial(cell, like)
+            return returned_states(tuple(torch.stack(each).to(like) for each in zip(*states, strict=True)))
+
+    @states.setter
+    def states(self, given: States | None) -> None:
+        if given is None:
+            self._states = None
+            return
+        cell, layer = _cell_of(self.layer), self.layer
+        names = ("h", *cell.states)
+        several = isinstance(given, tuple | list)
+        found: tuple[Any, ...] = tuple(given) if several else (given,)
+        if len(found) != len(names):
+            expectation = f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+            raise ArgumentError(sentence("states", expectation, len(found) if several else type(given).__name__))
+        for name, state in zip(names, found, strict=True):
+            size = (layer.proj_size or layer.hidden_size) if name == "h" else layer.hidden_size
+            expected = [layer.num_layers, self.batch, size]
+            if not isinstance(state, Tensor):
+                raise ArgumentError(sentence(f"states, the state {name},", "a tensor", type(state).__name__))
+            if list(state.shape) != expected:
+                raise ShapeError(sentence(f"states, the state {name},", f"of shape {expected}", list(state.shape)))
+        like = self._parameter()
+        with torch.no_grad():
+            kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
+        self._states = list(zip(*kept, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Stream({self.layer!r}, batch={self.batch})"
+
+    def _check(self, x: Tensor, weight: Tensor) -> None:
+        layer = self.layer
+        if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+            _refuse_traced("a call that torch.jit or torch.func traces")
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
+        if layer.bidirectional or layer.reverse:
+            _check_forward(layer)
+        if x.shape != (self.batch, layer.input_size):
+            expectation = f"of shape [B, I] = {[self.batch, layer.input_size]}"
+            raise ShapeError(sentence("x", expectation, list(x.shape), "A stream takes one step a call."))
+        if x.device != weight.device:
+            advice = "Move one of them with .to(device)."
+            raise DeviceError(sentence("x", f"on {weight.device} like the weights", f"one on {x.device}", advice))
+        if x.dtype is not weight.dtype and not torch._C._is_any_autocast_enabled():
+            advice = "Convert one of them with .to(dtype)."
+            raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
+
+    def _before(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> Stack:
+        states = self._states
+        if states is None:
+            return self._initial(cell, x.new_empty(0, dtype=dtype))
+        first = states[0][0]
+        if first.dtype is dtype and first.device == x.device:
+            return states
+        return [tuple([state.to(x.device, dtype) for state in each]) for each in states]
+
+    def _initial(self, cell: Cell, like: Tensor) -> Stack:
+        layer, batch = self.layer, self.batch
+        sizes = {"h": layer.proj_size or layer.hidden_size, **dict.fromkeys(cell.states, layer.hidden_size)}
+        each = tuple(like.new_full((batch, size), cell.initial_value(name)) for name, size in sizes.items())
+        return [each] * layer.num_layers
+
+    def _parameter(self) -> Tensor:
+        return next(self.layer.parameters())
+
+
+def stream(self: Any, batch: int) -> Stream:
+    """Return a `gatewise.nn.Stream` of B = `batch` sequences, which computes one time step a call and keeps states."""
+    return Stream(self, batch)
+
+
+# PyTorch's compiler calls the function instead of tracing it. `torch._dynamo` is imported only then.
+_outside_of_graph = torch._disable_dynamo(Stream.__call__)
+
+
+def _refuse_traced(got: str) -> NoReturn:
+    advice = "Call the layer itself, with its states as inputs and outputs."
+    raise ArgumentError(sentence("stream", "called directly", got, advice))
+
+
+def _check_forward(layer: Any) -> None:
+    for option in ("bidirectional", "reverse"):
+        if getattr(layer, option):
+            advice = "The last step of a sequence has to be known before its first output. Call the layer instead."
+            raise ArgumentError(sentence(option, "False for a stream", "True", advice))
+
+
+def _cell_of(layer: Any) -> Cell:
+    return MODES[layer.mode].cell if isinstance(layer, nn.RNNBase) else layer.cell_in(training=False)
+
+
+def _weights_of(layer: Any, dtype: torch.dtype | None) -> tuple[list[Any], list[Product] | None]:
+    """Return the weights of each layer, and the functions of the recurrent products if these are not of one matrix.
+
+    Args:
+        layer: The layer.
+        dtype: The dtype of products that are made without the matrix; None for matrices in any case.
+    """
+    if isinstance(layer, nn.RNNBase):
+        flat = weights_of(layer)
+        each = len(flat) // layer.num_layers
+        return [flat[start : start + each] for start in range(0, len(flat), each)], None
+    return (layer.all_weights, None) if dtype is None else layer.weights_of_step(dtype)

@@ -1,0 +1,73 @@
+"""The choice of how a layer computes a single step whose states stay in the call's own format."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.contract.pytorch import in_pytorch, pytorch_layer
+from gatewise.contract.weights import DirectionWeights
+from gatewise.kernels.aten import OPERATORS
+from gatewise.kernels.eager import Product, one_step, state_dtype
+
+__all__ = ["Product", "Step", "state_dtype", "step_of"]
+
+
+class Step(Protocol):
+    """A function that computes a step of one layer."""
+
+    def __call__(
+        self, x: Tensor, states: tuple[Tensor, ...], weights: Sequence[Tensor], product: Product | None
+    ) -> tuple[Tensor, ...]:
+        """Return the states after the step, in the dtype of those before it."""
+        ...
+
+
+@functools.lru_cache(maxsize=256)
+def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -> Step:
+    """Return the function for a step of a layer on a CPU.
+
+    PyTorch has one operator for a step of its own cells, which takes half of the time of several operators called from
+    Python. In 16 bits that operator rounds every value of the step, so that it is not used there.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        dtype: The dtype of the input and the weights.
+        projected: Whether the layer has a projection.
+        structured: Whether the recurrent products are made by a function, instead of one matrix.
+    """
+    if in_pytorch(cell) and not projected and not structured and state_dtype(dtype) == dtype:
+        operator = OPERATORS[pytorch_layer(cell).mode]
+        return functools.partial(_of_pair if cell.states else _of_one, operator)
+    return functools.partial(_of_any, cell)
+
+
+def _of_pair(
+    operator: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    weights: Sequence[Tensor],
+    product: Product | None,
+) -> tuple[Tensor, ...]:
+    return operator(x, states, *weights)
+
+
+def _of_one(
+    operator: Callable[..., Tensor],
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    weights: Sequence[Tensor],
+    product: Product | None,
+) -> tuple[Tensor, ...]:
+    return (operator(x, states[0], *weights),)
+
+
+def _of_any(
+    cell: Cell, x: Tensor, states: tuple[Tensor, ...], weights: Sequence[Tensor], product: Product | None
+) -> tuple[Tensor, ...]:
+    return one_step(cell, x, states, DirectionWeights.from_tensors(weights, len(cell.parameters)), product)
