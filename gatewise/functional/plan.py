@@ -37,7 +37,7 @@ from gatewise.selection import (
     predicted,
     refusal_of,
 )
-from gatewise.selection.evidence import kernels_among
+from gatewise.selection.profiled_kernels import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch
 
 __all__ = ["REFERENCE", "Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]

@@ -63,7 +63,7 @@ class Stream:
     Raises:
         ArgumentError: The layer is bidirectional or reads backwards, or `batch` is no positive integer.
 
-    Example:
+    Examples:
         >>> layer = gatewise.LSTM(10, 20, num_layers=2)
         >>> stream = layer.stream(batch=3)
         >>> for x in torch.randn(5, 3, 10):

@@ -168,7 +168,7 @@ class ReplayedStep:
         if len(self._recorded) == 1:
             self._notify("steps are replayed as one CUDA graph")
         elif len(self._recorded) == MOST_SHAPES:
-            self._notify(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run step by step")
+            self._notify(f"{MOST_SHAPES} shapes of batches are replayed as CUDA graphs; others run without one")
 
 
 class _Gradients:

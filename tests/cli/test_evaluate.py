@@ -165,7 +165,7 @@ def test_a_named_kernel_computes_the_same(gatewise, run, tmp_path):
             "the label 'sideways' was not seen in training; known are down, up",
         ),
         (["--checkpoint", "run", "--data", "other.csv"], "has no column 'x'"),
-        (["--checkpoint", "run", "--data", "wide.npz"], "has 2 features a step, the training sequences have 1"),
+        (["--checkpoint", "run", "--data", "wide.npz"], "has 2 features per step, the training sequences have 1"),
         (["--checkpoint", "run", "--no-labels"], "`--no-labels` must be given with `--data` and `--predictions`"),
         (["--checkpoint", "run", "--plot", "absent/plot.png"], "`--plot` must be in a folder that exists"),
         (["--checkpoint", "run", "--kernel", "cudnn"], "device is CPU"),

@@ -131,7 +131,7 @@ def test_the_shapes_that_are_recorded_are_bounded(monkeypatch):
     step = trainer(stateless(), recorder=recorder, remarks=remarks)
     assert run(step, batches) == run(trainer(stateless()), batches)
     assert (recorder.records, recorder.replays, step.shapes) == (2, 2 * 3, 2)
-    assert remarks[1:] == ["2 shapes of batches are replayed as CUDA graphs; others run step by step"]
+    assert remarks[1:] == ["2 shapes of batches are replayed as CUDA graphs; others run without one"]
 
 
 def test_a_shape_that_cannot_be_recorded_leaves_the_others(monkeypatch):

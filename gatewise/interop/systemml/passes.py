@@ -123,7 +123,7 @@ def _run(
             output, saved = functional.forward(products, initial, weights, **options, projected=True)
             return output, State(saved, sizes, arguments.home, fingerprints(arguments))
         except (KernelRefused, OutOfMemoryPredicted) as refused:
-            _log.info("sparse matrices are made dense: %s", str(refused).partition("\n")[0])
+            _log.info("sparse matrices are converted to dense ones: %s", str(refused).partition("\n")[0])
     x = steps_of(sparse.dense(X), D).clone(memory_format=torch.contiguous_format)
     weights = flat_weights([(sparse.dense(matrix), bias) for matrix, bias in zip(W, b, strict=True)], sizes.M)
     output, saved = functional.forward(x, initial, weights, **options)

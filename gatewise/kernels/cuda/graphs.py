@@ -195,7 +195,7 @@ class CaptureStream:
                 torch.cuda.current_blas_handle()  # allocates the workspace
                 return driver.Graph.recorded(self._stream.cuda_stream, issue)
             except (RuntimeError, GatewiseError) as error:
-                _log.info("not captured: %s", error)
+                _log.info("a call was not captured as a CUDA graph: %s", error)
                 return None
 
 

@@ -247,7 +247,7 @@ def test_sparse_matrices_made_dense_are_said(caplog):
     with caplog.at_level(logging.INFO, "gatewise"), gatewise.use_kernel("aten"):
         _, _, state = run(X=X)
     assert not state.projected
-    assert caplog.messages == ["sparse matrices are made dense: the kernel 'aten' cannot run this call"]
+    assert caplog.messages == ["sparse matrices are converted to dense ones: the kernel 'aten' cannot run this call"]
 
 
 def test_forced_by_configuration(monkeypatch):
