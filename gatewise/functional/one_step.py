@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -13,11 +12,9 @@ from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.passes import without_autocast
 from gatewise.selection import AUTO, preference
-from gatewise.selection.one_step import Product, state_dtype, step_of
+from gatewise.selection.one_step import Product, Step, state_dtype, step_of
 
 __all__ = ["Product", "Stack", "dtype_of_call", "one_call", "one_step", "state_dtype", "steps_directly"]
-
-_NOTHING = contextlib.nullcontext()
 
 Stack = list[tuple[Tensor, ...]]
 """The states of each layer: the hidden state [B, R], and the others [B, H]."""
@@ -59,12 +56,22 @@ def one_step(
         products: For each layer the function of its recurrent products; None if they are those of the weights.
         projected: Whether the layers have projections.
     """
-    step, dtype, after = step_of(cell, x.dtype, projected, products is not None), x.dtype, []
-    with torch.no_grad() if torch.is_grad_enabled() else _NOTHING, without_autocast(x):
-        for layer, before in enumerate(states):
-            found = step(x, before, weights[layer], None if products is None else products[layer])
-            after.append(found)
-            x = found[0].to(dtype)
+    step = step_of(cell, x.dtype, projected, products is not None)
+    # A context takes a few microseconds to enter and leave, as long as an operator.
+    if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+        with torch.no_grad(), without_autocast(x):
+            return _through_layers(step, x, states, weights, products)
+    return _through_layers(step, x, states, weights, products)
+
+
+def _through_layers(
+    step: Step, x: Tensor, states: Stack, weights: Sequence[Sequence[Tensor]], products: Sequence[Product] | None
+) -> Stack:
+    dtype, after = x.dtype, []
+    for layer, before in enumerate(states):
+        if layer:
+            x = after[-1][0].to(dtype)
+        after.append(step(x, before, weights[layer], None if products is None else products[layer]))
     return after
 
 

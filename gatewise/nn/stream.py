@@ -80,6 +80,7 @@ class Stream:
             raise ArgumentError(sentence("batch", "a positive integer", repr(batch)))
         self.layer = layer
         self.batch = batch
+        self._shape = torch.Size((batch, layer.input_size))
         self._states: Stack | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
@@ -106,16 +107,29 @@ class Stream:
             if is_exporting():
                 _refuse_traced("a call that torch.export traces")
             return _outside_of_graph(self, x)
-        layer = self.layer
-        cell = _cell_of(layer)
         if not isinstance(x, Tensor):
             refuse_input(x)
-        dtype, direct = dtype_of_call(x), steps_directly(x, layer.kernel)
+        layer = self.layer
+        cell = _cell_of(layer)
+        dtype = dtype_of_call(x) if torch._C._is_any_autocast_enabled() else x.dtype
+        direct = steps_directly(x, layer.kernel)
         weights, products = _weights_of(layer, dtype if direct else None)
-        self._check(x, weights[0][0])
+        weight = weights[0][0]
+        # Most calls pass all checks; each further function that is called takes time, most of all with cold caches.
+        if (
+            x.shape != self._shape
+            or x.dtype is not weight.dtype
+            or x.device != weight.device
+            or layer.bidirectional
+            or layer.reverse
+            or torch._C._is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or not direct
+        ):
+            self._check(x, weight)
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
-            if dtype is not weights[0][0].dtype:
+            if dtype is not weight.dtype:
                 x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
@@ -205,10 +219,9 @@ class Stream:
             _refuse_traced("a call that torch.jit or torch.func traces")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
-        if layer.bidirectional or layer.reverse:
-            _check_forward(layer)
-        if x.shape != (self.batch, layer.input_size):
-            expectation = f"of shape [B, I] = {[self.batch, layer.input_size]}"
+        _check_forward(layer)
+        if x.shape != self._shape:
+            expectation = f"of shape [B, I] = {list(self._shape)}"
             raise ShapeError(sentence("x", expectation, list(x.shape), "A stream takes one step a call."))
         if x.device != weight.device:
             advice = "Move one of them with .to(device)."
