@@ -50,35 +50,49 @@ class Processes:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+    def average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> None:
         """Overwrite tensors with their means over the processes (all-reduce), which are bitwise equal in all of them.
 
         Nothing synchronises with the device, so a CUDA graph can capture it.
 
         Args:
             tensors: Floating-point tensors; all processes pass the same shapes in the same order.
+            bfloat16: Whether numbers of more than 16 bits are divided by the number of processes, rounded to bfloat16
+                and added in it.
         """
         if self.count == 1:
             return
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.nbytes >= LARGE_BYTES and tensor.is_contiguous():
-                self._average(tensor)
+                self._average(tensor, bfloat16)
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
         for together in small.values():
             row = torch.cat([tensor.reshape(-1) for tensor in together])
-            self._average(row)
+            self._average(row, bfloat16)
             pieces = row.split([tensor.numel() for tensor in together])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, together, strict=True)]
             torch._foreach_copy_(together, shaped)
 
-    def _average(self, tensor: torch.Tensor) -> None:
-        if tensor.is_cuda:
+    def _average(self, tensor: torch.Tensor, bfloat16: bool) -> None:
+        if bfloat16 and tensor.element_size() > 2:
+            rounded = tensor.bfloat16().div_(self.count)  # in this order, as PyTorch's bf16_compress_hook
+            distributed.all_reduce(rounded)
+            tensor.copy_(rounded)
+        elif tensor.is_cuda:
             distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
         else:  # gloo can only add
             distributed.all_reduce(tensor)
             tensor.div_(self.count)
+
+    def all_gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all processes, by rank, which have one shape and are contiguous."""
+        if self.count == 1:
+            return [tensor]
+        tensors = [torch.empty_like(tensor) for _ in range(self.count)]
+        distributed.all_gather(tensors, tensor)
+        return tensors
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
