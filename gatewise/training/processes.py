@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.training.attempt import rendezvous
 from gatewise.training.failure_channel import notifying_failures
 
 LARGE_BYTES = 1 << 20
@@ -27,16 +28,26 @@ class Processes:
         rank: The rank of this process, from 0.
         count: The number of processes (world size).
         device: The device of this process.
+        machines: The number of agents of torchrun (``--nnodes``), usually one on each machine.
     """
 
     rank: int
     count: int
     device: torch.device
+    machines: int = 1
 
     @property
     def first(self) -> bool:
         """Whether this is the process that writes files and reports."""
         return self.rank == 0
+
+    @property
+    def launcher(self) -> str:
+        """The beginning of a command line that starts as many processes; empty for one process."""
+        if self.count == 1:
+            return ""
+        machines = f"--nnodes {self.machines} " if self.machines > 1 else ""
+        return f"torchrun {machines}--nproc-per-node {self.count // self.machines} -m "
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -175,27 +186,15 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         return
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
-        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **_rendezvous())
+        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **rendezvous())
     else:
-        distributed.init_process_group("gloo", **_rendezvous())
-    processes = Processes(rank, count, chosen)
+        distributed.init_process_group("gloo", **rendezvous())
+    processes = Processes(rank, count, chosen, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
     try:
         with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()
-
-
-def _rendezvous() -> dict[str, Any]:
-    """Return the arguments by which processes that torchrun started again find each other.
-
-    torchrun's store may still hold the addresses of the processes that ended, so that each attempt has keys of its own.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt == "0":
-        return {}
-    store, rank, count = next(iter(distributed.rendezvous("env://")))
-    return {"store": distributed.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": count}
 
 
 def _abort() -> None:
