@@ -67,8 +67,10 @@ class GradientExchange:
             weights: The weights, each with a gradient, the same in all processes and steps.
             others: Further small floating-point tensors of the same shapes in all processes.
         """
-        done = set()
+        done, exchanged = set(), set(weights)
         for place, (table, rows) in enumerate(zip(self._tables, self._rows, strict=False)):
+            if table not in exchanged:
+                continue
             numbers = self._numbers(place, -1 if rows is None else len(rows))
             if rows is not None and self._saves_bytes(table, rows, numbers):
                 assert table.grad is not None

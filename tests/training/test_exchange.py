@@ -128,6 +128,19 @@ def compressed(processes: Processes):
     return [[each.grad.numpy() for each in model.parameters()] for model in (own, theirs)]
 
 
+def one_table(processes: Processes):
+    """Average the gradient of one of two embeddings; return the gradient of the other."""
+    model = Reader()
+    (batch,) = batches(processes.rank, [5])
+    sender = GradientExchange(processes, model, rows=True)
+    loss, _ = model(batch, None)
+    sender.before_backward(loss)
+    loss.backward()
+    own = model.words.weight.grad.clone()
+    sender.average([model.others.weight])
+    return bool((model.words.weight.grad == own).all()), model.others.weight.grad.numpy()
+
+
 def different_uses(processes: Processes):
     """Train where only one process uses the embedding as a matrix: all must send the whole matrix."""
     model = Reader(tied=processes.rank == 1)
@@ -167,6 +180,7 @@ def found(request, tmp_path_factory):
     jobs["averaged empty"] = (averaged, {"values": VALUES, "rows": EMPTY})
     jobs["averaged nothing"] = (averaged, {"values": VALUES, "rows": [[], [], []]})
     jobs["compressed"] = (compressed, {})
+    jobs["one table"] = (one_table, {})
     jobs["different uses"] = (different_uses, {})
     return request.param, together(tmp_path_factory.mktemp("results"), jobs, count=request.param)
 
@@ -278,6 +292,14 @@ def test_losses_in_bfloat16_are_beside_those_without(found, kind):
     for (losses, _, _), (plain, _, _) in zip(results[kind], results["plain"], strict=True):
         assert losses != plain
         assert losses == pytest.approx(plain, rel=0.02)
+
+
+def test_an_embedding_that_is_not_trained_is_not_exchanged(found):
+    (kept, first), *others = found[1]["one table"]
+    assert kept
+    for also_kept, other in others:
+        assert also_kept
+        np.testing.assert_array_equal(first, other)
 
 
 class OneOfTwo(Processes):
