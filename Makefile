@@ -107,6 +107,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	$(RUN) -m gatewise bench attention
 	$(RUN) -m gatewise bench nmt
 	$(RUN) -m gatewise bench models
+	$(RUN) -m gatewise bench scale
 	for page in README.md docs/benchmarks.md; do \
 		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
 		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
@@ -115,6 +116,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	$(RUN) -m gatewise bench report cells --into docs/benchmarks.md --plot=docs/images/cells
 	$(RUN) -m gatewise bench report nmt --into docs/benchmarks.md --plot=docs/images/nmt
 	$(RUN) -m gatewise bench report models --into docs/benchmarks.md --plot=docs/images/models
+	$(RUN) -m gatewise bench report scale --into docs/training.md --plot=docs/images/scale
 	$(RUN) -m gatewise bench report quality --into docs/training.md --plot=docs/images/quality
 
 outputs: $(TRAIN_READY) ## fill the documentation's blocks of program output with what this machine prints (MACHINE)

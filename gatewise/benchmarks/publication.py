@@ -21,6 +21,9 @@ from gatewise.benchmarks.models.cases import CASES, TINY_CASES
 from gatewise.benchmarks.nmt import picture as nmt_picture
 from gatewise.benchmarks.nmt import record as nmt_record
 from gatewise.benchmarks.nmt import report as nmt_report
+from gatewise.benchmarks.scale import picture as scale_picture
+from gatewise.benchmarks.scale import report as scale_report
+from gatewise.benchmarks.scale import run as scale_run
 from gatewise.contract.errors import ArgumentError, sentence
 
 
@@ -92,6 +95,14 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
         passes = record.newest(record.read_lines(path, attention.AttentionRecord), device)  # type: ignore[arg-type]
         table = attention_report.markdown(passes)  # type: ignore[arg-type]
         return Publication(table, table, "", None)
+    if benchmark in (scale_run.BENCHMARK, scale_run.QUICK_BENCHMARK):
+        scaled = scale_report.newest(record.read(path), device)
+        return Publication(
+            scale_report.markdown(scaled),
+            scale_report.report(scaled),
+            "Training on several processes: how many times as fast as on one",
+            (lambda prefix: scale_picture.draw(scaled, prefix)) if scale_picture.drawable(scaled) else None,
+        )
     if benchmark == quality.BENCHMARK:
         runs = quality.newest(record.read_lines(path, quality.QualityRecord), device)
         caption = "Scores on validation data by minutes of training, of each recipe and seed"
@@ -100,7 +111,9 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
     if benchmark not in (language_model.BENCHMARK, language_model.QUICK_BENCHMARK):
         advice = "Add _quick for --quick runs."
         raise ArgumentError(
-            sentence("benchmark", "lm, lstm, gru, cells, nmt, models, attention or quality", repr(benchmark), advice)
+            sentence(
+                "benchmark", "lm, lstm, gru, cells, nmt, models, attention, scale or quality", repr(benchmark), advice
+            )
         )
     rows = record.newest(record.read(path), device)
 

@@ -13,6 +13,7 @@ from gatewise.cli.bench_models import bench_models
 from gatewise.cli.bench_nmt import bench_translation
 from gatewise.cli.bench_quality import bench_quality
 from gatewise.cli.bench_report import bench_report
+from gatewise.cli.bench_scale import bench_scale
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Run benchmarks, and write reports from their records."
@@ -25,4 +26,5 @@ app.command("nmt")(bench_translation)
 app.command("models")(bench_models)
 app.command("attention")(bench_attention)
 app.command("quality")(bench_quality)
+app.command("scale")(bench_scale)
 app.command("report")(bench_report)

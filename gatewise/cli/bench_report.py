@@ -19,7 +19,7 @@ def bench_report(
     benchmark: Annotated[
         str,
         typer.Argument(
-            help="lm, lstm, gru, cells, nmt, models, attention or quality; lm_quick and so on for --quick runs."
+            help="lm, lstm, gru, cells, nmt, models, attention, scale or quality; lm_quick and so on for --quick runs."
         ),
     ] = language_model.BENCHMARK,
     into: Annotated[

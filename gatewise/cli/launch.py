@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,9 @@ def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -
     with naming(_names_in(task)):
         outcome = task.run(recipe, folder, processes, console)
     if outcome.interrupted:
-        several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
         console.print(
             f"\nStopped after {outcome.step:,} steps; everything is saved. Resume with:\n"
-            f"  {several}gatewise train {task.name} --output {folder.path} --resume",
+            f"  {processes.launcher}gatewise train {task.name} --output {folder.path} --resume",
             highlight=False,
         )
     return outcome
@@ -170,10 +170,12 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
     """
     held = contextlib.ExitStack()
     folder = recipe = None
+    # The agents of several machines count differently: see `gatewise.training.attempt`.
+    restarted = processes.any(_of_torchrun("RESTART_COUNT") > 0)
     if processes.first:
         try:
             with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
-                folder, recipe = _claimed(request, opening, alone=processes.count == 1)
+                folder, recipe = _claimed(request, opening, alone=processes.count == 1, restarted=restarted)
                 held = opening.pop_all()
         except GatewiseError as error:
             print_error(
@@ -181,16 +183,41 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
             )  # before the others exit, because a launcher ends all processes after the first exit
     with held:
         path, recipe = processes.broadcast((folder and str(folder.path), recipe))
-        yield None if path is None else (folder or RunFolder(path), recipe)
+        yield (folder or RunFolder(path), recipe) if path and _is_shared(Path(path), processes) else None
 
 
-def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool) -> tuple[RunFolder, Any]:
-    """Return the folder, locked and ready for writing, and the recipe."""
+def _is_shared(folder: Path, processes: Processes) -> bool:
+    """Return whether all machines have the folder, from which all processes read checkpoints and the best weights."""
+    if processes.machines == 1:
+        return True
+    probe = folder / processes.broadcast(f".gatewise-shared-{secrets.token_hex(8)}")
+    if processes.first:
+        probe.touch()
+    processes.barrier()
+    without = [rank for rank, sees in enumerate(processes.all_gather_number(int(probe.exists()))) if not sees]
+    if processes.first:
+        probe.unlink()
+    if without and processes.first:
+        expectation = "a folder on a file system that all machines share"
+        got = f"{folder}, which process {without[0]} does not have"
+        print_error(sentence("--output", expectation, got, "Choose another `--output`."))
+    return not without
+
+
+def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool, restarted: bool) -> tuple[RunFolder, Any]:
+    """Return the folder, locked and ready for writing, and the recipe.
+
+    Args:
+        request: The arguments of `launch`.
+        held: The contexts that end with the run.
+        alone: Whether there is only one process.
+        restarted: Whether torchrun started these processes again, so that a run in the folder is theirs.
+    """
     if _of_torchrun("MAX_RESTARTS"):
         _check_can_restart(request)
     folder = _locked_folder(request, held)
     folder.recover()
-    recipe = _recipe_to_run(request, folder)
+    recipe = _recipe_to_run(request, folder, restarted=restarted)
     if request.overwrite:
         held.enter_context(folder.replaced())
     if not folder.exists() and alone:  # if another process fails, the errors of this one do not say why
@@ -276,8 +303,7 @@ def _numbered(name: str) -> Iterator[RunFolder]:
     yield from (RunFolder(RUNS / f"{name}-{number}") for number in itertools.count(2))
 
 
-def _recipe_to_run(request: _Request, folder: RunFolder) -> Any:
-    restarted = _of_torchrun("RESTART_COUNT") > 0  # the run of these processes, which ended before its end
+def _recipe_to_run(request: _Request, folder: RunFolder, *, restarted: bool) -> Any:
     if not folder.exists() and request.resume and not request.specified and not restarted:
         raise ArgumentError(f"there is no run in {folder.path} to resume. Check `--output`, or omit `--resume`.")
     if not folder.exists() or request.overwrite:

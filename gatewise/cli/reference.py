@@ -50,7 +50,6 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
     """
     able = sorted((each for each in decision.verdicts if each.accepted), key=lambda each: each.seconds or 0.0)
     other = next((each.kernel for each in able if each.kernel != decision.chosen), REFERENCE.name)
-    several = f"torchrun --nproc-per-node {processes.count} -m " if processes.count > 1 else ""
     beside = f" with the attention and softmax on {decision.device.name}" if decision.device.kind != "cpu" else ""
     return Reference(
         context=lambda: on_reference(model),
@@ -59,7 +58,7 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
         advice=(
             f"Repeat the step by:\n  gatewise replay {folder.fault}\n"
             f"Resume from the checkpoint with another kernel by:\n"
-            f"  {several}gatewise train {task} --output {folder.path} --resume --kernel {other}"
+            f"  {processes.launcher}gatewise train {task} --output {folder.path} --resume --kernel {other}"
         ),
         facts={"command": f"train {task}", "kernel": decision.chosen, "decision": str(decision)},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,8 @@ class ReplayedStep:
             out.
         weights: The weights that the step trains; after a replay they have gradients, as after the step itself.
         processes: The processes of the distributed training.
+        expect: A function that is called before each step, or its capture, with a value that is equal for equal shapes
+            of all processes' batches and states.
 
     Attributes:
         refusal: The reason why a shape could not be captured, after which no other is tried; empty otherwise.
@@ -100,8 +102,10 @@ class ReplayedStep:
         notify: Callable[[str], None],
         weights: Sequence[torch.nn.Parameter] = (),
         processes: Processes = ALONE,
+        expect: Callable[[Hashable], None] | None = None,
     ) -> None:
         self._step = step
+        self._expect = expect
         self._processes = processes
         self._gradients = _Gradients(weights)
         self._capture = capture
@@ -129,6 +133,8 @@ class ReplayedStep:
     def _train(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
         leaves, shape = flatten(state)
         signature = self._together(_signature(batch, leaves, shape))
+        if self._expect is not None:
+            self._expect(signature)
         if self._may_record(signature) and self._seen.get(signature, 0) >= WARMUPS:
             self._record(signature, batch, state)
         if signature in self._recorded:

@@ -153,7 +153,17 @@ class _Fitting:
         self._score, self._record_step = score, record_step
         clip, clip_value, precision = options.clip, options.clip_value, options.precision
         mean_loss = MeanLoss(run.model)
-        self._launched = Step(mean_loss, run.optimizer, clip, precision, processes.device, clip_value, processes)
+        self._launched = Step(
+            mean_loss,
+            run.optimizer,
+            clip,
+            precision,
+            processes.device,
+            clip_value,
+            processes,
+            exchange_bfloat16=options.exchange_bfloat16,
+            exchange_rows=options.exchange_rows,
+        )
         self._replayed: ReplayedStep | None = None
         self._watch = Watch(self._launched.guard, processes.device)
         facts = {"model": model_facts}
@@ -224,7 +234,8 @@ class _Fitting:
         if self._record_step is not None or not reason:
             record_step = self._record_step or cuda_graphs(processes)
             weights = [weight for group in self._run.optimizer.param_groups for weight in group["params"]]
-            with contextlib.closing(ReplayedStep(step, record_step, self._remark, weights, processes)) as replayed:
+            replayed = ReplayedStep(step, record_step, self._remark, weights, processes, step.expect)
+            with contextlib.closing(replayed):
                 self._replayed = replayed
                 yield replayed
             return

@@ -51,6 +51,10 @@ class TrainingOptions:
             them; or ``"bfloat16"`` for autocast to it.
         cuda_graph: Whether steps on GPUs are captured and replayed as CUDA graphs if possible; the results are the
             same.
+        exchange_bfloat16: Whether several processes send their gradients in bfloat16, half the bytes of float32; see
+            `gatewise.training.exchange.GradientExchange` for the error.
+        exchange_rows: Whether several processes send only those rows of the gradients of embeddings that occur in their
+            batches, where these are fewer bytes than the whole matrix.
         seed: The seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
         epochs_per_evaluation: The number of epochs between evaluations; the last epoch always ends with one.
@@ -82,6 +86,8 @@ class TrainingOptions:
     average_last: Annotated[int, _MORE_THAN_NONE] = 5
     precision: Annotated[str, Option("float32, tf32 or bfloat16.")] = "float32"
     cuda_graph: Annotated[bool, Option("Capture steps as CUDA graphs.")] = True
+    exchange_bfloat16: Annotated[bool, Option("Send gradients in bfloat16 between processes.")] = False
+    exchange_rows: Annotated[bool, Option("Send only used rows of gradients of embeddings.")] = False
     seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
     epochs_per_evaluation: Annotated[int, _MORE_THAN_NONE] = 1

@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.training.attempt import rendezvous
 from gatewise.training.failure_channel import notifying_failures
 
 LARGE_BYTES = 1 << 20
@@ -27,16 +28,26 @@ class Processes:
         rank: The rank of this process, from 0.
         count: The number of processes (world size).
         device: The device of this process.
+        machines: The number of agents of torchrun (``--nnodes``), usually one on each machine.
     """
 
     rank: int
     count: int
     device: torch.device
+    machines: int = 1
 
     @property
     def first(self) -> bool:
         """Whether this is the process that writes files and reports."""
         return self.rank == 0
+
+    @property
+    def launcher(self) -> str:
+        """The beginning of a command line that starts as many processes; empty for one process."""
+        if self.count == 1:
+            return ""
+        machines = f"--nnodes {self.machines} " if self.machines > 1 else ""
+        return f"torchrun {machines}--nproc-per-node {self.count // self.machines} -m "
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -50,35 +61,49 @@ class Processes:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+    def average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> None:
         """Overwrite tensors with their means over the processes (all-reduce), which are bitwise equal in all of them.
 
         Nothing synchronises with the device, so a CUDA graph can capture it.
 
         Args:
             tensors: Floating-point tensors; all processes pass the same shapes in the same order.
+            bfloat16: Whether numbers of more than 16 bits are divided by the number of processes, rounded to bfloat16
+                and added in it.
         """
         if self.count == 1:
             return
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.nbytes >= LARGE_BYTES and tensor.is_contiguous():
-                self._average(tensor)
+                self._average(tensor, bfloat16)
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
         for together in small.values():
             row = torch.cat([tensor.reshape(-1) for tensor in together])
-            self._average(row)
+            self._average(row, bfloat16)
             pieces = row.split([tensor.numel() for tensor in together])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, together, strict=True)]
             torch._foreach_copy_(together, shaped)
 
-    def _average(self, tensor: torch.Tensor) -> None:
-        if tensor.is_cuda:
+    def _average(self, tensor: torch.Tensor, bfloat16: bool) -> None:
+        if bfloat16 and tensor.element_size() > 2:
+            rounded = tensor.bfloat16().div_(self.count)  # in this order, as PyTorch's bf16_compress_hook
+            distributed.all_reduce(rounded)
+            tensor.copy_(rounded)
+        elif tensor.is_cuda:
             distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
         else:  # gloo can only add
             distributed.all_reduce(tensor)
             tensor.div_(self.count)
+
+    def all_gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all processes, by rank, which have one shape and are contiguous."""
+        if self.count == 1:
+            return [tensor]
+        tensors = [torch.empty_like(tensor) for _ in range(self.count)]
+        distributed.all_gather(tensors, tensor)
+        return tensors
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
@@ -161,27 +186,15 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         return
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
-        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **_rendezvous())
+        distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **rendezvous())
     else:
-        distributed.init_process_group("gloo", **_rendezvous())
-    processes = Processes(rank, count, chosen)
+        distributed.init_process_group("gloo", **rendezvous())
+    processes = Processes(rank, count, chosen, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
     try:
         with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()
-
-
-def _rendezvous() -> dict[str, Any]:
-    """Return the arguments by which processes that torchrun started again find each other.
-
-    torchrun's store may still hold the addresses of the processes that ended, so that each attempt has keys of its own.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt == "0":
-        return {}
-    store, rank, count = next(iter(distributed.rendezvous("env://")))
-    return {"store": distributed.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": count}
 
 
 def _abort() -> None:

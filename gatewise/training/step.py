@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from gatewise.training.carried import detach, flatten
+from gatewise.training.exchange import GradientExchange
 from gatewise.training.finite_guard import FiniteGuard, joined
 from gatewise.training.optimizers import clipped_update, gradient_size
 from gatewise.training.precision import autocast
@@ -68,6 +70,9 @@ class Step:
         device: The device of the model.
         clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
         processes: The processes of the distributed training.
+        exchange_bfloat16: Whether processes send gradients in bfloat16; see `GradientExchange`.
+        exchange_rows: Whether processes send only those rows of the gradients of embeddings that occur in their
+            batches; see `GradientExchange`.
 
     Attributes:
         guard: The guard whose flag is set if a step was not finite, the same in all processes.
@@ -82,6 +87,9 @@ class Step:
         device: torch.device,
         clip_value: float = 0.0,
         processes: Processes = ALONE,
+        *,
+        exchange_bfloat16: bool = False,
+        exchange_rows: bool = False,
     ) -> None:
         self._mean_loss = mean_loss
         self._optimizer = optimizer
@@ -90,6 +98,7 @@ class Step:
         self._precision = precision
         self._device = device
         self._processes = processes
+        self._exchange = GradientExchange(processes, mean_loss, bfloat16=exchange_bfloat16, rows=exchange_rows)
         self.guard = FiniteGuard(device)
 
     def __call__(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
@@ -105,6 +114,10 @@ class Step:
         clipped_update(self._optimizer, self._clip, self._clip_value, guard, observed)
         guard.put_back(copies)
         return loss, guard.state(state, after)
+
+    def expect(self, shapes: Hashable) -> None:
+        """Announce the shapes of all processes' batches in the next step; see `GradientExchange.expect`."""
+        self._exchange.expect(shapes)
 
     def measure(self, batch: Any, state: Any) -> Measured:
         """Return the result of the step in this process alone, without an update; this synchronises with the device."""
@@ -122,6 +135,7 @@ class Step:
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._precision, self._device):
             loss, after = self._mean_loss(batch, state)
+        self._exchange.before_backward(loss)
         # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
         with torch.autograd.set_multithreading_enabled(False):
             loss.backward()
@@ -137,5 +151,5 @@ class Step:
                 weight.grad = torch.zeros_like(weight)
         # The scalar is averaged in one collective with the small gradients.
         mean = joined(observed).to(weights[-1].dtype)
-        self._processes.average([*(weight.grad for weight in weights), mean])
+        self._exchange.average(weights, [mean])
         return [mean]

@@ -1,4 +1,4 @@
-"""Two processes that train together, as torchrun would start them."""
+"""Processes that train together, as torchrun would start them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,25 @@ class Recorder:
         return replay
 
 
-def together(folder, jobs, device="cpu", context=None, seconds=120.0):
-    """Run jobs one after the other, each in both processes at the same time.
+def together(folder, jobs, device="cpu", context=None, seconds=120.0, count=COUNT):
+    """Run jobs one after the other, each in all processes at the same time.
 
     Args:
         folder: An empty folder.
         jobs: The jobs by name: a function of `Processes` and keyword arguments, and these arguments.
-        device: The device of both processes; "cuda" gives each its own GPU.
+        device: The device of all processes; "cuda" gives each its own GPU.
         context: The `multiprocessing` context that starts them.
         seconds: The time in seconds after which they are killed.
+        count: The number of processes.
 
     Returns:
         The results of the jobs by name, one for each process; failed jobs and those after them are missing.
     """
     port = free_port()
     context = context or processes_that_start_fast()
-    workers = [context.Process(target=_work, args=(rank, port, folder, jobs, device, seconds)) for rank in range(COUNT)]
+    workers = [
+        context.Process(target=_work, args=(rank, count, port, folder, jobs, device, seconds)) for rank in range(count)
+    ]
     for worker in workers:
         worker.start()
     end = time.monotonic() + seconds
@@ -56,17 +59,17 @@ def together(folder, jobs, device="cpu", context=None, seconds=120.0):
         if worker.exitcode is None:
             worker.kill()
             worker.join()
-    paths = {name: [_path(folder, name, rank) for rank in range(COUNT)] for name in jobs}
+    paths = {name: [_path(folder, name, rank) for rank in range(count)] for name in jobs}
     return {
-        name: [pickle.loads(path.read_bytes()) for path in both]
-        for name, both in paths.items()
-        if all(path.exists() for path in both)
+        name: [pickle.loads(path.read_bytes()) for path in each]
+        for name, each in paths.items()
+        if all(path.exists() for path in each)
     }
 
 
-def _work(rank, port, folder, jobs, device, seconds):
+def _work(rank, count, port, folder, jobs, device, seconds):
     faulthandler.dump_traceback_later(0.9 * seconds)  # a process that is killed has shown where it was
-    os.environ.update(of_several(rank, COUNT, port))
+    os.environ.update(of_several(rank, count, port))
     with join_processes(device) as processes:
         for name, (job, arguments) in jobs.items():
             try:

@@ -46,6 +46,8 @@ NEUTRAL = {
     "checkpoint_steps": (0, 2),
     "seed": (0, 1),
     "cuda_graph": (True, False),
+    "exchange_bfloat16": (False, True),  # for several processes: test_exchange.py
+    "exchange_rows": (False, True),
 }
 
 

@@ -1,0 +1,133 @@
+"""Reports of the benchmark: words a second by the number of processes, and the efficiency beside one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from gatewise.benchmarks.lstm.report import plain_table
+from gatewise.benchmarks.provenance import commands, provenance
+from gatewise.benchmarks.record import MEASURED, Record, of_device
+
+_LEGEND = (
+    "Words a second of all processes together; in brackets the efficiency, their number over that of as many times one "
+    "process. DDP is DistributedDataParallel around a loop in plain PyTorch, and `gatewise train lm` the step of that "
+    "command, replayed as a CUDA graph on GPUs. A step is forward, loss, backward, exchange of gradients, clipping and "
+    "SGD. Before it is timed, each row trains some steps with the losses of the first row and bitwise equal weights in "
+    "all processes."
+)
+Key = tuple[str, int, str, str]
+
+
+def newest(records: Sequence[Record], device: str = "") -> list[Record]:
+    """Return the newest record of each row and number of processes on one device, in order of first occurrence.
+
+    Args:
+        records: All records of a file, oldest first.
+        device: A part of the device's name; empty for the device of the newest record.
+
+    Raises:
+        ArgumentError: No record is from such a device.
+    """
+    fitting = of_device(records, device)
+    return list({(json.dumps(each.settings), each.way, each.dtype): each for each in fitting}.values())
+
+
+def rows(records: Sequence[Record]) -> dict[Key, dict[int, Record]]:
+    """Return the records by case, batch, precision and way, and then by the number of processes."""
+    found: dict[Key, dict[int, Record]] = {}
+    for record in sorted(records, key=lambda each: each.settings["batch"]):
+        key = record.case, record.settings["batch"], record.dtype, record.way
+        found.setdefault(key, {})[record.settings["processes"]] = record
+    return found
+
+
+def speed_up(row: dict[int, Record], processes: int) -> float | None:
+    """Return the speed of several processes over that of one; None if one of them was not measured."""
+    one, several = row.get(1), row.get(processes)
+    if one is None or several is None or not one.words_per_second or not several.words_per_second:
+        return None
+    return several.words_per_second / one.words_per_second
+
+
+def on_screen(records: Sequence[Record]) -> RenderableType:
+    """Return the tables for the terminal, with the reasons of rows without a speed."""
+    parts: list[RenderableType] = []
+    counts = _counts(records)
+    for title, lines in _tables(records).items():
+        table = plain_table(title, ["way", *map(str, counts)], left=["way"])
+        for way, row in lines:
+            bad = any(each.status != MEASURED for each in row.values())
+            table.add_row(way, *(_cell(row, count) for count in counts), style="bold red" if bad else "")
+        parts += [table, Text("")]
+    parts += [Text(note, style="red") for note in _notes(records)]
+    parts.append(Text(_origin(records) if records else "No row was finished."))
+    return Group(*parts)
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the tables as Markdown, for pages."""
+    counts, parts = _counts(records), []
+    for title, lines in _tables(records).items():
+        parts += [f"**{title}**, words/s (efficiency) by the number of processes:", ""]
+        parts += [f"| way | {' | '.join(map(str, counts))} |", f"|---|{'---:|' * len(counts)}"]
+        parts += [f"| {way} | {' | '.join(_cell(row, count) for count in counts)} |" for way, row in lines]
+        parts.append("")
+    parts += [f"- {note}" for note in _notes(records)]
+    return "\n".join([*parts, _LEGEND, "", _origin(records)])
+
+
+def report(records: Sequence[Record]) -> str:
+    """Return the complete report in Markdown: the tables, then the time of a step of each row."""
+    parts = ["# `gatewise bench scale`", "", commands([each.run for each in records]), "", markdown(records), ""]
+    parts += ["| sizes | way | processes | ms/step | 20-80 % | words/s |", "|---|---|---:|---:|---:|---:|"]
+    for (case, batch, dtype, way), row in rows(records).items():
+        for count, record in row.items():
+            timing = record.timing
+            times = ["", "", record.status]
+            if timing is not None:
+                spread = f"{1e3 * timing.q20:.3g}-{1e3 * timing.q80:.3g}"
+                times = [f"{1e3 * timing.median:.3g}", spread, f"{record.words_per_second:,.0f}"]
+            parts.append(f"| {case}, B {batch}, {dtype} | {way} | {count} | {' | '.join(times)} |")
+    return "\n".join(parts) + "\n"
+
+
+def _tables(records: Sequence[Record]) -> dict[str, list[tuple[str, dict[int, Record]]]]:
+    found: dict[str, list[tuple[str, dict[int, Record]]]] = {}
+    for (_, batch, dtype, way), row in rows(records).items():
+        first = next(iter(row.values()))
+        sizes = first.settings
+        title = (
+            f"{first.case} ({sizes['num_layers']} x {sizes['hidden_size']}, T {sizes['time']}, "
+            f"{sizes['vocabulary']:,} words), B {batch} each, {dtype}"
+        )
+        found.setdefault(title, []).append((way, row))
+    return found
+
+
+def _cell(row: dict[int, Record], count: int) -> str:
+    record, factor = row.get(count), speed_up(row, count)
+    if record is None:
+        return ""
+    if not record.words_per_second:
+        return record.status
+    return f"{record.words_per_second:,.0f}" + (f" ({100 * factor / count:.0f} %)" if factor and count > 1 else "")
+
+
+def _counts(records: Sequence[Record]) -> list[int]:
+    return sorted({record.settings["processes"] for record in records})
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    return [
+        f"{each.way}, B {each.settings['batch']}, {each.settings['processes']} processes: {each.status}. {each.note}"
+        for each in records
+        if each.status != MEASURED
+    ]
+
+
+def _origin(records: Sequence[Record]) -> str:
+    return provenance([record.run for record in records], in_turn=False)

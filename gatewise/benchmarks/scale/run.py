@@ -1,0 +1,115 @@
+"""The run of the benchmark: 1, 2, 4, ... processes, one start of torchrun for each number."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.observer import Observer
+from gatewise.benchmarks.outcome import Outcome
+from gatewise.benchmarks.precision import Precision
+from gatewise.benchmarks.record import MEASURED, Record, Run
+from gatewise.benchmarks.scale.launch import answers
+from gatewise.benchmarks.scale.ways import Way
+from gatewise.benchmarks.scale.worker import Task
+from gatewise.selection.timing import Timing
+
+BENCHMARK = "scale"
+QUICK_BENCHMARK = "scale_quick"  # in a separate file, so that reports do not include quick runs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        benchmark: The name of the benchmark in records.
+        case: The sizes of the model; its batch is not used.
+        vocabulary: V, the number of words.
+        batches: The numbers of sequences in the batch of each process.
+        processes: The numbers of processes.
+        ways: The ways.
+        precision: The precision.
+        device: The kind of device; each process has its own GPU.
+        runs: The number of samples.
+        calls: The number of training steps per sample.
+        limit: The largest time in seconds that a row may take.
+    """
+
+    benchmark: str
+    case: LanguageModelCase
+    vocabulary: int
+    batches: tuple[int, ...]
+    processes: tuple[int, ...]
+    ways: tuple[Way, ...]
+    precision: Precision
+    device: torch.device
+    runs: int
+    calls: int
+    limit: float
+
+
+def run(settings: Settings, observer: Observer, write: Callable[[Record], None]) -> Outcome[Record]:
+    """Measure all ways on all numbers of processes.
+
+    Args:
+        settings: The settings.
+        observer: The observer of the progress.
+        write: A function that is called with each record when it is complete.
+
+    Raises:
+        WorkersFailed: A process failed, or a row took longer than the limit; earlier records are written.
+    """
+    about, records = Run.now(settings.device), []
+    names = tuple(way.name for way in settings.ways)
+    task = Task(
+        settings.case,
+        settings.vocabulary,
+        settings.batches,
+        names,
+        settings.precision.name,
+        settings.device.type,
+        settings.runs,
+        settings.calls,
+        answers="",
+    )
+    try:
+        for processes in settings.processes:
+            observer.begin(f"{processes} processes", len(settings.batches) * len(names))
+            for answer in answers(task, processes, settings.limit):
+                if "begins" in answer:
+                    observer.step(f"{answer['begins']}, batch {answer['batch']}")
+                    continue
+                record = _record(settings, about, processes, answer)
+                write(record)
+                records.append(record)
+    except KeyboardInterrupt:
+        return Outcome(records, True)
+    return Outcome(records, False)
+
+
+def _record(settings: Settings, about: Run, processes: int, answer: dict) -> Record:
+    case = dataclasses.replace(settings.case, batch=answer["batch"])
+    record = Record(
+        benchmark=settings.benchmark,
+        case=case.name,
+        settings={
+            **dataclasses.asdict(case),
+            "vocabulary": settings.vocabulary,
+            "corpus": "random tokens",
+            "steps_a_sample": settings.calls,
+            "processes": processes,
+        },
+        way=answer["way"],
+        kernel=None,
+        dtype=settings.precision.name,
+        status=answer["status"],
+        note=answer["note"],
+        run=dataclasses.replace(about, device=answer["device"]),
+    )
+    if answer["status"] != MEASURED:
+        return record
+    return record.timed(Timing.of(answer["samples"]), case.words * processes)

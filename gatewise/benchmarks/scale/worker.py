@@ -1,0 +1,185 @@
+"""A process of the benchmark, which torchrun starts: `python -m gatewise.benchmarks.scale.worker TASK`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatewise import files
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.curve import STEPS, Curve, Nudge, Rival, rounding_of_sum
+from gatewise.benchmarks.outcome import first_line
+from gatewise.benchmarks.precision import PRECISIONS, Precision
+from gatewise.benchmarks.record import FAILED, MEASURED, WRONG, Run
+from gatewise.benchmarks.scale.step import in_turn, training_step
+from gatewise.benchmarks.scale.ways import WAYS, Way, named
+from gatewise.benchmarks.training_step import starting_weights
+from gatewise.contract.errors import ProcessFailed
+from gatewise.data import Window
+from gatewise.training.processes import Processes, join_processes
+
+_SEED = 1
+_BATCHES = 4  # different batches, used in turn
+_BFLOAT16 = 2.0**-8
+_WARMUPS = 12
+"""Steps before the first sample, in which DistributedDataParallel orders its buckets and graphs are captured."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """What the processes of one start measure.
+
+    Attributes:
+        case: The sizes, with any batch.
+        vocabulary: V, the number of words.
+        batches: The numbers of sequences in the batch of each process.
+        ways: The names of the ways.
+        precision: The name of the precision.
+        device: "cpu" or "cuda".
+        runs: The number of samples of each way.
+        calls: The number of steps per sample.
+        answers: The file to which the first process appends a line for each row that it begins, and for each result.
+    """
+
+    case: LanguageModelCase
+    vocabulary: int
+    batches: tuple[int, ...]
+    ways: tuple[str, ...]
+    precision: str
+    device: str
+    runs: int
+    calls: int
+    answers: str
+
+    @classmethod
+    def from_line(cls, line: str) -> Task:
+        """Parse a line of JSON."""
+        fields = json.loads(line)
+        case = LanguageModelCase(**fields["case"])
+        return cls(**fields | {"case": case, "batches": tuple(fields["batches"]), "ways": tuple(fields["ways"])})
+
+
+def measure(task: Task, processes: Processes) -> None:
+    """Measure all ways with all batches; the first process writes the answers."""
+    precision = PRECISIONS[task.precision]
+    device = Run.now(processes.device).device if processes.first else ""  # with the threads of this process
+    start = starting_weights(task.case, task.vocabulary, processes.device, _SEED)
+    with precision.applied():
+        for batch in task.batches:
+            case = dataclasses.replace(task.case, batch=batch)
+            row = _Rows(task, case, precision, start, processes)
+            for way in named(list(task.ways)):
+                _answer(task, processes, {"begins": way.name, "batch": batch})
+                _answer(task, processes, {"way": way.name, "batch": batch, "device": device, **row.measured(way)})
+
+
+class _Rows:
+    """All ways with one batch."""
+
+    def __init__(
+        self,
+        task: Task,
+        case: LanguageModelCase,
+        precision: Precision,
+        start: Sequence[Tensor],
+        processes: Processes,
+    ) -> None:
+        self._task, self._case, self._precision = task, case, precision
+        self._start, self._processes = start, processes
+        generator = torch.Generator().manual_seed(_SEED + processes.rank)
+        shape = (_BATCHES, case.time + 1, case.batch)
+        tokens = torch.randint(task.vocabulary, shape, generator=generator).to(processes.device)
+        self._batches = [Window(each[:-1], each[1:]) for each in tokens]
+        self._rivals: dict[bool, Rival] = {}
+
+    def measured(self, way: Way) -> dict[str, Any]:
+        """Return the status of a way, a note, and the samples in seconds per step if its results are right."""
+        if way.bfloat16 not in self._rivals:
+            # Rows that send bfloat16 are compared with PyTorch's own hook, which rounds the same numbers.
+            yardstick = dataclasses.replace(WAYS[0], bfloat16=way.bfloat16)
+            self._rivals[way.bfloat16] = Rival(
+                lambda nudge: self._losses(yardstick, nudge),
+                max(self._precision.rounding, _BFLOAT16 if way.bfloat16 else 0.0),
+                rounding_of_sum(self._case.words * self._processes.count),
+                f"{yardstick.name} in bfloat16" if way.bfloat16 else yardstick.name,
+            )
+        finding = self._rivals[way.bfloat16].beside(self._losses(way))
+        if not finding.agrees:
+            return {"status": WRONG, "note": str(finding)}
+        with self._step(way, self._case.dropout) as (step, model):
+            train = in_turn(step, self._batches, self._case, self._start)
+            for _ in range(_WARMUPS):
+                train()
+            samples = [self._sample(train) for _ in range(self._task.runs)]
+            loss = float(train())
+            if not math.isfinite(loss):
+                return {"status": WRONG, "note": f"the loss of a step of training with dropout is {loss}"}
+            if len(set(self._processes.all_gather(_digest(model)))) > 1:
+                return {"status": WRONG, "note": "the weights of the processes differ"}
+        return {"status": MEASURED, "note": str(finding), "samples": samples}
+
+    def _losses(self, way: Way, nudge: Nudge | None = None) -> Curve:
+        """Return the mean losses of all processes in a few steps without dropout, whose masks would differ."""
+        processes = self._processes
+        with self._step(way, 0.0) as (step, model):
+            if nudge is not None:
+                nudge.move(model.parameters())
+            train = in_turn(step, self._batches[:2], self._case, self._start)
+            found = torch.stack([train().detach().double().clone() for _ in range(STEPS)]).cpu()
+        return tuple((processes.all_reduce_sum(found) / processes.count).tolist())
+
+    def _step(self, way: Way, dropout: float) -> Any:
+        torch.manual_seed(_SEED + self._processes.rank)
+        return training_step(way, self._case, self._start, self._precision, self._processes, dropout=dropout)
+
+    def _sample(self, train: Any) -> float:
+        self._wait()
+        self._processes.barrier()
+        began = time.perf_counter()
+        for _ in range(self._task.calls):
+            train()
+        self._wait()
+        return (time.perf_counter() - began) / self._task.calls
+
+    def _wait(self) -> None:
+        if self._processes.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for weight in model.parameters():
+        found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _answer(task: Task, processes: Processes, fields: dict[str, Any]) -> None:
+    if processes.first:
+        files.append_line(Path(task.answers), json.dumps(fields))
+
+
+def main() -> None:
+    """Measure the task of the command line; on an error, write the reason and exit with status 1."""
+    task = Task.from_line(sys.argv[1])
+    try:
+        with join_processes(task.device) as processes:
+            measure(task, processes)
+    except ProcessFailed:
+        sys.exit(1)  # the process that failed says why
+    except Exception as error:
+        files.append_line(Path(task.answers), json.dumps({"status": FAILED, "note": first_line(error)}))
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The exchange of gradients between the processes of a distributed training."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gatewise.training.processes import Processes
+
+_LOOK_UP = "EmbeddingBackward0"
+_REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+class GradientExchange:
+    """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
+
+    By default every gradient is sent as it is, by `Processes.average`.
+
+    Args:
+        processes: The processes.
+        model: The model, or a module that contains it.
+        bfloat16: Whether gradients are sent in bfloat16, as PyTorch's `bf16_compress_hook` sends them: each process
+            rounds its share of the mean to bfloat16, and the sums of these are rounded too. With n processes and
+            u = 2**-8, the error of a mean is below ((1 + u)**(n + 1) - 1) times the mean of the absolute values.
+        rows: Whether processes send only those rows of the gradient of an `nn.Embedding` which occur in their batches,
+            if these are fewer bytes than an all-reduce of the whole matrix. All processes add the same rows in the
+            order of the ranks. The rows are read from the autograd graph of each loss; a matrix that this graph uses in
+            another way too, such as one that is shared with a softmax, is sent as a whole.
+
+            PyTorch has ``nn.Embedding(sparse=True)`` for this, whose gradients the fused optimizers, momentum, AdamW
+            and the norm for clipping do not take, NCCL does not reduce and a CUDA graph cannot contain.
+    """
+
+    def __init__(self, processes: Processes, model: nn.Module, *, bfloat16: bool = False, rows: bool = False) -> None:
+        self._processes = processes
+        self._bfloat16 = bfloat16
+        tables = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)] if rows else []
+        self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
+        self._rows: list[torch.Tensor | None] = []
+        self._shapes: Hashable = None
+        self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
+
+    def expect(self, shapes: Hashable) -> None:
+        """Announce the shapes of all processes' batches in the next step, by a value that is equal for equal shapes.
+
+        Processes tell each other on the host how many rows they will send, which cannot be a part of a CUDA graph. A
+        step that is captured uses the numbers of the last step with the same shapes.
+        """
+        self._shapes = shapes
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Find the rows of embeddings that a loss depends on; call it before each backward pass."""
+        self._rows = rows_read(loss, self._tables) if self._tables and self._processes.count > 1 else []
+
+    @torch.no_grad()
+    def average(self, weights: Sequence[nn.Parameter], others: Sequence[torch.Tensor] = ()) -> None:
+        """Replace the gradients of weights, and other tensors, by their means over the processes.
+
+        Nothing synchronises with the device, so that a CUDA graph can capture it.
+
+        Args:
+            weights: The weights, each with a gradient, the same in all processes and steps.
+            others: Further small floating-point tensors of the same shapes in all processes.
+        """
+        done, exchanged = set(), set(weights)
+        for place, (table, rows) in enumerate(zip(self._tables, self._rows, strict=False)):
+            if table not in exchanged:
+                continue
+            numbers = self._numbers(place, -1 if rows is None else len(rows))
+            if rows is not None and self._saves_bytes(table, rows, numbers):
+                assert table.grad is not None
+                self._average_rows(table.grad, rows, max(numbers))
+                done.add(table)
+        self._rows = []
+        whole = [weight.grad for weight in weights if weight not in done and weight.grad is not None]
+        self._processes.average([*whole, *others], bfloat16=self._bfloat16)
+
+    def _numbers(self, place: int, own: int) -> tuple[int, ...]:
+        """Return the numbers of rows that the processes want to send of a matrix, by rank; -1 for the whole matrix.
+
+        Raises:
+            RuntimeError: A step is captured, and the numbers of its shapes are unknown, or this process has another. No
+                process then replays the step: see `gatewise.training.graph.ReplayedStep`.
+        """
+        key = self._shapes, place
+        if not _is_captured(self._processes.device):
+            numbers = self._processes.all_gather_number(own)
+            if self._shapes is not None:
+                self._known[key] = numbers
+            return numbers
+        numbers = self._known.get(key, ())
+        if not numbers or numbers[self._processes.rank] != own:
+            raise RuntimeError("the number of rows of embeddings in a batch differs between batches of one shape")
+        return numbers
+
+    def _saves_bytes(self, table: torch.Tensor, rows: torch.Tensor, numbers: tuple[int, ...]) -> bool:
+        """Whether an all-gather of rows moves fewer bytes than an all-reduce of the matrix."""
+        count, item = self._processes.count, 2 if self._bfloat16 else table.element_size()
+        row = table[0].numel() * item + rows.element_size()
+        # A process receives n - 1 parts in an all-gather, and in an all-reduce 2 (n - 1) / n of the matrix.
+        return min(numbers) >= 0 and count * max(numbers) * row < 2 * table.numel() * item
+
+    def _average_rows(self, gradient: torch.Tensor, rows: torch.Tensor, most: int) -> None:
+        """Replace a gradient that is zero outside of some rows by the mean; no process has more than `most` rows."""
+        if not most:
+            return
+        processes = self._processes
+        rows = rows.sort().values
+        # A row that occurs several times is sent once, and zeros otherwise: the number of different rows would have to
+        # be read from the device.
+        repeated = functional.pad(rows[1:] == rows[:-1], (1, 0)) if len(rows) else rows.bool()
+        values = (gradient[rows] / processes.count).masked_fill(repeated.unsqueeze(1), 0.0)
+        if self._bfloat16:
+            values = values.bfloat16()
+        missing = most - len(rows)
+        all_rows = processes.all_gather_tensors(functional.pad(rows, (0, missing)))
+        all_values = processes.all_gather_tensors(functional.pad(values, (0, 0, 0, missing)))
+        gradient.index_fill_(0, rows, 0.0)
+        for its_rows, its_values in zip(all_rows, all_values, strict=True):
+            # The sum of a row has one number other than zero, so that its order makes no difference.
+            gradient.index_add_(0, its_rows, its_values.to(gradient.dtype))
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the rows of matrices that a loss depends on, from its autograd graph.
+
+    Args:
+        loss: The loss, before its backward pass.
+        tables: The matrices, which require gradients.
+
+    Returns:
+        For each matrix the row numbers, int64 [N] with repetitions, if the loss uses it in lookups of embeddings only
+        (`torch.nn.functional.embedding`); otherwise None.
+    """
+    wanted = {id(table): index for index, table in enumerate(tables)}
+    lookups: list[list[torch.Tensor]] = [[] for _ in wanted]
+    used_otherwise: set[int] = set()
+    nodes: list[Any] = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # to which the loop appends
+        if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
+            used_otherwise.update(range(len(lookups)))
+        for parent, _ in node.next_functions:
+            if parent is not None and parent.name() == _LEAF:
+                index = wanted.get(id(parent.variable))
+                if index is not None and node.name() == _LOOK_UP:
+                    lookups[index].append(node._saved_indices.flatten())
+                elif index is not None:
+                    used_otherwise.add(index)
+            elif parent is not None and parent not in seen:
+                seen.add(parent)
+                nodes.append(parent)
+    return [None if not found or index in used_otherwise else torch.cat(found) for index, found in enumerate(lookups)]

@@ -1,0 +1,233 @@
+"""`gatewise bench scale`: every row on one and on two processes, its records and reports, and processes that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+import torch
+from typer.testing import CliRunner
+
+from gatewise.benchmarks import record
+from gatewise.benchmarks.cases import LanguageModelCase
+from gatewise.benchmarks.publication import publication
+from gatewise.benchmarks.record import MEASURED, WRONG, Record, Run
+from gatewise.benchmarks.scale import report, worker
+from gatewise.benchmarks.scale.launch import WorkersFailed, answers
+from gatewise.benchmarks.scale.ways import OTHERS, WAYS, named
+from gatewise.benchmarks.scale.worker import Task
+from gatewise.cli.bench import app
+from gatewise.contract.errors import ArgumentError
+from gatewise.selection.timing import Timing
+from gatewise.training.processes import Processes
+
+TINY = LanguageModelCase("tiny", 8, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=4, batch=1)
+TASK = Task(TINY, 20, (3,), ("nn.LSTM, DDP", "gatewise train lm"), "fp32", "cpu", runs=2, calls=1, answers="")
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, ["scale", *arguments], catch_exceptions=False)
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
+    ran = call("--quick", "--device", "cpu", "--batch", "2", "--batch", "3", "--plot", "pictures/scale")
+    assert ran.exit_code == 0, ran.stdout
+    assert (tmp_path / "pictures" / "scale.svg").is_file()
+    rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
+    found = [(each["settings"]["processes"], each["settings"]["batch"], each["way"]) for each in rows]
+    assert found == [(count, batch, way.name) for count in (1, 2) for batch in (2, 3) for way in WAYS]
+    for each in rows:
+        assert each["status"] == MEASURED
+        assert each["runs"] == 3
+        assert each["run"]["device"].endswith(", 1 threads")
+        words = each["settings"]["processes"] * each["settings"]["batch"] * each["settings"]["time"]
+        assert each["words_per_second"] == pytest.approx(words / each["median"])
+        assert each["note"] == "the loss of 8 steps of training is that of nn.LSTM, DDP"
+    page = tmp_path / "page.md"
+    page.write_text("<!-- benchmark: scale_quick -->\n<!-- /benchmark: scale_quick -->\n")
+    reported = CliRunner().invoke(app, ["report", "scale_quick", "--into", "page.md"], catch_exceptions=False)
+    assert reported.exit_code == 0
+    assert "B 3 each, fp32**, words/s (efficiency) by the number of processes:" in page.read_text()
+    assert (tmp_path / "benchmarks/reports/scale_quick.md").read_text().startswith("# `gatewise bench scale`")
+
+
+@pytest.mark.slow
+def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path) -> None:
+    options = [word for way in OTHERS for word in ("--way", way.name)]
+    ran = call("--quick", "--device", "cpu", "--processes", "2", "--runs", "1", *options)
+    assert ran.exit_code == 0, ran.stdout
+    rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
+    assert [(each["way"], each["status"]) for each in rows] == [(way.name, MEASURED) for way in OTHERS]
+
+
+class Answers(list):
+    """A list to which the worker writes its answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(worker, "_answer", lambda task, processes, fields: self.append(fields))
+
+    def results(self):
+        return {each["way"]: each for each in self if "way" in each}
+
+
+def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Answers(monkeypatch)
+    worker.measure(TASK, ALONE)
+    assert [each.get("begins") for each in found] == [TASK.ways[0], None, TASK.ways[1], None]
+    for answer in found.results().values():
+        assert answer["status"] == MEASURED
+        assert len(answer["samples"]) == 2
+        assert min(answer["samples"]) > 0
+
+
+def test_a_row_with_other_losses_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, losses = Answers(monkeypatch), worker._Rows._losses
+
+    def different(rows, way, nudge=None):
+        curve = losses(rows, way, nudge)
+        return curve if way.name == "nn.LSTM, DDP" else (*curve[:-1], 1.5 * curve[-1])
+
+    monkeypatch.setattr(worker._Rows, "_losses", different)
+    worker.measure(TASK, ALONE)
+    first, second = found.results().values()
+    assert first["status"] == MEASURED
+    assert second["status"] == WRONG
+    assert second["note"].startswith("after 7 steps of training the loss is")
+    assert "samples" not in second
+
+
+def test_a_row_whose_processes_differ_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Answers(monkeypatch)
+    monkeypatch.setattr(Processes, "all_gather", lambda self, value: [value, "another"])
+    worker.measure(TASK, ALONE)
+    for answer in found.results().values():
+        assert (answer["status"], answer["note"]) == (WRONG, "the weights of the processes differ")
+
+
+def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, step_of = Answers(monkeypatch), worker.training_step
+
+    @contextlib.contextmanager
+    def diverging(*arguments, dropout):
+        with step_of(*arguments, dropout=dropout) as (step, model):
+            yield (lambda batch, state: (step(batch, state)[0] * math.nan, state)) if dropout else step, model
+
+    monkeypatch.setattr(worker, "training_step", diverging)
+    worker.measure(TASK, ALONE)
+    for answer in found.results().values():
+        assert (answer["status"], answer["note"]) == (WRONG, "the loss of a step of training with dropout is nan")
+
+
+FAILING = """
+import json, os, signal, sys, time
+from gatewise.training.processes import join_processes
+from gatewise.benchmarks.scale import worker
+
+def measure(task, processes):
+    worker._answer(task, processes, {"begins": "this row", "batch": 3})
+    processes.barrier()
+    if processes.rank == processes.count - 1:
+        ACTION
+    time.sleep(600)
+
+worker.measure = measure
+worker.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "limit", "message"),
+    [
+        (
+            "raise ValueError('the reason')",
+            60,
+            "one of 2 processes failed while measuring 'this row', batch 3: the reason",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 60, "2 processes ended with status 1 while measuring 'this row'"),
+        ("time.sleep(600)", 25, "2 processes gave no answer for 25 seconds while measuring 'this row', batch 3. Give"),
+    ],
+    ids=["fails", "is killed", "hangs"],
+)
+def test_processes_that_fail_end_the_benchmark_in_a_sentence(tmp_path, monkeypatch, action, limit, message) -> None:
+    (tmp_path / "failing_worker.py").write_text(FAILING.replace("ACTION", action))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    began, coming = time.monotonic(), answers(TASK, 2, limit, "failing_worker")
+    found = [next(coming)]
+    with pytest.raises(WorkersFailed) as failure:
+        next(coming)
+    assert message in str(failure.value)
+    assert found == [{"begins": "this row", "batch": 3}]
+    assert time.monotonic() - began < 110
+
+
+def recorded(processes: int, batch: int, words_per_second: float | None, way: str = "nn.LSTM, DDP") -> Record:
+    settings = {**dataclasses.asdict(TINY), "batch": batch, "vocabulary": 20, "processes": processes}
+    run = Run("2026-01-01T00:00:00+00:00", "gatewise bench scale", "GPU", "1", "3", "2", "13", 0, "0", "c", False)
+    made = Record("scale", "tiny", settings, way, None, "fp32", WRONG, "because", run)
+    if words_per_second is None:
+        return made
+    words = processes * batch * TINY.time
+    return made.timed(Timing(words / words_per_second, 0.1, 0.2, 3), words)
+
+
+def test_the_efficiency_is_that_over_as_many_times_one_process(tmp_path: Path) -> None:
+    rows = [recorded(1, 20, 1000.0), recorded(2, 20, 1800.0), recorded(4, 20, None), recorded(2, 128, 5000.0)]
+    shown = report.markdown(rows)
+    assert "| nn.LSTM, DDP | 1,000 | 1,800 (90 %) | wrong |" in shown
+    assert "| nn.LSTM, DDP |  | 5,000 |  |" in shown, "no efficiency without one process"
+    assert "- nn.LSTM, DDP, B 20, 4 processes: wrong. because" in shown
+    newer = recorded(2, 20, 1900.0)
+    for each in (*rows, newer):
+        record.append_line(dataclasses.asdict(each), tmp_path / "scale.jsonl")
+    published = publication("scale", tmp_path)
+    assert "1,900 (95 %)" in published.summary
+    assert "1,800" not in published.summary
+    assert published.draw is not None
+
+
+def test_nothing_is_drawn_without_one_process_and_several() -> None:
+    from gatewise.benchmarks.scale import picture
+
+    with pytest.raises(ArgumentError, match="must be drawn from a row with one process and several"):
+        picture.draw([recorded(2, 20, 1000.0)], Path("none"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--way", "nn.LSTM"], "`--way` must be one of: nn.LSTM, DDP; .*, got 'nn.LSTM'"),
+        (["--size", "huge"], "`--size` must be one of small, medium, large, got 'huge'"),
+        (["--dtype", "fp16"], "`--dtype` must be one of bf16-autocast, tf32, fp32, got 'fp16'"),
+        (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
+    ],
+)
+def test_bad_options(options: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call("--quick", *options)
+
+
+def test_the_default_rows_begin_with_the_yardstick() -> None:
+    assert named([]) == WAYS
+    assert WAYS[0].name == "nn.LSTM, DDP"
+    assert [way.name for way in named(["gatewise train lm", "gatewise train lm"])] == ["gatewise train lm"]
