@@ -65,7 +65,8 @@ def test_help_and_version_do_without_torch(tmp_path, way, words):
     answer = subprocess.run(
         [sys.executable, *start, *words], env=environment, capture_output=True, text=True, check=False
     )
-    expected = package.__version__ if words == ["--version"] else "Train a language model, a translation model or a classifier."
+    summary = "Train a language model, a translation model or a classifier."
+    expected = package.__version__ if words == ["--version"] else summary
     assert expected in answer.stdout + answer.stderr
     assert "torch was imported" not in answer.stdout + answer.stderr
 

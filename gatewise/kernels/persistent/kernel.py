@@ -169,8 +169,9 @@ def _operators(problem: Problem) -> int:
 
 
 def _planes_of_cell(problem: Problem) -> float:
-    # What the passes of a cell that is not fused write and read beyond one state in the dtype of the tensors: all carried
-    # states in float32 and, with a second tensor of sums, those of the four gates and the gradients of the first tensor.
+    # What the passes of a cell that is not fused write and read beyond one state in the dtype of the tensors: all
+    # carried states in float32 and, with a second tensor of sums, those of the four gates and the gradients of the
+    # first tensor.
     if has_fused_passes(problem.cell) or not problem.needs_grad:
         return 0.0
     states = 2 * (len(carried_states(step_cell(problem.cell))) * 4 / problem.element_bytes - 1)
