@@ -78,7 +78,7 @@ def ways_of(cell: str, batch: int, size: int, device: str, dtype: torch.dtype) -
 
 
 def replayed(cell: str, batch: int, size: int, device: str, dtype: torch.dtype) -> dict[str, Step]:
-    """Return a replay of a CUDA graph for torch.nn's layer and gatewise's, with states at fixed addresses."""
+    """Return a replay of a CUDA graph for torch.nn's layer, gatewise's and its stream."""
     found = {}
     for name, library in ((RIVAL, torch.nn), ("layer", gatewise)):
         torch.manual_seed(0)
@@ -103,7 +103,16 @@ def replayed(cell: str, batch: int, size: int, device: str, dtype: torch.dtype) 
             return y[0]
 
         found[f"{name}, graph"] = step
-    return found
+    stream, given = layer.stream(batch), x[0]
+    stream(given)
+    outputs: list[Tensor] = []
+    last = captured_graph(lambda: outputs.append(stream(given)))
+
+    def replay() -> Tensor:
+        last.replay()
+        return outputs[0]
+
+    return found | {"stream, graph": replay}
 
 
 def check(cell: str, batch: int, size: int, device: str, dtype: torch.dtype) -> None:

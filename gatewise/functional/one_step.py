@@ -10,24 +10,48 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
-from gatewise.functional.passes import without_autocast
+from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.selection import AUTO, preference
-from gatewise.selection.one_step import Product, Step, state_dtype, step_of
+from gatewise.selection.one_step import Product, SingleSteps, Step, in_one_launch, state_dtype, step_of
 
-__all__ = ["Product", "Stack", "dtype_of_call", "one_call", "one_step", "state_dtype", "steps_directly"]
+__all__ = [
+    "Product",
+    "SingleSteps",
+    "Stack",
+    "dtype_of_call",
+    "held_step",
+    "one_call",
+    "one_step",
+    "state_dtype",
+    "steps_directly",
+    "steps_in_one_launch",
+]
 
 Stack = list[tuple[Tensor, ...]]
 """The states of each layer: the hidden state [B, R], and the others [B, H]."""
 
 
 def steps_directly(x: Tensor, kernel: str) -> bool:
-    """Return whether `one_step` computes a call; `one_call` computes those on other devices or on a named kernel.
+    """Return whether `one_step` computes a call, which is on a CPU and names no kernel.
 
     Args:
         x: The input.
         kernel: The layer's kernel: a name or "auto".
     """
     return x.is_cpu and preference(kernel).kernel == AUTO
+
+
+def steps_in_one_launch(cell: Cell, x: Tensor, dtype: torch.dtype, kernel: str, *, projected: bool) -> bool:
+    """Return whether `SingleSteps` computes a call, which names no kernel; `one_call` computes all others.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        x: The input [B, I].
+        dtype: The dtype of the call.
+        kernel: The layer's kernel: a name or "auto".
+        projected: Whether the layers have projections.
+    """
+    return not x.is_meta and preference(kernel).kernel == AUTO and in_one_launch(cell, x, dtype, projected)
 
 
 def dtype_of_call(x: Tensor) -> torch.dtype:
@@ -73,6 +97,20 @@ def _through_layers(
             x = after[-1][0].to(dtype)
         after.append(step(x, before, weights[layer], None if products is None else products[layer]))
     return after
+
+
+def held_step(held: SingleSteps, x: Tensor, weights: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the output of a step whose states are held on a GPU, and permit the work of first calls in a capture.
+
+    Args:
+        held: The steps.
+        x: The input [B, I], in the dtype of the steps.
+        weights: The weights of each layer, as in `all_weights`, in the same dtype.
+    """
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        with first_calls_permitted():
+            return held.step(x, weights)
+    return held.step(x, weights)
 
 
 def one_call(cell: Cell, x: Tensor, states: Stack, weights: Sequence[Sequence[Tensor]], kernel: str) -> Stack:

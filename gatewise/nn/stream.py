@@ -13,12 +13,15 @@ from gatewise.contract.pytorch import MODES
 from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
     Product,
+    SingleSteps,
     Stack,
     dtype_of_call,
+    held_step,
     one_call,
     one_step,
     state_dtype,
     steps_directly,
+    steps_in_one_launch,
 )
 from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
@@ -45,12 +48,18 @@ class Stream:
 
     On a CPU, and if no kernel is named, a step of the cells that PyTorch has is one operator of PyTorch for each layer,
     such as `torch.lstm_cell`; a step of other cells, projections and 16-bit numbers is a few operators of the kernel
-    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled: the blocks or
-    factors are multiplied themselves. Elsewhere a step is a call of the kernel that is chosen for a sequence of one
-    step.
+    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or
+    factors are multiplied themselves. On a GPU of compute capability 8.0 or later a step of up to 8 sequences is one
+    launch for each layer without a projection, if its cell can be traced and does not normalize. Everything else is a
+    call of the kernel that is chosen for a sequence of one step.
 
-    In float16 and bfloat16, also those of autocast, the states are carried in float32 on a CPU, as within a call of the
-    layer. A call on another device, or on a named kernel, rounds them to 16 bits after each step.
+    In float16 and bfloat16, also those of autocast, the states are carried in float32, as within a call of the layer;
+    a call of the kernel for a sequence of one step rounds them to 16 bits after each step.
+
+    The launches on a GPU find the states at the same addresses in every call. So a call can be captured in a CUDA
+    graph, after a first call outside: each replay is a step from where the last replay, call or `reset` has left the
+    states, and overwrites the output of the replay before it. The addresses change when the layer moves to another
+    device or dtype, or has another cell; a graph that was captured before must then be captured anew, as for weights.
 
     A stream can be copied by `copy.deepcopy` and pickled; the copy has a copy of the layer, unless both are parts of
     one copied object. Calls of one stream from several threads must not overlap. `torch.compile` leaves a call out of
@@ -81,6 +90,8 @@ class Stream:
         self.layer = layer
         self.batch = batch
         self._shape = torch.Size((batch, layer.input_size))
+        # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
+        self._held: SingleSteps | None = None
         self._states: Stack | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
@@ -100,7 +111,7 @@ class Stream:
             DtypeError: The dtype differs from that of the weights, and autocast is off.
             DeviceError: The device is not that of the weights.
             ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit` or `torch.func`, or
-                captured in a CUDA graph.
+                captured in a CUDA graph before the first call, or where another kernel computes it.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -124,13 +135,16 @@ class Stream:
             or layer.reverse
             or torch._C._is_tracing()
             or torch._C._are_functorch_transforms_active()
-            or not direct
         ):
             self._check(x, weight)
+        held = None if direct else self._holding(cell, x, dtype)
+        if (direct or held is not None) and dtype is not weight.dtype:
+            with torch.no_grad():
+                x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
+        if held is not None:
+            return held_step(held, x, weights)
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
-            if dtype is not weight.dtype:
-                x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
@@ -153,10 +167,10 @@ class Stream:
             DeviceError: `rows` is on another device than the states.
         """
         if rows is None:
-            self._states = None
+            self._replace(None)
             return
         check_resets(rows, (self.batch,), "[B]", "rows")
-        states = self._states
+        states = self._current()
         if states is None:
             return
         device = states[0][0].device
@@ -167,10 +181,12 @@ class Stream:
         initial = [cell.initial_value(name) for name in ("h", *cell.states)]
         chosen = rows.bool().unsqueeze(-1)
         with torch.no_grad():
-            self._states = [
-                tuple([state.masked_fill(chosen, value) for state, value in zip(each, initial, strict=True)])
-                for each in states
-            ]
+            self._replace(
+                [
+                    tuple([state.masked_fill(chosen, value) for state, value in zip(each, initial, strict=True)])
+                    for each in states
+                ]
+            )
 
     @property
     def states(self) -> States:
@@ -183,13 +199,13 @@ class Stream:
         cell = _cell_of(self.layer)
         like = self._parameter()
         with torch.no_grad():
-            states = self._states or self._initial(cell, like)
+            states = self._current() or self._initial(cell, like)
             return returned_states(tuple(torch.stack(each).to(like) for each in zip(*states, strict=True)))
 
     @states.setter
     def states(self, given: States | None) -> None:
         if given is None:
-            self._states = None
+            self._replace(None)
             return
         cell, layer = _cell_of(self.layer), self.layer
         names = ("h", *cell.states)
@@ -208,7 +224,7 @@ class Stream:
         like = self._parameter()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
-        self._states = list(zip(*kept, strict=True))
+        self._replace(list(zip(*kept, strict=True)))
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
@@ -217,8 +233,6 @@ class Stream:
         layer = self.layer
         if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
             _refuse_traced("a call that torch.jit or torch.func traces")
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
         _check_forward(layer)
         if x.shape != self._shape:
             expectation = f"of shape [B, I] = {list(self._shape)}"
@@ -235,7 +249,36 @@ class Stream:
                 sentence("stream", "called directly", "a call that torch.jit or torch.func traces", advice)
             )
 
+    def _holding(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> SingleSteps | None:
+        """Return the steps that hold the states of a call on a GPU; None if another kernel computes it."""
+        layer, held = self.layer, self._held
+        if not steps_in_one_launch(cell, x, dtype, layer.kernel, projected=layer.proj_size > 0):
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
+            return None
+        # The states are held for one cell, dtype and device; another one of the call is a reason to hold them anew.
+        if held is not None and (held.cell, held.dtype, held.device) == (cell, dtype, x.device):
+            return held
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it")
+        self._held, self._states = SingleSteps(cell, self._before(cell, x, state_dtype(dtype)), dtype), None
+        return self._held
+
+    def _current(self) -> Stack | None:
+        return self._states if self._held is None else self._held.read()
+
+    def _replace(self, states: Stack | None) -> None:
+        held = self._held
+        if held is None:
+            self._states = states
+        else:
+            # At the same addresses, which CUDA graphs have captured.
+            held.write(states or self._initial(held.cell, self._parameter()))
+
     def _before(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> Stack:
+        """Return the states before a step, out of the steps that held them, on the device of the input."""
+        if self._held is not None:
+            self._states, self._held = self._held.read(), None
         states = self._states
         if states is None:
             return self._initial(cell, x.new_empty(0, dtype=dtype))

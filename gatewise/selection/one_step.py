@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
+from gatewise.contract.device import Device
 from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.aten import OPERATORS
 from gatewise.kernels.eager import Product, one_step, state_dtype
+from gatewise.kernels.stepwise.single import SingleSteps, takes
 
-__all__ = ["Product", "Step", "state_dtype", "step_of"]
+__all__ = ["Product", "SingleSteps", "Step", "in_one_launch", "state_dtype", "step_of"]
 
 
 class Step(Protocol):
@@ -45,6 +47,18 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
         operator = OPERATORS[pytorch_layer(cell).mode]
         return functools.partial(_of_pair if cell.states else _of_one, operator)
     return functools.partial(_of_any, cell)
+
+
+def in_one_launch(cell: Cell, x: Tensor, dtype: torch.dtype, projected: bool) -> bool:
+    """Return whether `SingleSteps` computes a step, with one launch for each layer.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        x: The input [B, I], on a CPU or a CUDA device.
+        dtype: The dtype of the call.
+        projected: Whether the layers have projections.
+    """
+    return takes(cell, dtype, len(x), projected, Device.probe(x.device))
 
 
 def _of_pair(

@@ -10,12 +10,14 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
+from gatewise.contract.errors import DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
@@ -44,6 +46,14 @@ class Arguments(ctypes.Structure):
         *[(name, _POINTER) for name in ("hidden", "next", "carried", "output", "finished")],
         *[(name, _SIZE) for name in ("batch", "inputs", "units")],
     ]
+
+
+class _Launch(NamedTuple):
+    """The launch of a layer's step: the addresses and forms of tensors, and the arguments and code that follow."""
+
+    key: tuple[tuple, ...]
+    arguments: Arguments
+    binary: bytes
 
 
 def takes(cell: Cell, dtype: torch.dtype, batch: int, projected: bool, device: Device) -> bool:
@@ -83,6 +93,10 @@ class SingleSteps:
             places = len(states), len(carried_states(cell)), self._batch, self._units
             self._carried = like.new_empty(places, dtype=state_dtype(dtype))
             self._finished = like.new_zeros(len(states), dtype=torch.int32)
+        self._warps = warps_of(self._units, Device.probe(self.device).multiprocessors)
+        self._launches: dict[int, _Launch] = {}
+        grid = -(-self._units // self._warps), 1, 1
+        self._shape = driver.Shape(grid, _LANES * self._warps, 0, cooperative=False)
         self.write(states)
 
     def write(self, states: Sequence[tuple[Tensor, ...]]) -> None:
@@ -109,42 +123,72 @@ class SingleSteps:
         Args:
             x: The input [B, I], in the dtype of the call.
             weights: The weights of each layer, as in `all_weights`, in the same dtype.
+
+        Raises:
+            ShapeError: The sizes of a weight are not those of the states and the input.
+            DtypeError: The dtype of a weight is not that of the call.
+            DeviceError: A weight is on another device than the states.
         """
         y = x.new_empty(self._batch, self._units)
-        x = x.contiguous()
-        for layer, own in enumerate(weights):
-            output = y if layer == len(weights) - 1 else None
-            self._layer(layer, x, DirectionWeights.from_tensors(own, len(self.cell.parameters)), output)
-            x = self._hidden[layer]
+        with _on(self.device):
+            for layer, own in enumerate(weights):
+                # Rows of a matrix lie one after the other; the copies of others live until the launch is issued.
+                tensors = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in (x, *own)]
+                launch = self._launch(layer, tensors)
+                launch.arguments.output = y.data_ptr() if layer == len(weights) - 1 else None
+                driver.launch(launch.binary, "single_step", self._shape, launch.arguments, self.device)
+                x = self._hidden[layer]
         return y
 
-    def _layer(self, layer: int, x: Tensor, weights: DirectionWeights, output: Tensor | None) -> None:
-        # Rows of a matrix lie one after the other; the copies of others live until the launch is issued.
-        own = weights._replace(w_ih=weights.w_ih.contiguous(), w_hh=weights.w_hh.contiguous())
-        biases = [None if bias is None else bias.contiguous() for bias in (weights.b_ih, weights.b_hh)]
-        parameters = [parameter.contiguous() for parameter in weights.parameters]
+    def _launch(self, layer: int, tensors: Sequence[Tensor]) -> _Launch:
+        # A launch has nothing of tensors but their addresses and forms, and these are compared in every call.
+        key = tuple([(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors])
+        known = self._launches.get(layer)
+        if known is None or known.key != key:
+            x, *own = tensors
+            weights = DirectionWeights.from_tensors(own, len(self.cell.parameters))
+            self._check(x, weights)
+            known = self._launches[layer] = self._made(layer, key, x, weights)
+        return known
+
+    def _made(self, layer: int, key: tuple[tuple, ...], x: Tensor, weights: DirectionWeights) -> _Launch:
         hidden = self._hidden[layer]
         arguments = Arguments(
             x.data_ptr(),
-            own.w_ih.data_ptr(),
-            own.w_hh.data_ptr(),
-            *map(address, biases),
-            (_POINTER * MOST_PARAMETERS)(*map(address, parameters)),
+            *[address(tensor) for tensor in weights[:4]],
+            (_POINTER * MOST_PARAMETERS)(*map(address, weights.parameters)),
             hidden.data_ptr(),
             self._next[layer].data_ptr(),
             self._carried[layer].data_ptr(),
-            address(output),
+            None,
             self._finished[layer : layer + 1].data_ptr(),
             self._batch,
             x.shape[1],
             self._units,
         )
-        width = width_of((x, own.w_ih, own.w_hh, hidden))
-        warps = warps_of(self._units, Device.probe(self.device).multiprocessors)
-        binary = _binary(self.cell, self.dtype, width, rows_of(self._batch), warps, self.device)
-        shape = driver.Shape((-(-self._units // warps), 1, 1), _LANES * warps, 0, cooperative=False)
-        with _on(self.device):
-            driver.launch(binary, "single_step", shape, arguments, self.device)
+        width = width_of((x, weights.w_ih, weights.w_hh, hidden))
+        binary = _binary(self.cell, self.dtype, width, rows_of(self._batch), self._warps, self.device)
+        return _Launch(key, arguments, binary)
+
+    def _check(self, x: Tensor, weights: DirectionWeights) -> None:
+        rows = len(self.cell.gates) * self._units
+        expected = {"w_ih": (rows, x.shape[1]), "w_hh": (rows, self._units), "b_ih": (rows,), "b_hh": (rows,)}
+        given = [(name, getattr(weights, name), shape) for name, shape in expected.items()]
+        names = zip(self.cell.parameters, weights.parameters, strict=True)
+        given += [(name, parameter, (self._units,)) for name, parameter in names]
+        for name, tensor, shape in given:
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape:
+                raise ShapeError(sentence(f"weights, {name},", f"of shape {list(shape)}", list(tensor.shape)))
+            if tensor.dtype != self.dtype:
+                raise DtypeError(sentence(f"weights, {name},", str(self.dtype), tensor.dtype))
+            if tensor.device != self.device:
+                raise DeviceError(sentence(f"weights, {name},", f"on {self.device}", f"one on {tensor.device}"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The addresses of a copy are others.
+        return self.__dict__ | {"_launches": {}}
 
 
 def width_of(tensors: Sequence[Tensor]) -> int:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM, SHIPPED, Averaged, LayerNormLSTM
+from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, LayerNormLSTM
 from gatewise.contract.device import Device
+from gatewise.contract.errors import DeviceError, DtypeError, ShapeError
 from gatewise.contract.problem import Problem
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import single
@@ -104,6 +105,40 @@ def test_weights_with_other_strides_and_addresses_are_read():
     found = [own.step(inputs.x[0], [weights]) for own, weights in zip(steps, (plain, odd, turned), strict=True)]
     torch.testing.assert_close(found[1], found[0])
     assert torch.equal(found[2], found[0])
+
+
+def test_launches_are_made_anew_where_an_address_a_shape_or_a_dtype_is_another_one(launched):
+    problem, inputs = case(RNN("tanh"), torch.float32, 2, 1, False, (8, 8))
+    w_ih, w_hh = inputs.weights
+    steps, start = steps_of(problem, inputs), steps_of(problem, inputs).read()
+
+    def found(x, *weights):
+        steps.write(start)
+        return steps.step(x, [weights])
+
+    def expected(x, *weights):
+        return torch.tanh(x @ weights[0].T + start[0][0] @ weights[1].T)
+
+    x = inputs.x[0]
+    torch.testing.assert_close(found(x, w_ih, w_hh), expected(x, w_ih, w_hh))
+    known = steps._launches[0]
+    w_hh.mul_(2)  # at the same address: the launch is the same, and reads other values
+    torch.testing.assert_close(found(x, w_ih, w_hh), expected(x, w_ih, w_hh))
+    assert steps._launches[0] is known
+    for weights in ((w_ih, w_hh.t()), (w_hh, w_ih), (w_ih.t(), w_hh.clone())):
+        torch.testing.assert_close(found(x, *weights), expected(x, *weights))
+    other = torch.stack([x, -x])[1]
+    torch.testing.assert_close(found(other, w_ih, w_hh), expected(other, w_ih, w_hh))
+    count = len(launched)
+    found(x, w_ih, w_hh)
+    for wrong, error in (
+        (w_hh.view(4, 16), ShapeError),
+        (w_hh.view(torch.int32), DtypeError),
+        (w_hh.to("meta"), DeviceError),
+    ):
+        with pytest.raises(error, match="`weights, w_hh,` must be"):
+            found(x, w_ih, wrong)
+    assert len(launched) == count + 1
 
 
 def test_the_width_follows_sizes_and_addresses():
