@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.selection import AUTO, preference
-from gatewise.selection.one_step import Product, SingleSteps, Step, in_one_launch, state_dtype, step_of
+from gatewise.selection.one_step import Product, Step, held_steps, in_one_launch, state_dtype, step_of
+
+if TYPE_CHECKING:
+    from gatewise.selection.one_step import SingleSteps
 
 __all__ = [
     "Product",
@@ -20,6 +24,7 @@ __all__ = [
     "Stack",
     "dtype_of_call",
     "held_step",
+    "held_steps",
     "one_call",
     "one_step",
     "state_dtype",
@@ -42,7 +47,7 @@ def steps_directly(x: Tensor, kernel: str) -> bool:
 
 
 def steps_in_one_launch(cell: Cell, x: Tensor, dtype: torch.dtype, kernel: str, *, projected: bool) -> bool:
-    """Return whether `SingleSteps` computes a call, which names no kernel; `one_call` computes all others.
+    """Return whether `held_step` computes a call, which names no kernel; `one_call` computes all others.
 
     Args:
         cell: The cell, as in evaluation mode.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from gatewise.contract.pytorch import MODES
 from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
     Product,
-    SingleSteps,
     Stack,
     dtype_of_call,
     held_step,
+    held_steps,
     one_call,
     one_step,
     state_dtype,
@@ -27,6 +27,9 @@ from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.states import States, returned_states
+
+if TYPE_CHECKING:
+    from gatewise.functional.one_step import SingleSteps
 
 
 class Stream:
@@ -261,7 +264,7 @@ class Stream:
             return held
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it")
-        self._held, self._states = SingleSteps(cell, self._before(cell, x, state_dtype(dtype)), dtype), None
+        self._held, self._states = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype), None
         return self._held
 
     def _current(self) -> Stack | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.aten import OPERATORS
 from gatewise.kernels.eager import Product, one_step, state_dtype
-from gatewise.kernels.stepwise.single import SingleSteps, takes
 
-__all__ = ["Product", "SingleSteps", "Step", "in_one_launch", "state_dtype", "step_of"]
+if TYPE_CHECKING:
+    from gatewise.kernels.stepwise.single import SingleSteps
+
+__all__ = ["Product", "SingleSteps", "Step", "held_steps", "in_one_launch", "state_dtype", "step_of"]
 
 
 class Step(Protocol):
@@ -50,7 +52,7 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
 
 
 def in_one_launch(cell: Cell, x: Tensor, dtype: torch.dtype, projected: bool) -> bool:
-    """Return whether `SingleSteps` computes a step, with one launch for each layer.
+    """Return whether the steps that `held_steps` returns compute a call, with one launch for each layer.
 
     Args:
         cell: The cell, as in evaluation mode.
@@ -58,7 +60,27 @@ def in_one_launch(cell: Cell, x: Tensor, dtype: torch.dtype, projected: bool) ->
         dtype: The dtype of the call.
         projected: Whether the layers have projections.
     """
-    return takes(cell, dtype, len(x), projected, Device.probe(x.device))
+    device = Device.probe(x.device)
+    if device.kind != "cuda":
+        return False
+    from gatewise.kernels.stepwise.single import (
+        takes,
+    )  # it loads what launches kernels, which programs on a CPU need not
+
+    return takes(cell, dtype, len(x), projected, device)
+
+
+def held_steps(cell: Cell, states: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> SingleSteps:
+    """Return steps that hold the states of a stack of layers on a GPU, for calls that `in_one_launch` accepts.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        states: For each layer the hidden state and the other states before the first step [B, H].
+        dtype: The dtype of the calls.
+    """
+    from gatewise.kernels.stepwise.single import SingleSteps  # as above
+
+    return SingleSteps(cell, states, dtype)
 
 
 def _of_pair(
