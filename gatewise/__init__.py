@@ -39,6 +39,7 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
     from gatewise.contract.capture import for_cuda_graph
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
+    from gatewise.contract.reserve import reserve_multiprocessors
     from gatewise.nn import (
         GRU,
         LSTM,
@@ -90,6 +91,7 @@ __all__ = [
     "for_cuda_graph",
     "functional",
     "kernel_names",
+    "reserve_multiprocessors",
     "restore",
     "use_kernel",
     "verify",

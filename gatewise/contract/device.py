@@ -36,6 +36,7 @@ class Device:
         compiles: Whether CUDA sources can be compiled and launched, which needs the packages of the extra `cuda`.
         triton: Whether Triton programs can run: Triton is installed and, on a CPU, its interpreter is on
             (TRITON_INTERPRET=1).
+        reserved: The number of multiprocessors that kernels whose blocks wait for each other leave free.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Device:
     cudnn_version: int = 0
     compiles: bool = False
     triton: bool = False
+    reserved: int = 0
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -17,6 +17,7 @@ from gatewise.cells import Cell
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
+from gatewise.contract.reserve import reserved
 from gatewise.contract.saved import Needs, Saved
 from gatewise.functional.weights import Form, Structure, kind_of, structure_of
 from gatewise.selection import check_name
@@ -247,6 +248,7 @@ def described_while_traced(
         lean=memory == LEAN,
         cell=cell,
         resets=resets,
+        reserved=reserved() if x.device.type == "cuda" else 0,
     )
 
 

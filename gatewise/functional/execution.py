@@ -22,6 +22,7 @@ from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.reserve import reserved
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
 from gatewise.functional.batched_gradients import one_by_one
@@ -131,6 +132,8 @@ def prepare(
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
     cached = wanted.policy == "predict" and particulars.memory_budget is None
     on_gpu = x.is_cuda
+    if on_gpu and reserved():
+        particulars = particulars._replace(reserved=reserved())
     try:
         plan = (plan_of if cached else plan_of.__wrapped__)(
             form_of(x),

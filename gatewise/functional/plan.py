@@ -22,6 +22,7 @@ from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
 from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import NORMAL, Layout, Problem
+from gatewise.contract.reserve import reserved
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, Passes, PlainPyTorch
@@ -56,6 +57,7 @@ class Particulars(NamedTuple):
         traced: Whether the call is an operator of a compiled graph.
         empty: Whether every length is 0.
         resets: Whether resets are given.
+        reserved: The number of multiprocessors to leave free, from `contract.reserve.reserved`.
     """
 
     packed: tuple[int, int] | None = None
@@ -65,6 +67,7 @@ class Particulars(NamedTuple):
     traced: bool = False
     empty: bool = False
     resets: bool = False
+    reserved: int = 0
 
 
 class Plan(NamedTuple):
@@ -134,7 +137,7 @@ def plan_of(
         OutOfMemoryPredicted: No kernel keeps to the memory budget.
         TypeError: An option cannot be hashed.
     """
-    packed, lengths, projected, memory_budget, traced, empty, resets = particulars
+    packed, lengths, projected, memory_budget, traced, empty, resets, leaving = particulars
     if projected:
         x = without_features(x, weights)
     problem = described(
@@ -146,6 +149,8 @@ def plan_of(
         problem = problem.replace(projected=True)
     if resets:
         problem = problem.replace(resets=True)
+    if leaving:
+        problem = problem.replace(reserved=leaving)
     if transformed:
         _check_transformable(wanted)
         return Plan(problem, REFERENCE.name, PlainPyTorch(), records=True, single_use=False)
@@ -267,6 +272,8 @@ def decision_of(
         problem = _with_lengths(problem, layout, longest == 0)
     if resets is not None:
         problem = problem.replace(resets=True)
+    if x.is_cuda and reserved():
+        problem = problem.replace(reserved=reserved())
     device = probed(x.device)
     return decide_as_pytorch(problem, device) if by_pytorch else decide(problem, device, kernel)
 

@@ -16,6 +16,7 @@ from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.pytorch import cell_of
+from gatewise.contract.reserve import reserved
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.preference import AUTO
 
@@ -117,6 +118,7 @@ def explain(
         captured=capture != "",
         announced=capture == "announced",
         resets=resets is not None and resets is not False,
+        reserved=reserved() if where.kind == "cuda" else 0,
     )
     wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
     # A device that is only described cannot be measured, whatever the policy is.

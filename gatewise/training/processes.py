@@ -19,6 +19,9 @@ from gatewise.training.failure_channel import notifying_failures
 LARGE_BYTES = 1 << 20
 """The size from which on tensors are averaged one by one; smaller tensors are combined into one collective."""
 
+_LIMIT_OF_NCCL, _MAX_CTAS = "NCCL_MAX_CTAS", 24
+"""The environment variable by which NCCL is limited to a number of thread blocks, one for a multiprocessor."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Processes:
@@ -29,12 +32,15 @@ class Processes:
         count: The number of processes (world size).
         device: The device of this process.
         machines: The number of agents of torchrun (``--nnodes``), usually one on each machine.
+        reserved: The number of multiprocessors that NCCL may use, which the kernels of a training step leave free; 0
+            without NCCL.
     """
 
     rank: int
     count: int
     device: torch.device
     machines: int = 1
+    reserved: int = 0
 
     @property
     def first(self) -> bool:
@@ -201,17 +207,33 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, chosen)
         return
+    reserved = 0
+    if chosen.type == "cuda":
+        reserved = _limit_of_nccl()
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
         distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **rendezvous())
     else:
         distributed.init_process_group("gloo", **rendezvous())
-    processes = Processes(rank, count, chosen, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
+    processes = Processes(rank, count, chosen, int(os.environ.get("GROUP_WORLD_SIZE", "1")), reserved)
     try:
         with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
             yield processes
     finally:
         distributed.destroy_process_group()
+
+
+def _limit_of_nccl() -> int:
+    """Limit the multiprocessors that NCCL uses, unless the user has done so, and return their number."""
+    given = os.environ.setdefault(_LIMIT_OF_NCCL, str(_MAX_CTAS))
+    try:
+        limit = int(given)
+    except ValueError:
+        limit = 0
+    if limit < 1:
+        advice = f"Unset it for {_MAX_CTAS}."
+        raise ArgumentError(sentence(_LIMIT_OF_NCCL, "a number of multiprocessors of 1 or more", repr(given), advice))
+    return limit
 
 
 def _abort() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from gatewise.contract.reserve import reserve_multiprocessors
 from gatewise.training.carried import detach, flatten
 from gatewise.training.exchange import GradientExchange
 from gatewise.training.finite_guard import FiniteGuard, joined
@@ -140,11 +141,13 @@ class Step:
         self, batch: Any, state: Any, during_backward: Callable[..., contextlib.AbstractContextManager[None]] = _alone
     ) -> tuple[torch.Tensor, Any]:
         self._optimizer.zero_grad(set_to_none=True)
-        with autocast(self._precision, self._device):
-            loss, after = self._mean_loss(batch, state)
-        # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
-        with torch.autograd.set_multithreading_enabled(False), during_backward(loss, self._weights()):
-            loss.backward()
+        # Kernels that wait for all of their blocks leave NCCL, which waits for other GPUs, room beside them.
+        with reserve_multiprocessors(self._processes.reserved):
+            with autocast(self._precision, self._device):
+                loss, after = self._mean_loss(batch, state)
+            # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
+            with torch.autograd.set_multithreading_enabled(False), during_backward(loss, self._weights()):
+                loss.backward()
         return loss.detach(), detach(after)
 
     def _weights(self) -> list[nn.Parameter]:

@@ -26,7 +26,7 @@ from gatewise.kernels.criteria import (
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
+from gatewise.kernels.persistent.sizes.tilings import left_by, multiprocessors, shared_memory, tiling
 
 
 def _fits(problem: Problem, device: Device) -> bool:
@@ -34,7 +34,7 @@ def _fits(problem: Problem, device: Device) -> bool:
         return True
     if refusal_of(step_cell(problem.cell)) or len(problem.cell.gates) > MOST_SUMS:
         return True  # other criteria refuse it
-    return _has_tilings(problem.hidden_size, device, *_number(problem))
+    return _has_tilings(problem.hidden_size, left_by(problem, device), *_number(problem))
 
 
 def _number(problem: Problem) -> tuple[Cell, int, bool, bool]:
@@ -62,12 +62,14 @@ def _weight_size(problem: Problem, device: Device) -> str:
     # Weights that are rounded to TF32 are stored in 16 bits.
     number_bytes = 4 if exact_products(problem) else 2
     megabytes = 4 * problem.hidden_size**2 * number_bytes / 2**20
-    registers = device.multiprocessors * 256 / 1024
-    shared = device.multiprocessors * shared_memory(device) / 2**20
+    device = left_by(problem, device)
+    count = multiprocessors(device, 1)
+    registers, shared = count * 256 / 1024, count * shared_memory(device) / 2**20
     largest = _largest(device, *_number(problem))
+    apart = f" that are left of {device.multiprocessors}" if device.reserved else ""
     return (
         f"{problem.hidden_size} ({megabytes:.3g} MiB of recurrent weights in {8 * number_bytes} bits; "
-        f"{device.multiprocessors} multiprocessors have {registers:.3g} MiB of registers and {shared:.3g} MiB of "
+        f"{count} multiprocessors{apart} have {registers:.3g} MiB of registers and {shared:.3g} MiB of "
         f"shared memory, enough for {largest} in {'training' if problem.needs_grad else 'inference'})"
     )
 

@@ -31,7 +31,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     overwrites_gates,
 )
 from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden
-from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
+from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, left_by, tiling
 
 if TYPE_CHECKING:
     from gatewise.kernels.persistent.dry_run import Memory
@@ -275,9 +275,9 @@ def _placed(cut: Tiling) -> str:
 def _passes(problem: Problem, device: Device) -> list[_Pass]:
     names = ("forward", "backward") if problem.needs_grad else ("forward",)
     sizes = problem.hidden_size, problem.batch, problem.num_directions
-    number = problem.element_bytes, exact_products(problem)
+    number, left = (problem.element_bytes, exact_products(problem)), left_by(problem, device)
     cuts = [
-        (name, tiling(*sizes, device, backward, *number, cell_size_of(problem.cell, backward=backward)))
+        (name, tiling(*sizes, left, backward, *number, cell_size_of(problem.cell, backward=backward)))
         for name, backward in zip(names, (False, True), strict=False)
     ]
     return [

@@ -19,7 +19,7 @@ from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
-from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tilings import Tiling, left_by, stacked_tiling, tiling
 
 _NO_CHANGE = contextlib.nullcontext()
 SOURCES = Path(__file__).parents[1] / "cuda"
@@ -68,7 +68,7 @@ def _launch_of(
     name: str, problem: Problem, batch: int, directions: int, ragged: bool, device: Device, *, pair: bool = False
 ) -> Launch:
     sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
-    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets)
+    return launch_of(name, problem.cell, *sizes, *precision, ragged, left_by(problem, device), pair, problem.resets)
 
 
 @functools.lru_cache(maxsize=4096)

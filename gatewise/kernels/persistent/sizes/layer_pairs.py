@@ -12,7 +12,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
-from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tilings import Tiling, left_by, stacked_tiling, tiling
 
 
 def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int, ...]]:
@@ -25,7 +25,7 @@ def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int
 @functools.lru_cache(maxsize=4096)
 def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
     """Return the tiling of a pair of layers; None if it does not fit, or ranks behind two single layers."""
-    alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
+    alone = tiling(problem.hidden_size, problem.batch, 1, left_by(problem, device), backward, *_number(problem))
     both = room_for_two(problem, device, backward=backward)
     if alone is None or both is None:
         return None
@@ -48,7 +48,7 @@ def room_for_two(problem: Problem, device: Device, *, backward: bool) -> Tiling 
         return None
     if not is_laid_out(problem) or isinstance(problem.cell, Regularised):
         return None
-    return stacked_tiling(problem.hidden_size, problem.batch, device, backward, *_number(problem))
+    return stacked_tiling(problem.hidden_size, problem.batch, left_by(problem, device), backward, *_number(problem))
 
 
 def _number(problem: Problem) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ import math
 import torch
 
 from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import weights as measured_weights
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.cell_size import CellSize
@@ -385,11 +386,17 @@ def multiprocessors(device: Device, split: int) -> int:
     """Return the multiprocessors that whole clusters can use.
 
     Clusters stay inside a processing cluster of the chip, and those are not all multiples of four: an H200 holds 30
-    clusters of four on its 132 multiprocessors.
+    clusters of four on its 132 multiprocessors. Those that are reserved may be anywhere, each in another cluster.
     """
-    return (
+    whole = (
         device.multiprocessors - device.multiprocessors // 11 if split == 4 else device.multiprocessors // split * split
     )
+    return max(0, whole - split * device.reserved)
+
+
+def left_by(problem: Problem, device: Device) -> Device:
+    """Return the device as the kernels of a problem may use it, with what the problem reserves."""
+    return device.replace(reserved=problem.reserved) if problem.reserved != device.reserved else device
 
 
 def shared_memory(device: Device) -> int:
