@@ -1,4 +1,4 @@
-"""Measured weights by which a kernel ranks its own variants, such as tilings: data, in one file per GPU.
+"""Measured weights by which a kernel ranks its own variants, such as tilings: data, a file for each GPU and one for CPUs.
 
 The files lie in `gatewise/selection/rates/rankings`, beside the measured times of calls. A kernel states quantities of
 each way; a weight is what one unit of a quantity was measured to cost. Kernels compare ways of their own with them, and
@@ -22,10 +22,12 @@ def weights(device: Device, name: str) -> Mapping[str, float]:
     """Return the weights of a ranking on a device.
 
     Args:
-        device: The device; where no weights were measured on it, those of `REFERENCE` are returned.
+        device: The device; where no weights were measured on it, those of `REFERENCE` are returned, or for a CPU those
+            of the file of all CPUs.
         name: The name of the ranking, such as "persistent forward 16-bit".
     """
-    return _read(slug(device.name)).get(name) or _read(slug(REFERENCE))[name]
+    reference = device.kind if device.kind == "cpu" else slug(REFERENCE)
+    return _read(slug(device.name)).get(name) or _read(reference)[name]
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_le
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, plan_of
 from gatewise.functional.resets import copied_resets
-from gatewise.functional.weights import form_of
+from gatewise.functional.weights import forms_of
 from gatewise.selection import AUTO, REFERENCE, Preference, kernel_named, preference
 
 _ALL, _NONE = Needs(), Particulars()
@@ -133,9 +133,9 @@ def prepare(
     on_gpu = x.is_cuda
     try:
         plan = (plan_of if cached else plan_of.__wrapped__)(
-            form_of(x),
-            None if state is None else (form_of(state[0]), form_of(state[1])),
-            tuple(map(form_of, flat)),
+            (x.shape, x.dtype, x.device),
+            None if state is None else forms_of(state),
+            forms_of(flat),
             bidirectional,
             dropout,
             needs_grad,
@@ -243,8 +243,9 @@ def _with_layout(
         return particulars._replace(lengths=Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS), None
     if lengths is not None:
         raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
-    batch_sizes = checked_batch_sizes(batch_sizes, len(x) if x.dim() else 0)
-    packed = len(batch_sizes), int(batch_sizes[0]) if len(batch_sizes) else 0
+    batch_sizes, packed = checked_batch_sizes(batch_sizes, len(x) if x.dim() else 0)
+    if particulars is _NONE:  # as in every call of a layer; `_replace` takes five times as long
+        return Particulars(packed), batch_sizes
     return particulars._replace(packed=packed), batch_sizes
 
 

@@ -52,10 +52,11 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
         lengths = lengths.cpu()
     if lengths.is_cuda:
         return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), None
-    lengths = lengths.detach().to(torch.int64, copy=True)
+    lengths = lengths.to(torch.int64, copy=True)  # integers have no gradient, so nothing is recorded
     if lengths.device.type != "cpu" or batch == 0:
         return lengths, None
-    low, high = (int(bound) for bound in torch.aminmax(lengths))
+    each = lengths.tolist()
+    low, high = min(each), max(each)
     if low < 0 or high > time:
         raise ShapeError(sentence("lengths", f"between 0 and T = {time}", low if low < 0 else high))
     return lengths, high
@@ -102,8 +103,8 @@ def bounded(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
     return found, torch.where((found == lengths)[:, None], h0, torch.nan)
 
 
-def checked_batch_sizes(batch_sizes: object, tokens: int) -> Tensor:
-    """Return a copy of the batch sizes of a packed batch.
+def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[Tensor, tuple[int, int]]:
+    """Return a copy of the batch sizes of a packed batch, and the numbers of its steps and sequences, T and B.
 
     Args:
         batch_sizes: The batch sizes as the caller gave them.
@@ -130,7 +131,7 @@ def checked_batch_sizes(batch_sizes: object, tokens: int) -> Tensor:
     if sum(sizes) != tokens:
         expectation = f"numbers whose sum is N = {tokens}, the rows of x"
         raise ShapeError(sentence("batch_sizes", expectation, f"{_few(sizes)} with the sum {sum(sizes)}"))
-    return batch_sizes.clone()
+    return batch_sizes.clone(), (len(sizes), sizes[0] if sizes else 0)
 
 
 def _integer(length: Any, place: int) -> int:

@@ -245,8 +245,7 @@ def decision_of(
     count = 1 + len(flat)
     packed = None
     if batch_sizes is not None:
-        sizes = checked_batch_sizes(batch_sizes, len(x))
-        packed = len(sizes), int(sizes[0]) if len(sizes) else 0
+        _, packed = checked_batch_sizes(batch_sizes, len(x))
     problem = described(
         forms[0],
         tuple(forms[count:]) or None,

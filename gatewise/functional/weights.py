@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +23,10 @@ class Form(NamedTuple):
     device: torch.device
 
 
-# The form of a tensor as a plain tuple, which is faster to make; every call makes one for every tensor.
-form_of = operator.attrgetter("shape", "dtype", "device")
+def forms_of(tensors: Sequence[Tensor]) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
+    """Return the forms of several tensors as plain tuples, which are faster to make than a `Form`."""
+    # In a loop of its own: an interpreter reads attributes of objects of one type in a third of `attrgetter`'s time.
+    return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

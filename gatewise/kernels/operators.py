@@ -10,7 +10,10 @@ from gatewise.contract.saved import Inputs, Result
 
 
 def call(problem: Problem, inputs: Inputs) -> Result:
-    """Call the operator that computes all layers of a problem; autograd records the call if it is on."""
+    """Call the operator that computes all layers of a problem; autograd records the call if it is on.
+
+    Without other states than the hidden one, `c_n` is `c0`, which has no elements.
+    """
     x, h0, c0, weights, _, batch_sizes, *_ = inputs
     operator = getattr(torch, pytorch_layer(problem.cell).mode.lower())
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
@@ -19,4 +22,4 @@ def call(problem: Problem, inputs: Inputs) -> Result:
         y, h_n, *c_n = operator(x, state, weights, *options, False)
     else:
         y, h_n, *c_n = operator(x, batch_sizes, state, weights, *options)
-    return Result(y, h_n, c_n[0] if c_n else c0.clone())
+    return Result(y, h_n, c_n[0] if c_n else c0)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gatewise.nn import torchscript
 from gatewise.nn.arguments import check_pair, check_sizes, check_step
+from gatewise.nn.pytorch_layer import weights_of_cell
 from gatewise.nn.symbolic import recorded
 
 
@@ -65,16 +66,10 @@ class LSTMCell(nn.LSTMCell):
         """
         if not isinstance(input, Tensor):
             return recorded(self, input, hx=hx)
-        # Weights are looked up in every call, as in `LSTM`. Attribute access finds a parameter only after an
-        # AttributeError.
-        found = self._parameters
-        try:
-            weights = found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
-        except KeyError:
-            weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        weights = weights_of_cell(self)
         if hx is not None:
             check_pair(hx)
-        check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)  # type: ignore[union-attr]
+        check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)
         if input.dim() == 2:
             return self._step(input, hx, weights)
         hx = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))

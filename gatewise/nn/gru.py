@@ -200,8 +200,7 @@ class GRUCell(nn.GRUCell):
         """
         if not isinstance(input, Tensor):
             return recorded(self, input, hx=hx)
-        single_state.check_one_step(self, input, hx)
-        return super().forward(input, hx)
+        return single_state.step(self, torch.gru_cell, input, hx)
 
     __prepare_scriptable__ = torchscript.scriptable
     _slow_forward = torchscript.traced

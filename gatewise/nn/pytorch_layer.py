@@ -119,6 +119,19 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     return weights
 
 
+def weights_of_cell(cell: Any) -> tuple[Any, ...]:
+    """Return the weights of a call of a drop-in for `torch.nn.LSTMCell`, `GRUCell` or `RNNCell`; None without a bias.
+
+    They are looked up in every call, as those of a layer. Attribute access finds a parameter only after an
+    AttributeError.
+    """
+    found = cell._parameters
+    try:
+        return found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
+    except KeyError:
+        return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+
+
 def _named(layer: Any, name: str) -> Any:
     # None for a weight that was deleted, as pruning and weight dropout do before they set another one.
     has_one = name in layer._parameters or name in layer.__dict__ or hasattr(type(layer), name)

@@ -204,8 +204,9 @@ class RNNCell(nn.RNNCell):
         """
         if not isinstance(input, Tensor):
             return recorded(self, input, hx=hx)
-        single_state.check_one_step(self, input, hx)
-        return super().forward(input, hx)
+        _check_nonlinearity(self.nonlinearity)  # an attribute, which programs may set
+        operator = torch.rnn_tanh_cell if self.nonlinearity == "tanh" else torch.rnn_relu_cell
+        return single_state.step(self, operator, input, hx)
 
     __prepare_scriptable__ = torchscript.scriptable
     _slow_forward = torchscript.traced

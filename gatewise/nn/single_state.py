@@ -6,17 +6,17 @@ Each class has a `forward` of its own, because `torch.compile` limits the number
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.pytorch import MODES
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
-from gatewise.nn.pytorch_layer import weights_of
+from gatewise.nn.pytorch_layer import weights_of, weights_of_cell
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
@@ -32,24 +32,25 @@ def run(
     """Run the layers over a batch of sequences; the arguments and results are those of `forward`."""
     if not isinstance(input, (Tensor, PackedSequence)):
         return recorded(layer, input, hx=hx, lengths=lengths, resets=resets)
-    run_layers, states = functools.partial(_run, layer), None
+    states = None
     if hx is not None:
         check_state(hx)
         states = (hx,)
     if isinstance(input, PackedSequence):
-        packed, (h_n,) = run_packed(run_layers, input, states, lengths, "[L*D, B, H]", resets)
+        packed, (h_n,) = run_packed(functools.partial(_run, layer), input, states, lengths, "[L*D, B, H]", resets)
         return packed, h_n
-    if input.dim() == 2:
-        y, (h_n,) = run_one(run_layers, input, states, lengths, "[L*D, H]", resets)
+    rank = input.dim()
+    if rank == 2:
+        y, (h_n,) = run_one(functools.partial(_run, layer), input, states, lengths, "[L*D, H]", resets)
         return y, h_n
-    if input.dim() != 3:
+    if rank != 3:
         arrangement = "[B, T, I]" if layer.batch_first else "[T, B, I]"
         expectation = f"{arrangement}, or [T, I] for one sequence"
-        raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
+        raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
     if resets is not None and layer.batch_first:
         resets = time_first(resets, input.shape[:2])
     x = input.transpose(0, 1) if layer.batch_first else input
-    y, (h_n,) = run_layers(x, states, lengths=lengths, resets=resets)
+    y, (h_n,) = _run(layer, x, states, lengths=lengths, resets=resets)
     return (y.transpose(0, 1) if layer.batch_first else y), h_n
 
 
@@ -65,9 +66,10 @@ def _run(
     state = None
     if states is not None:
         (h0,) = states
-        if h0.dim() != 3:
-            raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(h0.shape)))
-        state = h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0)
+        shape = h0.shape
+        if len(shape) != 3:
+            raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(shape)))
+        state = h0, h0.new_zeros(shape[0], shape[1], 0)
     weights = weights_of(layer)
     if layer.weight_dropout and layer.training:
         weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
@@ -88,11 +90,12 @@ def _run(
     return y, (h_n,)
 
 
-def check_one_step(cell: nn.RNNCellBase, input: object, hx: object) -> None:
-    """Check the input and the hidden state of a single time step, for the layers that compute one.
+def step(cell: Any, operator: Callable[..., Tensor], input: Tensor, hx: Tensor | None) -> Tensor:
+    """Compute a single time step of a cell, as its `forward` does.
 
     Args:
-        cell: The layer.
+        cell: The drop-in for `torch.nn.GRUCell` or `torch.nn.RNNCell`.
+        operator: PyTorch's operator of the step.
         input: The input [B, I], or [I] without a batch.
         hx: The hidden state [B, H] or [H]; None for zeros.
 
@@ -105,4 +108,9 @@ def check_one_step(cell: nn.RNNCellBase, input: object, hx: object) -> None:
     if hx is not None:
         check_state(hx)
         states = (hx,)
-    check_step(input, states, cell.input_size, cell.hidden_size, cell.weight_ih.dtype)  # type: ignore[arg-type]
+    weights = weights_of_cell(cell)
+    check_step(input, states, cell.input_size, cell.hidden_size, weights[0].dtype)
+    if input.dim() == 2:
+        return operator(input, input.new_zeros(len(input), cell.hidden_size) if hx is None else hx, *weights)
+    state = input.new_zeros(1, cell.hidden_size) if hx is None else hx.unsqueeze(0)
+    return operator(input.unsqueeze(0), state, *weights).squeeze(0)

@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.functional import execution, plan
 from gatewise.functional.passes import Guarded
-from gatewise.functional.weights import form_of
+from gatewise.functional.weights import forms_of
 from gatewise.selection import autotune, decide, kernel_named, predicted, use_kernel
 from gatewise.training.graph import WARMUPS, ReplayedStep
 
@@ -93,7 +93,7 @@ def test_named_devices_are_not_captured_unless_said():
 
 
 def test_plans_of_both_kinds_are_kept_apart():
-    forms = form_of(torch.zeros(5, 2, 4)), None, tuple(map(form_of, gatewise.LSTM(4, 8).parameters()))
+    forms = *forms_of([torch.zeros(5, 2, 4)]), None, forms_of(list(gatewise.LSTM(4, 8).parameters()))
     options = (False, 0.0, True, False, True, gatewise.selection.preference(), "normal")
     found = [
         plan.plan_of(*forms, *options, state, LSTM(), False, False, plan.Particulars())

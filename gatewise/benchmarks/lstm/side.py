@@ -113,7 +113,11 @@ def gatewise_side(call: Call, dtype: torch.dtype, kernel: str) -> Side:
 
 
 def rival_side(call: Call, dtype: torch.dtype) -> Side:
-    """Create the side of PyTorch's layer; a ragged batch is a `PackedSequence`, packed before the timing."""
+    """Create the side of PyTorch's layer; a ragged batch is a `PackedSequence`.
+
+    On a CPU a call begins and ends with the padded batch, as gatewise's does, so that packing and padding are timed. On
+    a GPU the batch is packed before the timing, because packing reads lengths on the CPU, which no CUDA graph replays.
+    """
     module = _module(torch_layer(call.cell), call, dtype)
     x, states, given = _tensors(call, dtype)
     lengths, time = call.lengths, call.case.time
@@ -123,6 +127,15 @@ def rival_side(call: Call, dtype: torch.dtype) -> Side:
             return _outputs(module(x, _form(states)))
 
         return Side(module, x, states, given, run, lambda tensor: tensor, (x, *states, *module.parameters()))
+    if x.device.type == "cpu":
+
+        def run_padded() -> Outputs:
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            y, *final = module(packed, _form(states))
+            padded, _ = pad_packed_sequence(y, total_length=time)
+            return _outputs((padded, *final))
+
+        return Side(module, x, states, given, run_padded, lambda tensor: tensor, (x, *states, *module.parameters()))
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
     data, *arrangement = packed
 

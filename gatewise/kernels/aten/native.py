@@ -6,18 +6,18 @@ product and one fused cell for every step of an LSTM or a GRU.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from gatewise.cells import RNN
+from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import operators, stack
-from gatewise.kernels.aten import onednn
+from gatewise.kernels.aten import onednn, runs
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
@@ -45,13 +45,23 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
 
 def recorded(problem: Problem, inputs: Inputs) -> Result:
     """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it."""
-    if inputs.x.is_cuda and torch._C._get_cudnn_enabled():
-        with _switched_off(torch._C._set_cudnn_enabled):
-            return recorded(problem, inputs)
-    if onednn.is_slower(problem) and torch._C._get_mkldnn_enabled():
-        with _switched_off(torch._C._set_mkldnn_enabled):
-            return recorded(problem, inputs)
-    return operators.call(problem, inputs)
+    if inputs.x.is_cuda:
+        avoided, switch = torch._C._get_cudnn_enabled(), torch._C._set_cudnn_enabled
+    else:
+        avoided = onednn.is_slower(problem) and torch._C._get_mkldnn_enabled()
+        switch = torch._C._set_mkldnn_enabled
+        if inputs.batch_sizes is not None and runs.takes(problem):
+            sizes = tuple(inputs.batch_sizes.tolist())
+            if runs.is_faster(problem, sizes, Device.probe(inputs.x.device)):
+                return runs.call(problem, inputs)
+    if not avoided:
+        return operators.call(problem, inputs)
+    # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
+    switch(False)
+    try:
+        return operators.call(problem, inputs)
+    finally:
+        switch(True)
 
 
 def backward(
@@ -87,13 +97,3 @@ def backward(
 
 def _run(problem: Problem, inputs: Inputs) -> Result:
     return stack.layer_after_layer(problem, inputs, recorded) if problem.dropout else recorded(problem, inputs)
-
-
-@contextlib.contextmanager
-def _switched_off(switch: Callable[[bool], None]) -> Iterator[None]:
-    # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
-    switch(False)
-    try:
-        yield
-    finally:
-        switch(True)

@@ -48,7 +48,13 @@ def is_slower(problem: Problem) -> bool:
     oneDNN converts the weights to its own layout in every call. For one step, the native loop was 1.2 to 17 times as
     fast for all H from 64 to 1024 and B from 1 to 16; for four steps, only for large weights and small batches.
     """
-    return problem.time == 1 and problem.dtype == torch.float32 and not problem.traced
+    return (
+        problem.time == 1
+        and problem.dtype is torch.float32
+        and not problem.traced
+        and type(problem.cell) is LSTM
+        and not problem.proj_size
+    )
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:
@@ -72,22 +78,7 @@ def layer_forward(problem: Problem, layer: Layer) -> Result:
     # The operator writes a workspace only in grad mode. Below autograd's dispatch keys no graph is recorded regardless.
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         parts = [
-            _forward(
-                x,
-                *_four(weights),
-                # The operator ignores the strides of states.
-                layer.h0[direction].contiguous(),
-                layer.c0[direction].contiguous(),
-                bool(direction),
-                [],
-                _LSTM,
-                problem.hidden_size,
-                1,
-                problem.bias,
-                False,
-                False,
-                problem.needs_grad,
-            )
+            direction_forward(problem, x, layer.h0[direction], layer.c0[direction], weights, reverse=direction == 1)
             for direction, weights in enumerate(layer.weights)
         ]
     outputs, hidden, cell, workspaces = zip(*parts, strict=True)
@@ -95,6 +86,25 @@ def layer_forward(problem: Problem, layer: Layer) -> Result:
     if len(parts) == 1:
         return Result(outputs[0], hidden[0].clone()[None], cell[0].clone()[None], kept)
     return Result(torch.cat(outputs, -1), torch.stack(hidden), torch.stack(cell), kept)
+
+
+def direction_forward(
+    problem: Problem, x: Tensor, h0: Tensor, c0: Tensor, weights: DirectionWeights, *, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run one direction of one layer; return y, h_n, c_n and the workspace, which is empty unless autograd is on.
+
+    Args:
+        problem: The problem.
+        x: The input [T, B, I], contiguous.
+        h0: The initial hidden state [B, H].
+        c0: The initial cell state [B, H].
+        weights: The weights of the direction.
+        reverse: Whether the direction reads the sequences from their last step to their first.
+    """
+    # The operator ignores the strides of states.
+    states = h0.contiguous(), c0.contiguous()
+    options = problem.hidden_size, 1, problem.bias, False, False, problem.needs_grad
+    return _forward(x, *_four(weights), *states, reverse, [], _LSTM, *options)
 
 
 def layer_backward(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from gatewise.benchmarks.cases import GRU, LSTM, LSTM_TINY, LSTMCase
+from gatewise.benchmarks.lstm import side as side_module
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.side import gatewise_side, rival_side
 
@@ -61,8 +63,25 @@ def test_a_forgotten_gradient_is_not_a_number() -> None:
     assert side.evidence(training=True)["dbias_hh_l0"].isnan().all()
 
 
-def test_a_ragged_batch_is_packed_for_the_rival_only() -> None:
-    call = draw(LSTM_TINY[2], CPU)
+def test_on_a_cpu_the_rival_packs_a_ragged_batch_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, packed = draw(LSTM_TINY[2], CPU), []
+    pack = nn.utils.rnn.pack_padded_sequence
+    monkeypatch.setattr(side_module, "pack_padded_sequence", lambda *args, **kw: packed.append(1) or pack(*args, **kw))
+    ours, theirs = gatewise_side(call, torch.float32, "auto"), rival_side(call, torch.float32)
+    for side in (ours, theirs):
+        assert side.x.shape == (5, 4, 8)
+        side.prepare(True)
+        side.train()
+        side.train()
+    assert len(packed) == 2
+    found, expected = ours.evidence(True), theirs.evidence(True)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_ragged_batch_is_packed_for_the_rival_only() -> None:
+    call = draw(LSTM_TINY[2], torch.device("cuda"))
     assert gatewise_side(call, torch.float32, "auto").x.shape == (5, 4, 8)
     assert rival_side(call, torch.float32).x.shape == (call.tokens, 8)
 

@@ -1,0 +1,182 @@
+"""Packed batches on a CPU as runs of steps with equal batch sizes, each computed as an ordinary batch.
+
+PyTorch's operator of a packed batch is its native loop: oneDNN does not run, and in training the gradient of each
+step's part of the input products is a tensor of zeros of the size of all of them, to which the part is added. A run of
+several steps has neither: it is a batch [T, B, I] for oneDNN, or for the native loop of ordinary batches. What a run
+costs beside its steps is what is measured and compared (`is_faster`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import LSTM
+from gatewise.contract import ranking
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.pytorch import pytorch_layer
+from gatewise.contract.saved import Inputs, Result
+from gatewise.contract.weights import DirectionWeights, by_direction
+from gatewise.kernels.aten import onednn
+
+States = tuple[Tensor, ...]
+
+
+class Run(NamedTuple):
+    """Consecutive steps of a packed batch in which the same sequences run.
+
+    Attributes:
+        steps: The number of steps.
+        batch: The number of sequences.
+    """
+
+    steps: int
+    batch: int
+
+
+def runs_of(batch_sizes: Sequence[int]) -> tuple[Run, ...]:
+    """Return the runs of a packed batch with the given batch sizes."""
+    return tuple([Run(len(list(steps)), batch) for batch, steps in itertools.groupby(batch_sizes)])
+
+
+def takes(problem: Problem) -> bool:
+    """Return whether a packed problem on a CPU may be computed run by run.
+
+    In 16 bits it is not: autograd adds the gradients of the weights run by run, in their dtype, which would lose
+    digits. Nor is inference that oneDNN has no part in, where runs have no advantage.
+    """
+    return problem.element_bytes >= 4 and (problem.needs_grad or type(problem.cell) is LSTM)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_faster(problem: Problem, batch_sizes: tuple[int, ...], device: Device) -> bool:
+    """Return whether the runs take less time than PyTorch's operator of the packed batch, by measured weights.
+
+    Args:
+        problem: The problem.
+        batch_sizes: The batch size of each step.
+        device: The device, which is a CPU.
+    """
+    if batch_sizes[0] == batch_sizes[-1]:  # PyTorch's operator computes a single run as an ordinary batch
+        return False
+    weights = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
+    mode = "training" if problem.needs_grad else "inference"
+    counted = quantities(problem, batch_sizes, by_onednn=_by_onednn(problem, device))
+    return _total(counted["runs"], weights, f"{mode} runs") < _total(counted["packed"], weights, f"{mode} packed")
+
+
+def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool) -> dict[str, dict[str, float]]:
+    """Return the quantities of one direction of one layer that its time is estimated from, for both ways.
+
+    Args:
+        problem: The problem.
+        batch_sizes: The batch size of each step.
+        by_onednn: Whether oneDNN computes runs of several steps.
+    """
+    tokens, runs = sum(batch_sizes), runs_of(batch_sizes)
+    matrices = problem.gate_rows * (problem.input_size + problem.state_size)
+    several = [run for run in runs if run.steps > 1]
+    return {
+        "packed": {
+            "call": 1,
+            "steps": len(batch_sizes),
+            "products": tokens * matrices,
+            "zeros": len(batch_sizes) * tokens * problem.gate_rows * problem.needs_grad,
+        },
+        "runs": {
+            "call": 1,
+            "runs": len(several),
+            "run weights": len(several) * matrices * by_onednn,
+            "run steps": 0 if by_onednn else sum(run.steps for run in several),
+            "single steps": len(runs) - len(several),
+            "single weights": (len(runs) - len(several)) * matrices,
+            "products": tokens * matrices,
+        },
+    }
+
+
+def call(problem: Problem, inputs: Inputs) -> Result:
+    """Compute all layers of a packed batch run by run; autograd records the operators if it is on.
+
+    Args:
+        problem: The problem. With dropout, PyTorch's generator draws the masks that its operator would draw.
+        inputs: The inputs.
+    """
+    assert inputs.batch_sizes is not None  # for the type checker: the batch is packed
+    runs = runs_of(inputs.batch_sizes.tolist())
+    directions = by_direction(inputs.weights, problem.weights_per_direction, 0)
+    y, finals = inputs.x, []
+    for row in range(0, len(directions), problem.num_directions):
+        if row and problem.dropout:
+            y = torch.nn.functional.dropout(y, problem.dropout, problem.needs_grad)
+        outputs = []
+        for place, weights in enumerate(directions[row : row + problem.num_directions], row):
+            states = (inputs.h0[place], inputs.c0[place]) if problem.cell.states else (inputs.h0[place],)
+            output, final = _direction(problem, y, runs, states, weights, reverse=place > row)
+            outputs.append(output)
+            finals.append(final)
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    h_n, *c_n = (torch.stack(of_all) for of_all in zip(*finals, strict=True))
+    return Result(y, h_n, c_n[0] if c_n else inputs.c0)
+
+
+def _direction(
+    problem: Problem, x: Tensor, runs: Sequence[Run], initial: States, weights: DirectionWeights, *, reverse: bool
+) -> tuple[Tensor, States]:
+    pieces, outputs = x.split([run.steps * run.batch for run in runs]), [x] * len(runs)
+    device = Device.probe(x.device)
+    states = tuple([state[:0] for state in initial]) if reverse else initial
+    ended: list[States] = []
+    for place in reversed(range(len(runs))) if reverse else range(len(runs)):
+        run, running = runs[place], len(states[0])
+        if running < run.batch:  # in reverse, the shorter sequences begin with their initial states
+            begun = [state[running : run.batch] for state in initial]
+            states = tuple([torch.cat(pair) for pair in zip(states, begun, strict=True)]) if running else tuple(begun)
+        elif running > run.batch:
+            ended.append(tuple([state[run.batch :] for state in states]))
+            states = tuple([state[: run.batch] for state in states])
+        outputs[place], states = _run(problem, pieces[place], run, states, weights, device, reverse=reverse)
+    ended.append(states)
+    ended.reverse()
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return y, states if len(ended) == 1 else tuple([torch.cat(parts) for parts in zip(*ended, strict=True)])
+
+
+def _run(
+    problem: Problem, x: Tensor, run: Run, states: States, weights: DirectionWeights, device: Device, *, reverse: bool
+) -> tuple[Tensor, States]:
+    """Compute a run, given its part of the packed input [N, I]; return its outputs [N, R] and the states after it."""
+    mode = pytorch_layer(problem.cell).mode.lower()
+    if run.steps == 1 and weights.w_hr is None:
+        found = getattr(torch, f"{mode}_cell")(x, states if problem.cell.states else states[0], *weights.tensors())
+        after = found if problem.cell.states else (found,)
+        return after[0], after
+    x = x.view(run.steps, run.batch, -1)
+    if _by_onednn(problem, device):
+        h, c = states
+        y, h, c, _ = onednn.direction_forward(problem, x, h, c, weights, reverse=reverse)
+        return y.flatten(0, 1), (h, c)
+    initial = [state.unsqueeze(0) for state in states]
+    options = problem.bias, 1, 0.0, problem.needs_grad, False, False
+    given = tuple(initial) if problem.cell.states else initial[0]
+    y, *after = getattr(torch, mode)(x.flip(0) if reverse else x, given, weights.tensors(), *options)
+    return (y.flip(0) if reverse else y).flatten(0, 1), tuple([state.squeeze(0) for state in after])
+
+
+def _by_onednn(problem: Problem, device: Device) -> bool:
+    return onednn.takes(_of_several_steps(problem), device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_several_steps(problem: Problem) -> Problem:
+    return problem.replace(layout=Layout.DENSE, time=max(2, problem.time))
+
+
+def _total(counted: Mapping[str, float], weights: Mapping[str, float], way: str) -> float:
+    return sum(amount * weights.get(f"{way} {name}", 0.0) for name, amount in counted.items())
