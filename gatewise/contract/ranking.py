@@ -1,4 +1,4 @@
-"""Measured weights by which a kernel ranks its own variants, such as tilings: data, a file for each GPU and one for CPUs.
+"""Measured weights by which a kernel ranks its own variants, such as tilings: data, a file for each GPU and for CPUs.
 
 The files lie in `gatewise/selection/rates/rankings`, beside the measured times of calls. A kernel states quantities of
 each way; a weight is what one unit of a quantity was measured to cost. Kernels compare ways of their own with them, and
