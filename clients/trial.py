@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gatewise.nn.classes import OURS, class_of_pytorch
-from gatewise.selection.evidence import kernels_among
+from gatewise.selection.profiled_kernels import kernels_among
 
 WAYS = ("pytorch", "plain", "gatewise", "eager")
 """The ways to run a program: as it is; as it is, without oneDNN; after the line; after it, on the kernel `eager`."""
