@@ -7,6 +7,7 @@
     ├── ArgumentError         (ValueError, TypeError)     any other argument has a wrong type or is out of range
     ├── KernelRefused         (ValueError)                the named kernel cannot run this problem
     ├── UnexpectedKernel      (RuntimeError)              a call ran on a different kernel than the decision says
+    ├── ExchangeTimeout       (RuntimeError)              a CUDA kernel waited too long for data of another thread block
     ├── ModifiedInPlace       (RuntimeError)              a tensor changed between forward and backward pass
     ├── NotFinite             (ArithmeticError)           a loss or gradient is infinite or NaN
     │   ├── KernelFault                                   it is finite with the reference kernels
@@ -60,6 +61,14 @@ class UnexpectedKernel(GatewiseError, RuntimeError):
 
     The message names the layer, the kernel of the decision and the kernel that ran; the report of `gatewise.verify`
     follows.
+    """
+
+
+class ExchangeTimeout(GatewiseError, RuntimeError):
+    """A thread block of a CUDA kernel waited for data of another one that never arrived.
+
+    The outputs that depend on the data are NaN. As with every error of asynchronous work on a GPU, a later call raises
+    the error than the one that caused it.
     """
 
 

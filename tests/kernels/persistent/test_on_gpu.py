@@ -6,6 +6,7 @@ import torch
 from gatewise import testing
 from gatewise.cells import LSTM
 from gatewise.contract.device import Device
+from gatewise.contract.errors import ExchangeTimeout
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent.kernel import persistent
@@ -276,7 +277,7 @@ def test_a_wait_given_up_is_an_error_of_the_next_call_and_the_one_after_works(mo
     torch.cuda.synchronize()
     monkeypatch.undo()
     assert lost.isnan().any()
-    with pytest.raises(failure.WaitGivenUp, match="persistent"):
+    with pytest.raises(ExchangeTimeout, match="persistent"):
         persistent.forward(problem, inputs)
     assert torch.equal(persistent.forward(problem, inputs).y, expected)
 

@@ -5,6 +5,7 @@ import torch
 
 import gatewise
 from gatewise import functional, testing
+from gatewise.contract.errors import ExchangeTimeout
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import replay
@@ -109,7 +110,7 @@ def test_a_wait_given_up_comes_out_as_nan(name, monkeypatch):
     torch.testing.assert_close(
         lost.x.where(~lost.x.isnan(), 0), expected.x.where(~lost.x.isnan(), 0), atol=2e-3, rtol=0
     )
-    with pytest.raises(failure.WaitGivenUp):
+    with pytest.raises(ExchangeTimeout):
         persistent.forward(problem, inputs)
     _, again = gradients_of(problem, inputs, above)
     assert all(torch.equal(one, other) for one, other in zip(flat(again), flat(expected), strict=True))

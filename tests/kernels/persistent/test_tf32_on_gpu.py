@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
+from gatewise.contract.errors import ExchangeTimeout
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import OutputGradients
 from gatewise.kernels.persistent.kernel import persistent
@@ -219,6 +220,6 @@ def test_a_wait_given_up_comes_out_as_nan(monkeypatch):
     assert lost.isnan().any()
     # What is a number is right, but for how it was rounded.
     torch.testing.assert_close(lost.where(~lost.isnan(), 0), expected.where(~lost.isnan(), 0), atol=2e-3, rtol=0)
-    with pytest.raises(failure.WaitGivenUp):
+    with pytest.raises(ExchangeTimeout):
         persistent.forward(problem, inputs)
     assert torch.equal(persistent.forward(problem, inputs).y, expected)

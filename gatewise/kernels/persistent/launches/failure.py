@@ -7,14 +7,10 @@ import functools
 
 import torch
 
-from gatewise.contract.errors import GatewiseError
+from gatewise.contract.errors import ExchangeTimeout
 
 # About ten seconds of polling: far longer than any wait on a healthy device, and short enough not to be a hang.
 PATIENCE = 1 << 24
-
-
-class WaitGivenUp(GatewiseError, RuntimeError):
-    """A thread block waited for data that never arrived; the outputs that depend on it are NaN."""
 
 
 class Flag:
@@ -43,16 +39,14 @@ def flag(device_index: int) -> Flag:
 def raise_if_given_up(device_index: int) -> None:
     """Raise an error if an earlier call on this device gave up, and clear the flag, so that the next call runs.
 
-    As with every error of asynchronous work on a device, a later call raises it than the one that caused it.
-
     Raises:
-        WaitGivenUp: The message names the kernel and says what to report.
+        ExchangeTimeout: The message names the kernel and says what to report.
     """
     given_up = flag(device_index)
     if not given_up._value.value:  # the same as `is_set`, without a Python call in every call of the kernel
         return
     given_up.clear()
-    raise WaitGivenUp(
+    raise ExchangeTimeout(
         "an earlier call of the kernel `persistent` gave up waiting for data from another multiprocessor; what "
         "depended on it is NaN. Repeat it with kernel='cudnn', and report what `gatewise.explain` prints for the call."
     )

@@ -292,7 +292,7 @@ def _run(launch: Launch, arguments: ctypes.Structure, directions: int, device: t
     """Launch both directions together, or one after the other where they do not fit on the device together.
 
     Raises:
-        WaitGivenUp: An earlier call on the device gave up.
+        ExchangeTimeout: An earlier call on the device gave up.
     """
     failure.raise_if_given_up(device.index)
     with on(device):
