@@ -45,7 +45,10 @@ def main() -> None:
             for way, (quantities, seconds) in rows.items():
                 names = list(quantities[0])
                 found = _fitted(np.array([[row[name] for name in names] for row in quantities]), np.array(seconds))
-                weights |= {f"{mode} {way} {name}": value for name, value in zip(names, found, strict=True) if value}
+                counted = {name for name in names if any(row[name] for row in rows[way][0])}
+                weights |= {
+                    f"{mode} {way} {name}": value for name, value in zip(names, found, strict=True) if name in counted
+                }
         print(
             json.dumps(
                 {

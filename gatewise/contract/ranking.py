@@ -22,12 +22,12 @@ def weights(device: Device, name: str) -> Mapping[str, float]:
     """Return the weights of a ranking on a device.
 
     Args:
-        device: The device; where no weights were measured on it, those of `REFERENCE` are returned, or for a CPU those
-            of the file of all CPUs.
+        device: The device; where no weights were measured on it, those of all CPUs are returned if it is one, and
+            otherwise those of `REFERENCE`.
         name: The name of the ranking, such as "persistent forward 16-bit".
     """
-    reference = device.kind if device.kind == "cpu" else slug(REFERENCE)
-    return _read(slug(device.name)).get(name) or _read(reference)[name]
+    files = slug(device.name), device.kind, slug(REFERENCE)
+    return next(_read(file)[name] for file in files if name in _read(file))
 
 
 @functools.cache

@@ -55,8 +55,11 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
     lengths = lengths.to(torch.int64, copy=True)  # integers have no gradient, so nothing is recorded
     if lengths.device.type != "cpu" or batch == 0:
         return lengths, None
-    each = lengths.tolist()
-    low, high = min(each), max(each)
+    if torch._C._are_functorch_transforms_active():  # their tensors have numbers, but no memory to make a list of
+        low, high = (int(end) for end in lengths.aminmax())
+    else:
+        each = lengths.tolist()
+        low, high = min(each), max(each)
     if low < 0 or high > time:
         raise ShapeError(sentence("lengths", f"between 0 and T = {time}", low if low < 0 else high))
     return lengths, high

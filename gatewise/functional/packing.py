@@ -120,7 +120,7 @@ class _Packing:
         each = each[order]
         steps = np.arange(each[0] if alive else 0)[:, None]
         running = each > steps
-        self._batch_sizes = torch.from_numpy(running.sum(1))
+        self._batch_sizes = torch.from_numpy(running.sum(1, dtype=np.int64))
         # The places of the packed tokens, the rows in their order, and the place of each of the caller's rows among
         # them, where every row has one.
         found = [(steps * batch + order)[running], order, *([order.argsort()] if alive == batch else [])]

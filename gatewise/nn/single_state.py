@@ -111,6 +111,6 @@ def step(cell: Any, operator: Callable[..., Tensor], input: Tensor, hx: Tensor |
     weights = weights_of_cell(cell)
     check_step(input, states, cell.input_size, cell.hidden_size, weights[0].dtype)
     if input.dim() == 2:
-        return operator(input, input.new_zeros(len(input), cell.hidden_size) if hx is None else hx, *weights)
+        return operator(input, input.new_zeros(input.shape[0], cell.hidden_size) if hx is None else hx, *weights)
     state = input.new_zeros(1, cell.hidden_size) if hx is None else hx.unsqueeze(0)
     return operator(input.unsqueeze(0), state, *weights).squeeze(0)

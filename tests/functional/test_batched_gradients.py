@@ -103,6 +103,13 @@ def test_vmap_and_gradients_of_each_example(name, kernel):
         torch.testing.assert_close([gradient[index] for gradient in each.values()], list(expected))
 
 
+def test_functionalized_calls_with_lengths():
+    layer, x = LAYERS["lstm"](), torch.randn(5, 3, 3, dtype=torch.float64)
+    for lengths in ([5, 0, 2], torch.tensor([1, 5, 3])):
+        found = torch.func.functionalize(lambda x, lengths=lengths: layer(x, lengths=lengths)[0])(x)
+        torch.testing.assert_close(found, layer(x, lengths=lengths)[0])
+
+
 def test_a_second_hidden_dimension():
     seen, more = [], []
 

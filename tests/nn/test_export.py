@@ -11,7 +11,7 @@ from torch import nn
 from torch._inductor import config
 from torch.export import Dim, export
 
-from gatewise import GRU, LSTM, RNN, Recurrent, functional, use_kernel
+from gatewise import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, functional, use_kernel
 from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 
@@ -78,6 +78,15 @@ def test_layers_become_operators_of_pytorch(name, strict):
     for batch in (3, 7):
         x = torch.randn((batch, 3, 5) if layer.batch_first else (3, batch, 5))
         torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("cell", [LSTMCell, GRUCell, RNNCell])
+def test_cells_without_given_states_take_any_batch_size(cell, strict):
+    layer = cell(4, 5).eval()
+    program = export(layer, (torch.randn(3, 4),), dynamic_shapes={"input": {0: Dim("batch", min=2)}}, strict=strict)
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(program.module()(x), layer(x))
 
 
 def test_initial_states_one_sequence_and_the_functional_call():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from gatewise import GRU, LSTM, RNN, Recurrent, functional
+from gatewise import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, functional
 from gatewise.cells import GRU as GRU_CELL
 from gatewise.cells import CoupledLSTM, LayerNormGRU, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
@@ -261,3 +261,14 @@ def test_a_recurrent_layer_is_a_model_of_its_own():
     layer, file = Recurrent(GRU_CELL(), 4, 6).eval(), io.BytesIO()
     torch.onnx.export(layer, (torch.randn(5, 2, 4),), file, dynamo=False)
     assert [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node].count("GRU") == 1
+
+
+@pytest.mark.parametrize("cell", [LSTMCell, GRUCell, RNNCell])
+def test_cells_without_given_states_export_any_batch_size(cell):
+    layer = cell(4, 5).eval()
+    model = exported(layer, (torch.randn(3, 4),), dynamo=False, dynamic=[{0: "batch"}])
+    x = torch.randn(7, 4)
+    with torch.no_grad():
+        expected = layer(x)
+    for found, one in zip(run(model, [x]), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(found, one.numpy(), rtol=1e-4, atol=1e-6)

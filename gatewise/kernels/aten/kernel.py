@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from gatewise.cells import GRU, RNN
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
-from gatewise.kernels.aten import native, onednn
+from gatewise.kernels.aten import native, onednn, runs
 from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _TRACEABLE = Criterion(
@@ -49,6 +49,9 @@ _SUMMED_IN_FULL = Criterion(
         device.replace(kind="cuda"),
     ),
 )
+
+
+_PACKED = (Layout.PACKED, Layout.HOST_LENGTHS)
 
 
 class _Aten:
@@ -93,6 +96,8 @@ class _Aten:
     def algorithm(self, problem: Problem, device: Device) -> str:
         if onednn.takes(problem, device):
             return "oneDNN, one primitive per layer and direction"
+        if problem.layout in _PACKED and runs.takes(problem, device):
+            return "native loop, or runs of steps with equal batch sizes where that is faster"
         return "native loop, operators for every step"
 
     def work(self, problem: Problem, device: Device) -> Work:
@@ -123,6 +128,8 @@ class _Aten:
             return ()
         if onednn.takes(problem, device):
             return onednn.kept(problem)
+        if type(problem.cell) is LSTM and problem.layout in _PACKED and runs.takes(problem, device):
+            return onednn.kept(problem)  # of the runs, if those are chosen; it is more than the native loop keeps
         return native.kept(problem)
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:

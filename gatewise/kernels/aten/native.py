@@ -1,7 +1,7 @@
 """PyTorch's operators of whole layers without cuDNN, with an autograd graph for the backward pass.
 
 In inference on a CPU, PyTorch may run `torch.lstm` on oneDNN. Otherwise they are its native loop: on a GPU, one matrix
-product and one fused cell for every step of an LSTM or a GRU.
+product and one fused cell for every step of an LSTM or a GRU. `runs` computes some packed batches on a CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import RNN
-from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
@@ -50,10 +49,8 @@ def recorded(problem: Problem, inputs: Inputs) -> Result:
     else:
         avoided = onednn.is_slower(problem) and torch._C._get_mkldnn_enabled()
         switch = torch._C._set_mkldnn_enabled
-        if inputs.batch_sizes is not None and runs.takes(problem):
-            sizes = tuple(inputs.batch_sizes.tolist())
-            if runs.is_faster(problem, sizes, Device.probe(inputs.x.device)):
-                return runs.call(problem, inputs)
+        if inputs.batch_sizes is not None and runs.are_chosen(problem, inputs.batch_sizes):
+            return runs.call(problem, inputs)
     if not avoided:
         return operators.call(problem, inputs)
     # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.

@@ -61,12 +61,13 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
     """Return the kept tensors: the outputs of all layers but the last, then each layer's workspaces and final states.
 
     The states are copies, because the caller may overwrite the returned states before oneDNN's backward pass reads
-    them. oneDNN does not document the size of a workspace; the estimate is the gates, the cell state and the hidden
-    state of every step.
+    them. oneDNN does not document the size of a workspace, which has gates and states in the dtype, and cell states and
+    gradients of states in float32. The estimate is the size of those of 50 steps and more.
     """
     tokens = problem.time * problem.batch
     outputs = [TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)] * (problem.num_layers - 1)
-    workspace = TensorSpec((tokens * 6 * problem.hidden_size * problem.element_bytes,), torch.uint8, exact=False)
+    values = 9 * problem.element_bytes + 6.5 * 4
+    workspace = TensorSpec((int(tokens * problem.hidden_size * values),), torch.uint8, exact=False)
     state = TensorSpec((problem.batch, problem.hidden_size), problem.dtype)
     directions = problem.num_directions
     return (*outputs, *[*[workspace] * directions, *[state] * (2 * directions)] * problem.num_layers)
@@ -95,16 +96,16 @@ def direction_forward(
 
     Args:
         problem: The problem.
-        x: The input [T, B, I], contiguous.
+        x: The input [T, B, I].
         h0: The initial hidden state [B, H].
         c0: The initial cell state [B, H].
         weights: The weights of the direction.
         reverse: Whether the direction reads the sequences from their last step to their first.
     """
-    # The operator ignores the strides of states.
+    # The operator ignores the strides of the input and of states.
     states = h0.contiguous(), c0.contiguous()
     options = problem.hidden_size, 1, problem.bias, False, False, problem.needs_grad
-    return _forward(x, *_four(weights), *states, reverse, [], _LSTM, *options)
+    return _forward(x.contiguous(), *_four(weights), *states, reverse, [], _LSTM, *options)
 
 
 def layer_backward(

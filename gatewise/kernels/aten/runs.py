@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.cells import LSTM
 from gatewise.contract import ranking
@@ -45,13 +46,30 @@ def runs_of(batch_sizes: Sequence[int]) -> tuple[Run, ...]:
     return tuple([Run(len(list(steps)), batch) for batch, steps in itertools.groupby(batch_sizes)])
 
 
-def takes(problem: Problem) -> bool:
-    """Return whether a packed problem on a CPU may be computed run by run.
+def takes(problem: Problem, device: Device) -> bool:
+    """Return whether a packed problem may be computed run by run: on a CPU, an LSTM by oneDNN, other cells in training.
 
-    In 16 bits it is not: autograd adds the gradients of the weights run by run, in their dtype, which would lose
-    digits. Nor is inference that oneDNN has no part in, where runs have no advantage.
+    In 16 bits it is not, because autograd adds the gradients of the weights run by run in their dtype, which would lose
+    digits.
     """
-    return problem.element_bytes >= 4 and (problem.needs_grad or type(problem.cell) is LSTM)
+    if device.kind != "cpu" or problem.element_bytes < 4:
+        return False
+    return _by_onednn(problem, device) if type(problem.cell) is LSTM else problem.needs_grad
+
+
+def are_chosen(problem: Problem, batch_sizes: Tensor) -> bool:
+    """Return whether `call` computes a packed batch on this CPU.
+
+    The operators of runs have no derivatives in forward mode, which PyTorch's operator of a packed batch has.
+
+    Args:
+        problem: The problem.
+        batch_sizes: The batch size of each step.
+    """
+    device = Device.probe(batch_sizes.device)
+    if not takes(problem, device) or forward_ad._current_level >= 0:
+        return False
+    return is_faster(problem, tuple(batch_sizes.tolist()), device)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -59,7 +77,7 @@ def is_faster(problem: Problem, batch_sizes: tuple[int, ...], device: Device) ->
     """Return whether the runs take less time than PyTorch's operator of the packed batch, by measured weights.
 
     Args:
-        problem: The problem.
+        problem: The problem, which `takes` accepts.
         batch_sizes: The batch size of each step.
         device: The device, which is a CPU.
     """
@@ -67,7 +85,7 @@ def is_faster(problem: Problem, batch_sizes: tuple[int, ...], device: Device) ->
         return False
     weights = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
     mode = "training" if problem.needs_grad else "inference"
-    counted = quantities(problem, batch_sizes, by_onednn=_by_onednn(problem, device))
+    counted = quantities(problem, batch_sizes, by_onednn=type(problem.cell) is LSTM)
     return _total(counted["runs"], weights, f"{mode} runs") < _total(counted["packed"], weights, f"{mode} packed")
 
 
@@ -130,7 +148,6 @@ def _direction(
     problem: Problem, x: Tensor, runs: Sequence[Run], initial: States, weights: DirectionWeights, *, reverse: bool
 ) -> tuple[Tensor, States]:
     pieces, outputs = x.split([run.steps * run.batch for run in runs]), [x] * len(runs)
-    device = Device.probe(x.device)
     states = tuple([state[:0] for state in initial]) if reverse else initial
     ended: list[States] = []
     for place in reversed(range(len(runs))) if reverse else range(len(runs)):
@@ -141,7 +158,7 @@ def _direction(
         elif running > run.batch:
             ended.append(tuple([state[run.batch :] for state in states]))
             states = tuple([state[: run.batch] for state in states])
-        outputs[place], states = _run(problem, pieces[place], run, states, weights, device, reverse=reverse)
+        outputs[place], states = _run(problem, pieces[place], run, states, weights, reverse=reverse)
     ended.append(states)
     ended.reverse()
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -149,24 +166,23 @@ def _direction(
 
 
 def _run(
-    problem: Problem, x: Tensor, run: Run, states: States, weights: DirectionWeights, device: Device, *, reverse: bool
+    problem: Problem, x: Tensor, run: Run, states: States, weights: DirectionWeights, *, reverse: bool
 ) -> tuple[Tensor, States]:
     """Compute a run, given its part of the packed input [N, I]; return its outputs [N, R] and the states after it."""
     mode = pytorch_layer(problem.cell).mode.lower()
-    if run.steps == 1 and weights.w_hr is None:
+    if run.steps == 1:
         found = getattr(torch, f"{mode}_cell")(x, states if problem.cell.states else states[0], *weights.tensors())
         after = found if problem.cell.states else (found,)
         return after[0], after
-    x = x.view(run.steps, run.batch, -1)
-    if _by_onednn(problem, device):
+    x = x.unflatten(0, (run.steps, run.batch))
+    if type(problem.cell) is LSTM:
         h, c = states
         y, h, c, _ = onednn.direction_forward(problem, x, h, c, weights, reverse=reverse)
         return y.flatten(0, 1), (h, c)
-    initial = [state.unsqueeze(0) for state in states]
+    (h,) = states
     options = problem.bias, 1, 0.0, problem.needs_grad, False, False
-    given = tuple(initial) if problem.cell.states else initial[0]
-    y, *after = getattr(torch, mode)(x.flip(0) if reverse else x, given, weights.tensors(), *options)
-    return (y.flip(0) if reverse else y).flatten(0, 1), tuple([state.squeeze(0) for state in after])
+    y, h_n = getattr(torch, mode)(x.flip(0) if reverse else x, h.unsqueeze(0), weights.tensors(), *options)
+    return (y.flip(0) if reverse else y).flatten(0, 1), (h_n.squeeze(0),)
 
 
 def _by_onednn(problem: Problem, device: Device) -> bool:
@@ -179,4 +195,4 @@ def _of_several_steps(problem: Problem) -> Problem:
 
 
 def _total(counted: Mapping[str, float], weights: Mapping[str, float], way: str) -> float:
-    return sum(amount * weights.get(f"{way} {name}", 0.0) for name, amount in counted.items())
+    return sum(amount * weights[f"{way} {name}"] for name, amount in counted.items() if amount)

@@ -1,11 +1,12 @@
-"""Packed batches that `aten` computes as runs of steps with equal batch sizes, beside PyTorch's operator in float64."""
+"""Packed batches that `aten` computes as runs of steps with equal batch sizes, beside PyTorch's layer in float64."""
 
 import itertools
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gatewise
 from gatewise.contract.device import Device
@@ -74,23 +75,24 @@ def _both(monkeypatch, calls, kind, lengths, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["GRU", "RNN"])
 def test_runs_agree_in_float64(monkeypatch, calls, kind, lengths):
     ours, theirs = _both(monkeypatch, calls, kind, lengths, num_layers=2, bidirectional=True)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"proj_size": 2, "bidirectional": True}, {"bias": False}, {"num_layers": 2}])
+@pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2}])
 def test_options_agree_in_float64(monkeypatch, calls, options):
-    ours, theirs = _both(monkeypatch, calls, "LSTM", LENGTHS["runs of several steps"], **options)
+    ours, theirs = _both(monkeypatch, calls, "GRU", LENGTHS["runs of several steps"], **options)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("options", [{"bidirectional": True}, {"bias": False, "num_layers": 2}])
-def test_onednn_computes_runs_in_float32(monkeypatch, calls, options):
-    ours, theirs = _both(monkeypatch, calls, "LSTM", LENGTHS["runs of several steps"], torch.float32, **options)
+def test_onednn_computes_runs_in_float32(monkeypatch, calls, lengths, options):
+    ours, theirs = _both(monkeypatch, calls, "LSTM", lengths, torch.float32, **options)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
@@ -109,20 +111,20 @@ def test_dropout_draws_what_pytorch_draws(monkeypatch, calls):
 
 def test_lengths_with_an_empty_sequence(monkeypatch, calls):
     monkeypatch.setattr(runs, "is_faster", lambda *_: True)
-    layer = gatewise.LSTM(3, 5, bidirectional=True, kernel="aten").double()
+    layer = gatewise.GRU(3, 5, bidirectional=True, kernel="aten").double()
     x, lengths = torch.randn(6, 4, 3, dtype=torch.float64), [2, 0, 6, 5]
-    y, (h_n, c_n) = layer(x, lengths=lengths)
+    y, h_n = layer(x, lengths=lengths)
     assert calls["runs"] == 1
     with gatewise.use_kernel("eager"):
         layer.kernel = "auto"
-        expected, (hidden, cell) = layer(x, lengths=lengths)
-    for one, other in ((y, expected), (h_n, hidden), (c_n, cell)):
+        expected, hidden = layer(x, lengths=lengths)
+    for one, other in ((y, expected), (h_n, hidden)):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_the_second_derivative_of_runs(monkeypatch, calls):
     monkeypatch.setattr(runs, "is_faster", lambda *_: True)
-    layer = gatewise.LSTM(2, 3, kernel="aten").double()
+    layer = gatewise.GRU(2, 3, kernel="aten").double()
 
     def of(data):
         packed = pack_padded_sequence(data, torch.tensor([3, 1]))
@@ -130,6 +132,50 @@ def test_the_second_derivative_of_runs(monkeypatch, calls):
 
     assert torch.autograd.gradgradcheck(of, torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True))
     assert calls["runs"]
+
+
+@pytest.mark.parametrize("layout", ["transposed", "columns", "one row"])
+def test_data_with_any_strides(monkeypatch, calls, layout):
+    monkeypatch.setattr(runs, "is_faster", lambda *_: True)
+    sizes = torch.tensor([4, 4, 4, 2, 2])
+    tokens = int(sizes.sum())
+    made = {
+        "transposed": lambda: torch.randn(3, tokens).t(),
+        "columns": lambda: torch.randn(tokens, 7)[:, 2:5],
+        "one row": lambda: torch.randn(1, 3).expand(tokens, 3),
+    }
+    layer, rival, data = gatewise.LSTM(3, 5, kernel="aten"), nn.LSTM(3, 5), made[layout]()
+    rival.load_state_dict(layer.state_dict())
+    outputs = [each(PackedSequence(data, sizes))[0].data for each in (layer, rival)]
+    assert calls["runs"] == 1
+    torch.testing.assert_close(*outputs)
+    gradients = [
+        torch.autograd.grad(y.square().sum(), each.weight_ih_l0)
+        for y, each in zip(outputs, (layer, rival), strict=True)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_derivatives_in_forward_mode_are_those_of_pytorchs_operator(calls):
+    layer, sizes = gatewise.LSTM(3, 5, kernel="aten"), torch.tensor([4] * 60 + [2] * 60)
+    data = torch.randn(int(sizes.sum()), 3)
+    layer(PackedSequence(data, sizes))
+    assert calls == {"runs": 1, "packed": 0}
+    with forward_ad.dual_level():
+        y, _ = layer(PackedSequence(forward_ad.make_dual(data, torch.ones_like(data)), sizes))
+        assert forward_ad.unpack_dual(y.data).tangent is not None
+    assert calls == {"runs": 1, "packed": 1}
+
+
+def test_what_was_not_measured_is_not_computed_run_by_run():
+    problem = Problem(200, 4, 64, 64, layout=Layout.PACKED, needs_grad=True)
+    assert runs.takes(problem, CPU)
+    assert not runs.takes(problem.replace(dtype=torch.float64), CPU)
+    assert not runs.takes(problem.replace(proj_size=8), CPU)
+    assert not runs.takes(problem.replace(cell=gatewise.cells.GRU(), needs_grad=False), CPU)
+    assert not runs.takes(problem, Device.named("h200"))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not runs.takes(problem, CPU)
 
 
 def test_runs_are_grouped():
@@ -142,7 +188,7 @@ def test_long_runs_are_chosen_and_short_ones_are_not():
     short = problem.replace(time=6)
     assert not runs.is_faster(short, (4, 3, 2, 2, 1, 1), CPU)
     assert not runs.is_faster(problem, (4,) * 200, CPU), "PyTorch's operator does that itself"
-    assert not runs.takes(problem.replace(dtype=torch.bfloat16))
+    assert not runs.takes(problem.replace(dtype=torch.bfloat16), CPU)
 
 
 def test_quantities_count_steps_and_runs():
@@ -161,7 +207,7 @@ def test_a_call_takes_the_way_that_is_predicted(calls, kind, needs_grad):
     with torch.set_grad_enabled(needs_grad):
         layer(torch.randn(150, 2, 4), lengths=lengths)
     problem = Problem(150, 2, 4, 4, layout=Layout.PACKED, needs_grad=needs_grad, cell=_cell(kind))
-    expected = runs.takes(problem) and runs.is_faster(problem, (2,) * 75 + (1,) * 75, CPU)
+    expected = runs.takes(problem, CPU) and runs.is_faster(problem, (2,) * 75 + (1,) * 75, CPU)
     assert calls == {"runs": int(expected), "packed": int(not expected)}
 
 
