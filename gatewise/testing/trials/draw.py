@@ -167,7 +167,7 @@ def _settled(setting: Setting) -> Setting:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
     if setting.packed:
-        change(lengths="", x="dense", batch_first=False, poison="nowhere", resets="")
+        change(lengths="", batch_first=False, poison="nowhere", resets="")
     if setting.resets:
         change(time=min(setting.time, _LONGEST_WITH_RESETS))
     if not setting.lengths:
