@@ -108,7 +108,7 @@ class Stream:
                 _refuse_traced("a call that torch.export traces")
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):
-            refuse_input(x)
+            refuse_input(x, "x")
         layer = self.layer
         cell = _cell_of(layer)
         dtype = dtype_of_call(x) if torch._C._is_any_autocast_enabled() else x.dtype

@@ -309,7 +309,7 @@ def test_inputs_of_another_shape_are_refused(shape):
 
 def test_what_is_no_tensor_is_refused():
     stream = gatewise.LSTM(F, H).stream(B)
-    with pytest.raises(ArgumentError, match="must be a tensor, got list"):
+    with pytest.raises(ArgumentError, match="`x` must be a tensor, got list"):
         stream([[0.0] * F] * B)
     with pytest.raises(ArgumentError, match="`rows` must be a tensor, got list"):
         stream.reset([True] * B)
