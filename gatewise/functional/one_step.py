@@ -14,7 +14,15 @@ from gatewise.functional.passes import without_autocast
 from gatewise.selection import AUTO, preference
 from gatewise.selection.one_step import Product, Step, state_dtype, step_of
 
-__all__ = ["Product", "Stack", "dtype_of_call", "one_call", "one_step", "state_dtype", "steps_directly"]
+__all__ = [
+    "Product",
+    "Stack",
+    "autocast_dtype",
+    "one_call",
+    "one_step",
+    "state_dtype",
+    "steps_directly",
+]
 
 Stack = list[tuple[Tensor, ...]]
 """The states of each layer: the hidden state [B, R], and the others [B, H]."""
@@ -30,11 +38,17 @@ def steps_directly(x: Tensor, kernel: str) -> bool:
     return x.is_cpu and preference(kernel).kernel == AUTO
 
 
-def dtype_of_call(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a step is computed: that of the input, or autocast's."""
-    if not torch._C._is_any_autocast_enabled() or x.dtype == torch.float64:
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast converts the tensors of a call; None if it converts none.
+
+    It converts none of calls in float64, of those on a device for which it is off, and of meta tensors.
+
+    Args:
+        x: The input.
+    """
+    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
 
 
 def one_step(

@@ -14,7 +14,7 @@ from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
     Product,
     Stack,
-    dtype_of_call,
+    autocast_dtype,
     one_call,
     one_step,
     state_dtype,
@@ -89,15 +89,15 @@ class Stream:
         """Compute one time step.
 
         Args:
-            x: The input of the step [B, I], of the dtype and on the device of the layer's weights; under autocast of
-                any floating-point dtype.
+            x: The input of the step [B, I], of the dtype and on the device of the layer's weights; under autocast for
+                that device also of another floating-point dtype, but not of float64, which autocast never converts.
 
         Returns:
             The output of the last layer [B, R], a tensor of its own that no later call changes.
 
         Raises:
             ShapeError: The shape is not [B, I].
-            DtypeError: The dtype differs from that of the weights, and autocast is off.
+            DtypeError: The dtype differs from that of the weights, and autocast does not convert the input.
             DeviceError: The device is not that of the weights.
             ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit` or `torch.func`, or
                 captured in a CUDA graph.
@@ -111,7 +111,8 @@ class Stream:
             refuse_input(x, "x")
         layer = self.layer
         cell = _cell_of(layer)
-        dtype = dtype_of_call(x) if torch._C._is_any_autocast_enabled() else x.dtype
+        autocast = autocast_dtype(x) if torch._C._is_any_autocast_enabled() else None
+        dtype = x.dtype if autocast is None else autocast
         direct = steps_directly(x, layer.kernel)
         weights, products = _weights_of(layer, dtype if direct else None)
         weight = weights[0][0]
@@ -126,10 +127,10 @@ class Stream:
             or torch._C._are_functorch_transforms_active()
             or not direct
         ):
-            self._check(x, weight)
+            self._check(x, weight, converted=autocast is not None)
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
-            if dtype is not weight.dtype:
+            if autocast is not None:
                 x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
@@ -213,7 +214,7 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
 
-    def _check(self, x: Tensor, weight: Tensor) -> None:
+    def _check(self, x: Tensor, weight: Tensor, converted: bool) -> None:
         layer = self.layer
         if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
             _refuse_traced("a call that torch.jit or torch.func traces")
@@ -226,7 +227,7 @@ class Stream:
         if x.device != weight.device:
             advice = "Move one of them with .to(device)."
             raise DeviceError(sentence("x", f"on {weight.device} like the weights", f"one on {x.device}", advice))
-        if x.dtype is not weight.dtype and not torch._C._is_any_autocast_enabled():
+        if x.dtype is not weight.dtype and not converted:
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
 
