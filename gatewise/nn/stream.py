@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
@@ -99,16 +100,22 @@ class Stream:
             ShapeError: The shape is not [B, I].
             DtypeError: The dtype differs from that of the weights, and autocast does not convert the input.
             DeviceError: The device is not that of the weights.
-            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit` or `torch.func`, or
-                captured in a CUDA graph.
+            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
+                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
-            if is_exporting():
-                _refuse_traced("a call that torch.export traces")
+            _refuse_if_traced(x)
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):
             refuse_input(x, "x")
+        if (
+            torch._C._is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or torch._C._len_torch_dispatch_stack()
+            or type(x) is not Tensor
+        ):
+            _refuse_if_traced(x)
         layer = self.layer
         cell = _cell_of(layer)
         autocast = autocast_dtype(x) if torch._C._is_any_autocast_enabled() else None
@@ -123,8 +130,6 @@ class Stream:
             or x.device != weight.device
             or layer.bidirectional
             or layer.reverse
-            or torch._C._is_tracing()
-            or torch._C._are_functorch_transforms_active()
             or not direct
         ):
             self._check(x, weight, converted=autocast is not None)
@@ -148,11 +153,12 @@ class Stream:
                 values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
 
         Raises:
-            ArgumentError: `rows` is no dense tensor.
+            ArgumentError: `rows` is no dense tensor, or the call is traced as a call of the stream must not be.
             ShapeError: The shape is not [B].
             DtypeError: The dtype is neither bool nor an integer type.
             DeviceError: `rows` is on another device than the states.
         """
+        _refuse_if_traced(rows)
         if rows is None:
             self._states = None
             return
@@ -189,6 +195,7 @@ class Stream:
 
     @states.setter
     def states(self, given: States | None) -> None:
+        _refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
         if given is None:
             self._states = None
             return
@@ -215,12 +222,9 @@ class Stream:
         return f"Stream({self.layer!r}, batch={self.batch})"
 
     def _check(self, x: Tensor, weight: Tensor, converted: bool) -> None:
-        layer = self.layer
-        if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
-            _refuse_traced("a call that torch.jit or torch.func traces")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
-        _check_forward(layer)
+        _check_forward(self.layer)
         if x.shape != self._shape:
             expectation = f"of shape [B, I] = {list(self._shape)}"
             raise ShapeError(sentence("x", expectation, list(x.shape), "A stream takes one step a call."))
@@ -262,6 +266,26 @@ _outside_of_graph = torch._disable_dynamo(Stream.__call__)
 def _refuse_traced(got: str) -> NoReturn:
     advice = "Call the layer itself, with its states as inputs and outputs."
     raise ArgumentError(sentence("stream", "called directly", got, advice))
+
+
+def _refuse_if_traced(*given: object) -> None:
+    """Refuse a call that a transformation of PyTorch traces: the states would be values of the trace afterwards.
+
+    PyTorch's compiler traces assignments to attributes too; it may trace `reset`.
+    """
+    if torch.compiler.is_compiling():
+        if is_exporting():
+            _refuse_traced("a call that torch.export traces")
+        return
+    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+        _refuse_traced("a call that torch.jit or torch.func traces")
+    if torch._C._len_torch_dispatch_stack():  # other modes only watch the operators, as that of a profiler does
+        modes = torch._C._TorchDispatchModeKey
+        if any(torch._C._get_dispatch_mode(mode) for mode in (modes.PROXY, modes.FAKE, modes.FUNCTIONAL)):
+            _refuse_traced("a call that make_fx traces or that FakeTensorMode computes")
+    for one in given:
+        if type(one) is not Tensor and isinstance(one, Tensor) and is_fake(one):
+            _refuse_traced("a call with a FakeTensor")
 
 
 def _check_forward(layer: Any) -> None:

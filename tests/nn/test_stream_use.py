@@ -7,7 +7,10 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations
+from torch.utils.flop_counter import FlopCounterMode
 
 import gatewise
 from gatewise.cells import GRU, LSTM, SLSTM
@@ -355,6 +358,72 @@ def test_a_call_that_is_traced_is_refused():
         with pytest.raises(Exception, match="`stream` must be called directly"):
             torch.export.export(Model(), (x,), strict=strict)
     torch.testing.assert_close(stream.states[0], torch.zeros(1, B, H))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_call_that_make_fx_traces_is_refused_and_leaves_the_states(mode, steps_before):
+    layer, x = gatewise.LSTM(F, H), x_of()
+    stream = layer.stream(B)
+    for step in x[:steps_before]:
+        stream(step)
+    rows = torch.tensor([True, False, True])
+    before = stream.states
+    for call in (
+        lambda x: stream(x),
+        lambda x: stream.reset(),
+        lambda x: stream.reset(rows),
+        lambda x: setattr(stream, "states", (x.new_zeros(1, B, H), x.new_zeros(1, B, H))),
+    ):
+        with pytest.raises(ArgumentError, match="`stream` must be called directly, got a call that make_fx traces"):
+            make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(x[0])
+    assert all(type(state) is torch.Tensor for state in stream.states)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+    found = stream(x[steps_before])
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, outputs(layer, x[: steps_before + 1])[-1])
+
+
+def test_fake_tensors_are_refused_and_leave_the_states():
+    layer, x = gatewise.LSTM(F, H), x_of(B, F)
+    stream = layer.stream(B)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, pytest.raises(ArgumentError, match="FakeTensorMode"):
+        stream(x)
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream(fake.from_tensor(x))
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream.states = (torch.zeros(1, B, H), fake.from_tensor(torch.zeros(1, B, H)))
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream.reset(fake.from_tensor(torch.ones(B, dtype=torch.bool)))
+    found = stream(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, outputs(layer, x.unsqueeze(0))[0])
+
+
+def test_modes_that_only_watch_operators_and_subclasses_of_tensors_are_no_tracing():
+    layer, x = gatewise.LSTM(F, H), x_of(2, B, F)
+    stream = layer.stream(B)
+    with FlopCounterMode(display=False):
+        first = stream(x[0])
+    second = stream(torch.nn.Parameter(x[1]))
+    torch.testing.assert_close(torch.stack([first, second]), outputs(layer, x))
+
+
+def test_a_compiled_function_may_reset_a_stream():
+    layer, x = gatewise.LSTM(F, H), x_of()
+    stream, other = layer.stream(B), layer.stream(B)
+    rows = torch.tensor([True, False, True])
+
+    def loop(stream, x):
+        y = stream(x[0])
+        stream.reset(rows)
+        y = y + stream(x[1])
+        stream.reset()
+        return y + stream(x[2])
+
+    torch.testing.assert_close(torch.compile(loop, backend="eager")(stream, x), loop(other, x))
+    torch.testing.assert_close(stream.states, other.states)
 
 
 @pytest.mark.gpu
