@@ -149,27 +149,29 @@ class Stream:
         """Set states to those of a new sequence: zero, or what `cell.initial_states` says.
 
         Args:
-            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the states; their
-                values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
+            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the layer's weights;
+                their values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
 
         Raises:
             ArgumentError: `rows` is no dense tensor, or the call is traced as a call of the stream must not be.
             ShapeError: The shape is not [B].
             DtypeError: The dtype is neither bool nor an integer type.
-            DeviceError: `rows` is on another device than the states.
+            DeviceError: `rows` is on another device than the weights.
         """
         _refuse_if_traced(rows)
         if rows is None:
             self._states = None
             return
         check_resets(rows, (self.batch,), "[B]", "rows")
+        device = self._weight().device
+        if rows.device != device:
+            advice = "Move it with .to(device)."
+            raise DeviceError(sentence("rows", f"on {device} like the weights", f"one on {rows.device}", advice))
         states = self._states
         if states is None:
             return
-        device = states[0][0].device
-        if rows.device != device:
-            advice = "Move it with .to(device)."
-            raise DeviceError(sentence("rows", f"on {device} like the states", f"one on {rows.device}", advice))
+        if states[0][0].device != device:  # the layer has moved since the last call
+            states = [tuple([state.to(device) for state in each]) for each in states]
         cell = _cell_of(self.layer)
         initial = [cell.initial_value(name) for name in ("h", *cell.states)]
         chosen = rows.bool().unsqueeze(-1)
@@ -188,7 +190,7 @@ class Stream:
         are copied and converted to the layer's device and dtype; None stands for those of a new sequence.
         """
         cell = _cell_of(self.layer)
-        like = self._parameter()
+        like = self._weight()
         with torch.no_grad():
             states = self._states or self._initial(cell, like)
             return returned_states(tuple(torch.stack(each).to(like) for each in zip(*states, strict=True)))
@@ -213,7 +215,7 @@ class Stream:
                 raise ArgumentError(sentence(f"states, the state {name},", "a tensor", type(state).__name__))
             if list(state.shape) != expected:
                 raise ShapeError(sentence(f"states, the state {name},", f"of shape {expected}", list(state.shape)))
-        like = self._parameter()
+        like = self._weight()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
         self._states = list(zip(*kept, strict=True))
@@ -250,8 +252,9 @@ class Stream:
         each = tuple(like.new_full((batch, size), cell.initial_value(name)) for name, size in sizes.items())
         return [each] * layer.num_layers
 
-    def _parameter(self) -> Tensor:
-        return next(self.layer.parameters())
+    def _weight(self) -> Tensor:
+        layer = self.layer
+        return weights_of(layer)[0] if isinstance(layer, nn.RNNBase) else layer.weight_ih_l0
 
 
 def stream(self: Any, batch: int) -> Stream:

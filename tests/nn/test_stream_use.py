@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import gatewise
@@ -424,6 +424,61 @@ def test_a_compiled_function_may_reset_a_stream():
 
     torch.testing.assert_close(torch.compile(loop, backend="eager")(stream, x), loop(other, x))
     torch.testing.assert_close(stream.states, other.states)
+
+
+def test_rows_are_reset_on_the_device_to_which_the_layer_moved():
+    layer = gatewise.LSTM(F, H)
+    stream, rows = layer.stream(B), torch.tensor([True, False, True])
+    layer.to("meta")
+    with pytest.raises(DeviceError, match="`rows` must be on meta like the weights, got one on cpu"):
+        stream.reset(rows)
+    layer.to_empty(device="cpu")
+    stream(x_of(B, F))
+    layer.to("meta")
+    with pytest.raises(DeviceError, match="`rows` must be on meta like the weights, got one on cpu"):
+        stream.reset(rows)
+    stream.reset(rows.to("meta"))
+    assert all(state.device.type == "meta" for state in stream._states[0])
+    assert stream(x_of(B, F).to("meta")).device.type == "meta"
+
+
+def weights_as_plain_tensors(layer):
+    for name, value in list(layer.named_parameters()):
+        delattr(layer, name)
+        setattr(layer, name, value.detach())
+
+
+class Split(torch.nn.Module):
+    """A parametrization by a rounded tensor of another dtype than the weight's, and the remainder."""
+
+    def forward(self, rounded, remainder):
+        return rounded.float() + remainder
+
+    def right_inverse(self, weight):
+        return weight.bfloat16(), weight - weight.bfloat16()
+
+
+def weights_of_another_parameter(layer):
+    for name in [name for name, _ in layer.named_parameters()]:
+        parametrize.register_parametrization(layer, name, Split(), unsafe=True)
+    assert next(layer.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("change", [weights_as_plain_tensors, weights_of_another_parameter])
+@each_layer
+def test_states_are_those_of_the_weights_that_calls_use(make, change):
+    layer, x = make(), x_of()
+    change(layer)
+    stream = layer.stream(B)
+    with torch.no_grad():
+        expected, after = layer(x)
+        torch.testing.assert_close(stream.states, layer(x[:0])[1])
+    torch.testing.assert_close(steps(stream, x), expected)
+    torch.testing.assert_close(stream.states, after)
+    stream.states = stream.states
+    assert all(state.dtype == torch.float32 for state in stream._states[0])
+    stream.reset(torch.ones(B, dtype=torch.bool))
+    torch.testing.assert_close(stream(x[0]), expected[0])
 
 
 @pytest.mark.gpu
