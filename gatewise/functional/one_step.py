@@ -9,8 +9,10 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.problem import NORMAL
+from gatewise.functional.arguments import check_input
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.passes import without_autocast
+from gatewise.functional.weights import Form, forms_of, structure_of
 from gatewise.selection import AUTO, preference
 from gatewise.selection.one_step import Product, Step, state_dtype, step_of
 
@@ -18,6 +20,7 @@ __all__ = [
     "Product",
     "Stack",
     "autocast_dtype",
+    "check_tensors_of_step",
     "one_call",
     "one_step",
     "state_dtype",
@@ -49,6 +52,24 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return None
     return torch.get_autocast_dtype(x.device.type)
+
+
+def check_tensors_of_step(cell: Cell, x: Tensor, weights: Sequence[Sequence[Tensor]]) -> None:
+    """Check the input and the weights of a step as a call of the layer does.
+
+    Args:
+        cell: The cell.
+        x: The input [B, I], in the dtype of the call.
+        weights: The weights of each layer, as in `all_weights`.
+
+    Raises:
+        ShapeError: A shape does not fit the others.
+        DtypeError: The tensors are of several dtypes, or the dtype is not a float dtype that layers take.
+        DeviceError: The tensors are on several devices.
+    """
+    forms = forms_of([weight for layer in weights for weight in layer])
+    found = structure_of(forms, False, len(cell.gates), len(cell.parameters))
+    check_input(Form(torch.Size((1, *x.shape)), x.dtype, x.device), found, packed=False)
 
 
 def one_step(

@@ -16,6 +16,7 @@ from gatewise.functional.one_step import (
     Product,
     Stack,
     autocast_dtype,
+    check_tensors_of_step,
     one_call,
     one_step,
     state_dtype,
@@ -97,9 +98,10 @@ class Stream:
             The output of the last layer [B, R], a tensor of its own that no later call changes.
 
         Raises:
-            ShapeError: The shape is not [B, I].
-            DtypeError: The dtype differs from that of the weights, and autocast does not convert the input.
-            DeviceError: The device is not that of the weights.
+            ShapeError: The shape is not [B, I], or the shapes of the weights do not fit together.
+            DtypeError: The dtype differs from that of the weights, and autocast does not convert the input; or the
+                weights are of several dtypes.
+            DeviceError: The device is not that of the weights, or these are on several devices.
             ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
                 `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph.
             KernelRefused: The kernel that was named cannot run the step.
@@ -136,8 +138,13 @@ class Stream:
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
             if autocast is not None:
-                x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
-            after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
+                x, weights = x.to(dtype), _converted(weights, dtype)
+            try:
+                after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
+            except RuntimeError:
+                # Only the first weight was looked at before. PyTorch's sentence need not name the wrong one.
+                check_tensors_of_step(cell, x, _converted(_weights_of(layer, None)[0], autocast))
+                raise
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
         self._states = after
@@ -314,3 +321,7 @@ def _weights_of(layer: Any, dtype: torch.dtype | None) -> tuple[list[Any], list[
         each = len(flat) // layer.num_layers
         return [flat[start : start + each] for start in range(0, len(flat), each)], None
     return (layer.all_weights, None) if dtype is None else layer.weights_of_step(dtype)
+
+
+def _converted(weights: list[Any], dtype: torch.dtype | None) -> list[Any]:
+    return weights if dtype is None else [[weight.to(dtype) for weight in each] for each in weights]

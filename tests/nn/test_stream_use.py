@@ -481,6 +481,43 @@ def test_states_are_those_of_the_weights_that_calls_use(make, change):
     torch.testing.assert_close(stream(x[0]), expected[0])
 
 
+WRONG_WEIGHTS = {
+    "bias_ih_l0": torch.zeros(4 * H, dtype=torch.float64),
+    "bias_hh_l1": torch.zeros(4 * H, device="meta"),
+    "weight_hh_l0": torch.zeros(4 * H, H + 1),
+    "weight_ih_l0": torch.zeros(4 * H, F + 1),
+    "weight_hh_l1": torch.zeros(4 * H, H, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WEIGHTS)
+@pytest.mark.parametrize("kind", ["LSTM", "Recurrent"])
+def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(kind, name):
+    layer = gatewise.LSTM(F, H, 2) if kind == "LSTM" else gatewise.Recurrent(LSTM(), F, H, 2)
+    stream, x = layer.stream(B), x_of()
+    stream(x[0])
+    before, right = stream.states, getattr(layer, name)
+    setattr(layer, name, torch.nn.Parameter(WRONG_WEIGHTS[name]))
+    with pytest.raises((ShapeError, DtypeError, DeviceError)) as expected:
+        layer(x[1:2])
+    with pytest.raises(expected.type) as found:
+        stream(x[1])
+    assert str(found.value) == str(expected.value)
+    setattr(layer, name, right)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+
+
+def test_an_error_of_a_step_whose_weights_fit_is_raised_as_it_is(monkeypatch):
+    stream = gatewise.LSTM(F, H).stream(B)
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("gatewise.nn.stream.one_step", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        stream(x_of(B, F))
+
+
 @pytest.mark.gpu
 @each_layer
 def test_steps_on_a_gpu_are_a_call_and_stay_out_of_captures(make):
