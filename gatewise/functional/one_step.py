@@ -9,12 +9,23 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.problem import NORMAL
+from gatewise.functional.arguments import check_input
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.passes import without_autocast
+from gatewise.functional.weights import Form, forms_of, structure_of
 from gatewise.selection import AUTO, preference
 from gatewise.selection.one_step import Product, Step, state_dtype, step_of
 
-__all__ = ["Product", "Stack", "dtype_of_call", "one_call", "one_step", "state_dtype", "steps_directly"]
+__all__ = [
+    "Product",
+    "Stack",
+    "autocast_dtype",
+    "check_tensors_of_step",
+    "one_call",
+    "one_step",
+    "state_dtype",
+    "steps_directly",
+]
 
 Stack = list[tuple[Tensor, ...]]
 """The states of each layer: the hidden state [B, R], and the others [B, H]."""
@@ -30,11 +41,35 @@ def steps_directly(x: Tensor, kernel: str) -> bool:
     return x.is_cpu and preference(kernel).kernel == AUTO
 
 
-def dtype_of_call(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a step is computed: that of the input, or autocast's."""
-    if not torch._C._is_any_autocast_enabled() or x.dtype == torch.float64:
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast converts the tensors of a call; None if it converts none.
+
+    It converts none of calls in float64, of those on a device for which it is off, and of meta tensors.
+
+    Args:
+        x: The input.
+    """
+    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def check_tensors_of_step(cell: Cell, x: Tensor, weights: Sequence[Sequence[Tensor]]) -> None:
+    """Check the input and the weights of a step as a call of the layer does.
+
+    Args:
+        cell: The cell.
+        x: The input [B, I], in the dtype of the call.
+        weights: The weights of each layer, as in `all_weights`.
+
+    Raises:
+        ShapeError: A shape does not fit the others.
+        DtypeError: The tensors are of several dtypes, or the dtype is not a float dtype that layers take.
+        DeviceError: The tensors are on several devices.
+    """
+    forms = forms_of([weight for layer in weights for weight in layer])
+    found = structure_of(forms, False, len(cell.gates), len(cell.parameters))
+    check_input(Form(torch.Size((1, *x.shape)), x.dtype, x.device), found, packed=False)
 
 
 def one_step(

@@ -162,10 +162,15 @@ def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -
         warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=stacklevel)
 
 
-def refuse_input(input: object) -> NoReturn:
-    """Raise the error for an input that is not a tensor."""
+def refuse_input(input: object, name: str = "input") -> NoReturn:
+    """Raise the error for an input that is not a tensor.
+
+    Args:
+        input: The input.
+        name: The name of the argument, for the error.
+    """
     advice = "torch.as_tensor makes one of an array or a list."
-    raise ArgumentError(sentence("input", "a tensor", type(input).__name__, advice))
+    raise ArgumentError(sentence(name, "a tensor", type(input).__name__, advice))
 
 
 def check_pair(hx: object) -> None:

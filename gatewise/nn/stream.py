@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
@@ -14,7 +15,8 @@ from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
     Product,
     Stack,
-    dtype_of_call,
+    autocast_dtype,
+    check_tensors_of_step,
     one_call,
     one_step,
     state_dtype,
@@ -89,29 +91,37 @@ class Stream:
         """Compute one time step.
 
         Args:
-            x: The input of the step [B, I], of the dtype and on the device of the layer's weights; under autocast of
-                any floating-point dtype.
+            x: The input of the step [B, I], of the dtype and on the device of the layer's weights; under autocast for
+                that device also of another floating-point dtype, but not of float64, which autocast never converts.
 
         Returns:
             The output of the last layer [B, R], a tensor of its own that no later call changes.
 
         Raises:
-            ShapeError: The shape is not [B, I].
-            DtypeError: The dtype differs from that of the weights, and autocast is off.
-            DeviceError: The device is not that of the weights.
-            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit` or `torch.func`, or
-                captured in a CUDA graph.
+            ShapeError: The shape is not [B, I], or the shapes of the weights do not fit together.
+            DtypeError: The dtype differs from that of the weights, and autocast does not convert the input; or the
+                weights are of several dtypes.
+            DeviceError: The device is not that of the weights, or these are on several devices.
+            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
+                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
-            if is_exporting():
-                _refuse_traced("a call that torch.export traces")
+            _refuse_if_traced(x)
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):
-            refuse_input(x)
+            refuse_input(x, "x")
+        if (
+            torch._C._is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or torch._C._len_torch_dispatch_stack()
+            or type(x) is not Tensor
+        ):
+            _refuse_if_traced(x)
         layer = self.layer
         cell = _cell_of(layer)
-        dtype = dtype_of_call(x) if torch._C._is_any_autocast_enabled() else x.dtype
+        autocast = autocast_dtype(x) if torch._C._is_any_autocast_enabled() else None
+        dtype = x.dtype if autocast is None else autocast
         direct = steps_directly(x, layer.kernel)
         weights, products = _weights_of(layer, dtype if direct else None)
         weight = weights[0][0]
@@ -122,16 +132,19 @@ class Stream:
             or x.device != weight.device
             or layer.bidirectional
             or layer.reverse
-            or torch._C._is_tracing()
-            or torch._C._are_functorch_transforms_active()
             or not direct
         ):
-            self._check(x, weight)
+            self._check(x, weight, converted=autocast is not None)
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
-            if dtype is not weight.dtype:
-                x, weights = x.to(dtype), [[weight.to(dtype) for weight in each] for each in weights]
-            after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
+            if autocast is not None:
+                x, weights = x.to(dtype), _converted(weights, dtype)
+            try:
+                after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
+            except RuntimeError:
+                # Only the first weight was looked at before. PyTorch's sentence need not name the wrong one.
+                check_tensors_of_step(cell, x, _converted(_weights_of(layer, None)[0], autocast))
+                raise
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
         self._states = after
@@ -143,26 +156,29 @@ class Stream:
         """Set states to those of a new sequence: zero, or what `cell.initial_states` says.
 
         Args:
-            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the states; their
-                values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
+            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the layer's weights;
+                their values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
 
         Raises:
-            ArgumentError: `rows` is no dense tensor.
+            ArgumentError: `rows` is no dense tensor, or the call is traced as a call of the stream must not be.
             ShapeError: The shape is not [B].
             DtypeError: The dtype is neither bool nor an integer type.
-            DeviceError: `rows` is on another device than the states.
+            DeviceError: `rows` is on another device than the weights.
         """
+        _refuse_if_traced(rows)
         if rows is None:
             self._states = None
             return
         check_resets(rows, (self.batch,), "[B]", "rows")
+        device = self._weight().device
+        if rows.device != device:
+            advice = "Move it with .to(device)."
+            raise DeviceError(sentence("rows", f"on {device} like the weights", f"one on {rows.device}", advice))
         states = self._states
         if states is None:
             return
-        device = states[0][0].device
-        if rows.device != device:
-            advice = "Move it with .to(device)."
-            raise DeviceError(sentence("rows", f"on {device} like the states", f"one on {rows.device}", advice))
+        if states[0][0].device != device:  # the layer has moved since the last call
+            states = [tuple([state.to(device) for state in each]) for each in states]
         cell = _cell_of(self.layer)
         initial = [cell.initial_value(name) for name in ("h", *cell.states)]
         chosen = rows.bool().unsqueeze(-1)
@@ -181,13 +197,14 @@ class Stream:
         are copied and converted to the layer's device and dtype; None stands for those of a new sequence.
         """
         cell = _cell_of(self.layer)
-        like = self._parameter()
+        like = self._weight()
         with torch.no_grad():
             states = self._states or self._initial(cell, like)
             return returned_states(tuple(torch.stack(each).to(like) for each in zip(*states, strict=True)))
 
     @states.setter
     def states(self, given: States | None) -> None:
+        _refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
         if given is None:
             self._states = None
             return
@@ -205,7 +222,7 @@ class Stream:
                 raise ArgumentError(sentence(f"states, the state {name},", "a tensor", type(state).__name__))
             if list(state.shape) != expected:
                 raise ShapeError(sentence(f"states, the state {name},", f"of shape {expected}", list(state.shape)))
-        like = self._parameter()
+        like = self._weight()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
         self._states = list(zip(*kept, strict=True))
@@ -213,20 +230,17 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
 
-    def _check(self, x: Tensor, weight: Tensor) -> None:
-        layer = self.layer
-        if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
-            _refuse_traced("a call that torch.jit or torch.func traces")
+    def _check(self, x: Tensor, weight: Tensor, converted: bool) -> None:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
-        _check_forward(layer)
+        _check_forward(self.layer)
         if x.shape != self._shape:
             expectation = f"of shape [B, I] = {list(self._shape)}"
             raise ShapeError(sentence("x", expectation, list(x.shape), "A stream takes one step a call."))
         if x.device != weight.device:
             advice = "Move one of them with .to(device)."
             raise DeviceError(sentence("x", f"on {weight.device} like the weights", f"one on {x.device}", advice))
-        if x.dtype is not weight.dtype and not torch._C._is_any_autocast_enabled():
+        if x.dtype is not weight.dtype and not converted:
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
 
@@ -245,8 +259,9 @@ class Stream:
         each = tuple(like.new_full((batch, size), cell.initial_value(name)) for name, size in sizes.items())
         return [each] * layer.num_layers
 
-    def _parameter(self) -> Tensor:
-        return next(self.layer.parameters())
+    def _weight(self) -> Tensor:
+        layer = self.layer
+        return weights_of(layer)[0] if isinstance(layer, nn.RNNBase) else layer.weight_ih_l0
 
 
 def stream(self: Any, batch: int) -> Stream:
@@ -261,6 +276,26 @@ _outside_of_graph = torch._disable_dynamo(Stream.__call__)
 def _refuse_traced(got: str) -> NoReturn:
     advice = "Call the layer itself, with its states as inputs and outputs."
     raise ArgumentError(sentence("stream", "called directly", got, advice))
+
+
+def _refuse_if_traced(*given: object) -> None:
+    """Refuse a call that a transformation of PyTorch traces: the states would be values of the trace afterwards.
+
+    PyTorch's compiler traces assignments to attributes too; it may trace `reset`.
+    """
+    if torch.compiler.is_compiling():
+        if is_exporting():
+            _refuse_traced("a call that torch.export traces")
+        return
+    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+        _refuse_traced("a call that torch.jit or torch.func traces")
+    if torch._C._len_torch_dispatch_stack():  # other modes only watch the operators, as that of a profiler does
+        modes = torch._C._TorchDispatchModeKey
+        if any(torch._C._get_dispatch_mode(mode) for mode in (modes.PROXY, modes.FAKE, modes.FUNCTIONAL)):
+            _refuse_traced("a call that make_fx traces or that FakeTensorMode computes")
+    for one in given:
+        if type(one) is not Tensor and isinstance(one, Tensor) and is_fake(one):
+            _refuse_traced("a call with a FakeTensor")
 
 
 def _check_forward(layer: Any) -> None:
@@ -286,3 +321,7 @@ def _weights_of(layer: Any, dtype: torch.dtype | None) -> tuple[list[Any], list[
         each = len(flat) // layer.num_layers
         return [flat[start : start + each] for start in range(0, len(flat), each)], None
     return (layer.all_weights, None) if dtype is None else layer.weights_of_step(dtype)
+
+
+def _converted(weights: list[Any], dtype: torch.dtype | None) -> list[Any]:
+    return weights if dtype is None else [[weight.to(dtype) for weight in each] for each in weights]

@@ -179,6 +179,62 @@ def test_autocast_carries_the_states_as_a_call_does(cell, kernel):
     assert stream(x[0]).dtype == torch.float32
 
 
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+@pytest.mark.parametrize("cell", [LSTM(), Momentum()], ids=repr)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_autocast_converts_the_input_and_the_weights_each_from_its_own_dtype(dtype, given, cell, kernel):
+    torch.manual_seed(0)
+    layer = gatewise.Recurrent(cell, 5, 8, 2, kernel=kernel, dtype=dtype)
+    x = torch.randn(T, B, 5).to(given)
+    # The same call, with everything converted beforehand.
+    stream = gatewise.Recurrent(cell, 5, 8, 2, kernel=kernel, dtype=torch.bfloat16)
+    stream.load_state_dict(layer.state_dict())
+    stream = stream.stream(B)
+    expected = torch.stack([stream(step) for step in x.bfloat16()])
+    stream = layer.stream(B)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.stack([stream(step) for step in x])
+        assert layer(x)[0].dtype == found.dtype
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_autocast_converts_weights_of_several_dtypes_as_in_a_call():
+    layer = gatewise.LSTM(5, 8).bfloat16()
+    layer.bias_hh_l0 = torch.nn.Parameter(layer.bias_hh_l0.detach().float())
+    x = torch.randn(T, B, 5)
+    stream = layer.stream(B)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.stack([stream(step) for step in x])
+        assert layer(x)[0].dtype == found.dtype == torch.bfloat16
+    stream = layer.bfloat16().stream(B)
+    torch.testing.assert_close(found, torch.stack([stream(step) for step in x.bfloat16()]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+def test_inputs_that_autocast_does_not_convert_need_the_dtype_of_the_weights(kernel):
+    layer = gatewise.LSTM(5, 8, kernel=kernel)
+    x = torch.randn(T, B, 5)
+    stream = layer.stream(B)
+    message = "`x` must be torch.float32 like the weights, got"
+    with torch.autocast("cpu", torch.bfloat16):
+        for call in (lambda: stream(x[0].double()), lambda: layer(x.double())):
+            with pytest.raises(gatewise.DtypeError, match=f"{message} torch.float64"):
+                call()
+        double = gatewise.LSTM(5, 8, kernel=kernel, dtype=torch.float64)
+        assert double.stream(B)(x[0].double()).dtype == torch.float64
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        for dtype in (torch.float64, torch.bfloat16):
+            with pytest.raises(gatewise.DtypeError, match=f"{message} {dtype}"):
+                stream(x[0].to(dtype))
+        found = torch.stack([stream(step) for step in x])
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    torch.testing.assert_close(found, layer(x)[0].detach())
+
+
 def test_the_states_of_16_bits_are_carried_in_full():
     # The forget gate is open and 1/64 of the input is added at each step: in bfloat16 a sum stays at 4.
     layer = gatewise.LSTM(1, 1, dtype=torch.bfloat16)

@@ -7,7 +7,10 @@ import threading
 
 import pytest
 import torch
-from torch.nn.utils import parametrizations
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.flop_counter import FlopCounterMode
 
 import gatewise
 from gatewise.cells import GRU, LSTM, SLSTM
@@ -309,7 +312,7 @@ def test_inputs_of_another_shape_are_refused(shape):
 
 def test_what_is_no_tensor_is_refused():
     stream = gatewise.LSTM(F, H).stream(B)
-    with pytest.raises(ArgumentError, match="must be a tensor, got list"):
+    with pytest.raises(ArgumentError, match="`x` must be a tensor, got list"):
         stream([[0.0] * F] * B)
     with pytest.raises(ArgumentError, match="`rows` must be a tensor, got list"):
         stream.reset([True] * B)
@@ -355,6 +358,164 @@ def test_a_call_that_is_traced_is_refused():
         with pytest.raises(Exception, match="`stream` must be called directly"):
             torch.export.export(Model(), (x,), strict=strict)
     torch.testing.assert_close(stream.states[0], torch.zeros(1, B, H))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_call_that_make_fx_traces_is_refused_and_leaves_the_states(mode, steps_before):
+    layer, x = gatewise.LSTM(F, H), x_of()
+    stream = layer.stream(B)
+    for step in x[:steps_before]:
+        stream(step)
+    rows = torch.tensor([True, False, True])
+    before = stream.states
+    for call in (
+        lambda x: stream(x),
+        lambda x: stream.reset(),
+        lambda x: stream.reset(rows),
+        lambda x: setattr(stream, "states", (x.new_zeros(1, B, H), x.new_zeros(1, B, H))),
+    ):
+        with pytest.raises(ArgumentError, match="`stream` must be called directly, got a call that make_fx traces"):
+            make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(x[0])
+    assert all(type(state) is torch.Tensor for state in stream.states)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+    found = stream(x[steps_before])
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, outputs(layer, x[: steps_before + 1])[-1])
+
+
+def test_fake_tensors_are_refused_and_leave_the_states():
+    layer, x = gatewise.LSTM(F, H), x_of(B, F)
+    stream = layer.stream(B)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, pytest.raises(ArgumentError, match="FakeTensorMode"):
+        stream(x)
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream(fake.from_tensor(x))
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream.states = (torch.zeros(1, B, H), fake.from_tensor(torch.zeros(1, B, H)))
+    with pytest.raises(ArgumentError, match="got a call with a FakeTensor"):
+        stream.reset(fake.from_tensor(torch.ones(B, dtype=torch.bool)))
+    found = stream(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, outputs(layer, x.unsqueeze(0))[0])
+
+
+def test_modes_that_only_watch_operators_and_subclasses_of_tensors_are_no_tracing():
+    layer, x = gatewise.LSTM(F, H), x_of(2, B, F)
+    stream = layer.stream(B)
+    with FlopCounterMode(display=False):
+        first = stream(x[0])
+    second = stream(torch.nn.Parameter(x[1]))
+    torch.testing.assert_close(torch.stack([first, second]), outputs(layer, x))
+
+
+def test_a_compiled_function_may_reset_a_stream():
+    layer, x = gatewise.LSTM(F, H), x_of()
+    stream, other = layer.stream(B), layer.stream(B)
+    rows = torch.tensor([True, False, True])
+
+    def loop(stream, x):
+        y = stream(x[0])
+        stream.reset(rows)
+        y = y + stream(x[1])
+        stream.reset()
+        return y + stream(x[2])
+
+    torch.testing.assert_close(torch.compile(loop, backend="eager")(stream, x), loop(other, x))
+    torch.testing.assert_close(stream.states, other.states)
+
+
+def test_rows_are_reset_on_the_device_to_which_the_layer_moved():
+    layer = gatewise.LSTM(F, H)
+    stream, rows = layer.stream(B), torch.tensor([True, False, True])
+    layer.to("meta")
+    with pytest.raises(DeviceError, match="`rows` must be on meta like the weights, got one on cpu"):
+        stream.reset(rows)
+    layer.to_empty(device="cpu")
+    stream(x_of(B, F))
+    layer.to("meta")
+    with pytest.raises(DeviceError, match="`rows` must be on meta like the weights, got one on cpu"):
+        stream.reset(rows)
+    stream.reset(rows.to("meta"))
+    assert all(state.device.type == "meta" for state in stream._states[0])
+    assert stream(x_of(B, F).to("meta")).device.type == "meta"
+
+
+def weights_as_plain_tensors(layer):
+    for name, value in list(layer.named_parameters()):
+        delattr(layer, name)
+        setattr(layer, name, value.detach())
+
+
+class Split(torch.nn.Module):
+    """A parametrization by a rounded tensor of another dtype than the weight's, and the remainder."""
+
+    def forward(self, rounded, remainder):
+        return rounded.float() + remainder
+
+    def right_inverse(self, weight):
+        return weight.bfloat16(), weight - weight.bfloat16()
+
+
+def weights_of_another_parameter(layer):
+    for name in [name for name, _ in layer.named_parameters()]:
+        parametrize.register_parametrization(layer, name, Split(), unsafe=True)
+    assert next(layer.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("change", [weights_as_plain_tensors, weights_of_another_parameter])
+@each_layer
+def test_states_are_those_of_the_weights_that_calls_use(make, change):
+    layer, x = make(), x_of()
+    change(layer)
+    stream = layer.stream(B)
+    with torch.no_grad():
+        expected, after = layer(x)
+        torch.testing.assert_close(stream.states, layer(x[:0])[1])
+    torch.testing.assert_close(steps(stream, x), expected)
+    torch.testing.assert_close(stream.states, after)
+    stream.states = stream.states
+    assert all(state.dtype == torch.float32 for state in stream._states[0])
+    stream.reset(torch.ones(B, dtype=torch.bool))
+    torch.testing.assert_close(stream(x[0]), expected[0])
+
+
+WRONG_WEIGHTS = {
+    "bias_ih_l0": torch.zeros(4 * H, dtype=torch.float64),
+    "bias_hh_l1": torch.zeros(4 * H, device="meta"),
+    "weight_hh_l0": torch.zeros(4 * H, H + 1),
+    "weight_ih_l0": torch.zeros(4 * H, F + 1),
+    "weight_hh_l1": torch.zeros(4 * H, H, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WEIGHTS)
+@pytest.mark.parametrize("kind", ["LSTM", "Recurrent"])
+def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(kind, name):
+    layer = gatewise.LSTM(F, H, 2) if kind == "LSTM" else gatewise.Recurrent(LSTM(), F, H, 2)
+    stream, x = layer.stream(B), x_of()
+    stream(x[0])
+    before, right = stream.states, getattr(layer, name)
+    setattr(layer, name, torch.nn.Parameter(WRONG_WEIGHTS[name]))
+    with pytest.raises((ShapeError, DtypeError, DeviceError)) as expected:
+        layer(x[1:2])
+    with pytest.raises(expected.type) as found:
+        stream(x[1])
+    assert str(found.value) == str(expected.value)
+    setattr(layer, name, right)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+
+
+def test_an_error_of_a_step_whose_weights_fit_is_raised_as_it_is(monkeypatch):
+    stream = gatewise.LSTM(F, H).stream(B)
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("gatewise.nn.stream.one_step", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        stream(x_of(B, F))
 
 
 @pytest.mark.gpu
