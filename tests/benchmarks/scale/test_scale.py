@@ -124,6 +124,9 @@ def test_a_row_whose_processes_differ_is_wrong(monkeypatch: pytest.MonkeyPatch) 
         assert (answer["status"], answer["note"]) == (WRONG, "the weights of the processes differ")
 
 
+NOT_FINITE = "the loss of a step of training with dropout in process {} is not finite"
+
+
 def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     found, step_of = Answers(monkeypatch), worker.training_step
 
@@ -135,7 +138,34 @@ def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(worker, "training_step", diverging)
     worker.measure(TASK, ALONE)
     for answer in found.results().values():
-        assert (answer["status"], answer["note"]) == (WRONG, "the loss of a step of training with dropout is nan")
+        assert (answer["status"], answer["note"]) == (WRONG, NOT_FINITE.format(0))
+
+
+DIVERGING = """
+import contextlib, math
+from gatewise.benchmarks.scale import worker
+
+step_of = worker.training_step
+
+@contextlib.contextmanager
+def diverging(way, case, start, precision, processes, *, dropout):
+    with step_of(way, case, start, precision, processes, dropout=dropout) as (step, model):
+        bad = dropout and processes.rank == 1
+        yield (lambda batch, state: (step(batch, state)[0] * math.nan, state)) if bad else step, model
+
+worker.training_step = diverging
+worker.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_row_that_becomes_nan_in_one_process_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "diverging_worker.py").write_text(DIVERGING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = [each for each in answers(TASK, 2, 60.0, "diverging_worker") if "way" in each]
+    assert [each["way"] for each in found] == list(TASK.ways)
+    for answer in found:
+        assert (answer["status"], answer["note"]) == (WRONG, NOT_FINITE.format(1))
 
 
 FAILING = """
